@@ -1,0 +1,1 @@
+"""The mathematics of policy optimisation: tensors in, tensors out, no I/O."""

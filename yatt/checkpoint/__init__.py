@@ -1,0 +1,1 @@
+"""Whole state of a run, sharded, committed by manifest."""

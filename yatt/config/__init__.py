@@ -1,0 +1,1 @@
+"""The run file: YAML to frozen dataclasses."""

@@ -1,0 +1,469 @@
+"""The run file's sections. One frozen dataclass a section; units are in the names.
+
+Names follow verl's where the meaning is the same, megatron-core's for its own sizes. A value with no
+safe default has none. Rules inside one section are checked in its ``__post_init__``; rules between
+sections in `yatt.config.check`. Every section is complete after loading: nothing is decided later.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def _rule(holds: bool, says: str) -> None:
+    if not holds:
+        raise ValueError(says)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """The run itself."""
+
+    dir: str
+    """The run folder, on a filesystem every node sees. Relative paths start where the command runs."""
+
+    seed: int = 0
+    """Everything random is drawn from (seed, iteration, prompt group, rollout)."""
+
+    deterministic: bool = False
+    """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower."""
+
+    max_attempts_without_progress: int = 3
+    """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSection:
+    """Where processes run."""
+
+    nodes: int = 1
+    """Nodes; with `yatt run` virtual ones, each with a controller of its own, on this machine."""
+
+    gpus_per_node: int = 1
+    """GPUs of a node. Without GPUs these are slots: as many trainer ranks run beside each other."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA where it is."""
+
+    threads_per_worker: int = 1
+    """Computing threads of each worker process on CPU."""
+
+    scratch_dir: str = "/tmp"
+    """Node-local folder for sockets and journals."""
+
+    shm_dir: str = "/dev/shm"
+    """Node-local memory filesystem; weights pass from trainer to engines through it."""
+
+    start_timeout_s: float = 300.0
+    """How long workers may take to come up before the attempt is given up."""
+
+    phase_timeout_s: float = 3600.0
+    """How long one phase may take before its laggards are named and the attempt is given up."""
+
+    def __post_init__(self) -> None:
+        _rule(self.nodes >= 1, f"nodes is {self.nodes}; write 1 or more.")
+        _rule(self.gpus_per_node >= 1, f"gpus_per_node is {self.gpus_per_node}; write 1 or more.")
+        _rule(self.threads_per_worker >= 1, "threads_per_worker must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    """Prompts. verl's parquet and JSONL as they are; plain JSONL by naming its keys."""
+
+    train_files: tuple[str, ...]
+    """JSONL or parquet files."""
+
+    val_files: tuple[str, ...] = ()
+    """Held-out prompts, scored by `validation`."""
+
+    prompt_key: str = "prompt"
+    """Column of the prompt: text, or a list of chat messages."""
+
+    ground_truth_key: str = "reward_model.ground_truth"
+    """Column of the reference answer; dots descend into objects."""
+
+    data_source_key: str = "data_source"
+    """Column that names where a row is from, handed to reward functions."""
+
+    default_data_source: str = "default"
+    """What to call rows that have no data source column."""
+
+    apply_chat_template: bool = True
+    """Render chat messages by the model's template. A prompt that is plain text is used as it is."""
+
+    max_prompt_tokens: int = 1024
+    """Longer prompts are left out and counted."""
+
+    shuffle: bool = True
+    """A new order each data epoch, drawn from (seed, data epoch)."""
+
+    def __post_init__(self) -> None:
+        _rule(len(self.train_files) >= 1, "train_files is empty; name at least one file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """The policy."""
+
+    path: str
+    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3 and Llama families."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of parameters and activations; the optimizer's main copy is always float32."""
+
+    spec: Literal["auto", "te", "torch"] = "auto"
+    """Layers: Transformer Engine's, or plain torch. auto takes te where it can be imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSection:
+    """Sampling by the policy."""
+
+    n: int = 8
+    """Completions of one prompt: the size of a prompt group."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_response_tokens: int = 1024
+    """Longest completion."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, beside the end-of-sequence token."""
+
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token; for benchmarks."""
+
+    engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
+    """auto is vllm where it can be imported, else transformers. scripted is for protocol tests."""
+
+    tp_size: int = 1
+    """GPUs of one engine."""
+
+    max_num_seqs: int = 256
+    """Requests an engine runs at once."""
+
+    kv_cache_bytes: int = 0
+    """Size of an engine's KV cache; 0 means by `gpu_memory_utilization` (on CPU: 256 MiB)."""
+
+    gpu_memory_utilization: float = 0.85
+    enforce_eager: bool = False
+    """No graph capture: starts faster, samples slower."""
+
+    request_timeout_s: float = 600.0
+    """A completion not there by then is asked for again from another engine, up to `max_retries`."""
+
+    max_retries: int = 3
+
+    def __post_init__(self) -> None:
+        _rule(self.n >= 1, "n must be 1 or more.")
+        _rule(self.temperature > 0, "temperature must be above 0: training needs sampled completions.")
+        _rule(0 < self.top_p <= 1, "top_p must be in (0, 1].")
+        _rule(self.max_response_tokens >= 1, "max_response_tokens must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSection:
+    """A reward function: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`."""
+
+    name: str
+    """Of the score in metrics."""
+
+    path: str
+    """A Python file, or `builtin:NAME` for one that ships with yatt."""
+
+    function: str = "compute_score"
+    """Its name in the file. async functions are awaited."""
+
+    style: Literal["verl", "trl"] = "verl"
+    """trl: `fn(prompts, completions, **columns) -> list[float]`."""
+
+    weight: float = 1.0
+    """In the sum that is the reward. 0 only measures."""
+
+    kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _rule(bool(self.name), "name is empty.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictSection:
+    """How a GenRM's text becomes a score."""
+
+    pattern: str
+    """Regular expression; the *last* match counts, and its group 1 is the verdict."""
+
+    scores: dict[str, float] = field(default_factory=dict)
+    """Verdict to score. Empty: the verdict is itself a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenRMSection:
+    """A generative reward model: an engine whose text is parsed into a verdict."""
+
+    name: str
+    model: str
+    """Hugging Face folder."""
+
+    template: str = ""
+    """Text with {prompt}, {completion}, {ground_truth}, {data_source}. Empty when `path` is given."""
+
+    chat: bool = False
+    """Send the rendered text as a user's message through the model's chat template."""
+
+    path: str = ""
+    """A Python file with a function that is handed a GenRM client, instead of template and verdict."""
+
+    function: str = "compute_score"
+    verdict: VerdictSection = field(default_factory=lambda: VerdictSection(pattern=""))
+    weight: float = 1.0
+    max_tokens: int = 512
+    temperature: float = 0.0
+    max_model_tokens: int = 8192
+    stop: tuple[str, ...] = ()
+    retries: int = 1
+    """How often an unreadable verdict is asked for again, with another seed."""
+
+    on_unparsable: Literal["drop_group", "score"] = "drop_group"
+    """After the retries: leave the prompt group out, or give `unparsable_score`. Counted either way."""
+
+    unparsable_score: float = 0.0
+    engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    tp_size: int = 1
+    max_num_seqs: int = 256
+    kv_cache_bytes: int = 0
+    gpu_memory_utilization: float = 0.85
+    enforce_eager: bool = False
+
+    def __post_init__(self) -> None:
+        _rule(bool(self.name), "name is empty.")
+        _rule(
+            bool(self.template) != bool(self.path),
+            "give either template (with verdict) or path (a Python function), not both and not neither.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSection:
+    """Who holds the GPUs when."""
+
+    mode: Literal["colocated", "partial"] = "colocated"
+    genrm_slabs: int = 0
+    """partial: how many slabs, counted from the last node backwards, GenRM engines hold in rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSection:
+    """What is optimised."""
+
+    adv_estimator: Literal[
+        "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gae"
+    ] = "grpo"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    """DAPO's clip-higher: raise above clip_ratio_low."""
+
+    clip_ratio_c: float = 0.0
+    """Dual clip's lower bound for negative advantages; 0 is off, 3.0 is usual."""
+
+    loss_agg_mode: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "token-mean"
+    loss_scale_factor: int = 0
+    """Divisor of seq-mean-token-sum-norm; 0 is max_response_tokens (Dr. GRPO's constant)."""
+
+    kl_in: Literal["none", "loss", "reward"] = "none"
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    kl_coef: float = 0.001
+    entropy_coeff: float = 0.0
+    gamma: float = 1.0
+    lam: float = 1.0
+    tis_clip: float = 2.0
+    """Truncated importance weight between sampler and trainer; 0 turns the correction off."""
+
+    filter_groups: bool = False
+    """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
+
+    max_groups_opened_factor: float = 10.0
+    """Give up refilling after so many times the batch; the run stops and says the acceptance rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSection:
+    """AdamW of megatron-core's distributed optimizer."""
+
+    lr: float
+    min_lr: float = 0.0
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = 0
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+    clip_grad: float = 1.0
+
+    def __post_init__(self) -> None:
+        _rule(self.lr >= 0, "lr must not be negative.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSection:
+    """Batches and layout. Sizes are megatron-core's."""
+
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    virtual_pipeline_model_parallel_size: int = 1
+    context_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    sequence_parallel: bool = False
+    total_iterations: int
+    """Iterations in all; a resumed run counts on."""
+
+    train_batch_size: int
+    """Prompt groups of one iteration."""
+
+    mini_batch_size: int
+    """Prompt groups of one optimizer step."""
+
+    ppo_epochs: int = 1
+    """Passes over the rollout batch."""
+
+    max_tokens_per_micro_batch: int = 16384
+    """Tokens of one packed micro-batch, prompt and completion; never exceeded."""
+
+    recompute: bool = False
+    """Recompute activations of every layer in the backward pass."""
+
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+            _rule(getattr(self, name) >= 1, f"{name} must be 1 or more.")
+        _rule(
+            self.train_batch_size % self.mini_batch_size == 0,
+            f"mini_batch_size {self.mini_batch_size} does not divide train_batch_size "
+            f"{self.train_batch_size}; choose a divisor.",
+        )
+        _rule(
+            not self.sequence_parallel or self.tensor_model_parallel_size > 1,
+            "sequence_parallel needs tensor_model_parallel_size above 1.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSection:
+    """Whole state of the run, committed by manifest."""
+
+    url: str = ""
+    """Folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints` in the run folder."""
+
+    save_every: int = 0
+    """Iterations between checkpoints; 0 saves only at the end."""
+
+    keep: int = 2
+    """Committed checkpoints that are kept."""
+
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on from the newest committed checkpoint of this run."""
+
+    storage_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Handed to fsspec: endpoint_url, profile ... Secrets belong in the driver's own files."""
+
+    def __post_init__(self) -> None:
+        _rule(self.keep >= 1, "keep must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSection:
+    """Held-out prompts, scored by a reward function that need not be trained on."""
+
+    reward: str = ""
+    """Name of a reward in `rewards`; empty: no validation."""
+
+    every: int = 0
+    """Iterations between validations; 0 only at start and end."""
+
+    n: int = 1
+    temperature: float = 1.0
+    """0 is greedy."""
+
+    max_prompts: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSection:
+    """Timing of GPU leases."""
+
+    renew_s: float = 2.0
+    """A holder's worker says so often that it lives."""
+
+    ttl_s: float = 10.0
+    """A holder not heard of for this long has lost its lease."""
+
+    stall_s: float = 600.0
+    """A holder that is heard of but makes no progress for this long has lost it too."""
+
+    ask_s: float = 5.0
+    term_s: float = 10.0
+    kill_s: float = 30.0
+    prove_s: float = 50.0
+    """How long memory may take to come back, measured, before the GPU is quarantined."""
+
+    on_quarantine: Literal["stop", "shrink"] = "stop"
+    """stop ends the run with the message; shrink goes on without engines on that slab."""
+
+    slack_bytes: int = 512 << 20
+    """Memory a sleeping holder may keep beyond its declared residue and still count as released."""
+
+    def __post_init__(self) -> None:
+        _rule(
+            self.ttl_s >= 3 * self.renew_s,
+            f"ttl_s is {self.ttl_s:g}, but three renewals of renew_s {self.renew_s:g} must fit; "
+            f"write {3 * self.renew_s:g} or more.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSection:
+    """The probe after each weight update."""
+
+    probe_prompts: int = 2
+    probe_tokens: int = 16
+    tolerance: float = 0.0
+    """Largest difference of a log-prob between engine and trainer; 0: 1e-3 (float32), 0.1 (bfloat16)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingSection:
+    """Where a run can be watched."""
+
+    wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
+    wandb_project: str = "yatt"
+    wandb_name: str = ""
+    samples_per_iteration: int = 4
+    """Completions with their verdicts kept for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run file."""
+
+    run: RunSection
+    data: DataSection
+    model: ModelSection
+    optimizer: OptimizerSection
+    trainer: TrainerSection
+    launch: LaunchSection = field(default_factory=LaunchSection)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
+    rewards: tuple[RewardSection, ...] = ()
+    genrms: tuple[GenRMSection, ...] = ()
+    placement: PlacementSection = field(default_factory=PlacementSection)
+    algorithm: AlgorithmSection = field(default_factory=AlgorithmSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    lease: LeaseSection = field(default_factory=LeaseSection)
+    sync: SyncSection = field(default_factory=SyncSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)

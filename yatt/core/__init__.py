@@ -1,0 +1,1 @@
+"""Decisions as pure functions of values: no torch, no I/O, no clock."""

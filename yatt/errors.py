@@ -1,0 +1,64 @@
+"""Every exception yatt raises on purpose, and the exit code each one ends a process with.
+
+YattError
+|- ConfigError        the user's: a file, an argument, a model or a dataset is wrong
+|- WorkerFailed       the controller's: a trainer rank, engine or reward process ended or broke a promise
+|- LeaseLost          the controller's: this process may no longer touch the GPUs it held
+|- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
+|- StaleEpoch         nobody's: a newer attempt of this run exists; this one ends itself
+|- NoProgress         the operator's: attempts end again and again without a new checkpoint
+|- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
+|- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
+"""
+
+EXIT_FINISHED = 0
+EXIT_FAILED = 1
+EXIT_USER_MISTAKE = 2
+EXIT_WILL_CONTINUE = 75
+EXIT_DO_NOT_RESTART = 93
+
+
+class YattError(Exception):
+    """Base class, so that one ``except`` at a process's top can tell ours from a bug."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(YattError):
+    """Something of the user's cannot be used. The message names the key or place, the rule and the fix."""
+
+    exit_code = EXIT_USER_MISTAKE
+
+
+class WorkerFailed(YattError):
+    """A child process ended, hung or answered with an error. The message says where its log is."""
+
+
+class LeaseLost(YattError):
+    """A newer grant exists, or this one ran out. Stop using the resource at once."""
+
+
+class DeadlineExceeded(YattError):
+    """A wait ended without its answer. The message says who owed it, for how long, and where to look."""
+
+
+class StaleEpoch(YattError):
+    """A higher epoch was claimed: another attempt of this run is the live one."""
+
+    exit_code = EXIT_WILL_CONTINUE
+
+
+class NoProgress(YattError):
+    """Attempt after attempt ended without a new checkpoint; starting again would not help."""
+
+    exit_code = EXIT_DO_NOT_RESTART
+
+
+class SyncMismatch(YattError):
+    """After a weight update the engine's log-probs differ from the trainer's."""
+
+    exit_code = EXIT_DO_NOT_RESTART
+
+
+class CheckpointError(YattError):
+    """A checkpoint that cannot be read as what its manifest promises."""

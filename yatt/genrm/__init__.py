@@ -1,0 +1,1 @@
+"""A GenRM engine process."""

@@ -1,0 +1,1 @@
+"""What a run shows: events, metrics, terminal, report, wandb."""

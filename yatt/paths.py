@@ -1,0 +1,66 @@
+"""The run folder: every name in it, in one place.
+
+See DESIGN: `config.yaml keys/ epochs/ attempts/ latest metrics.jsonl events.jsonl finished`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Names inside one run folder (mode 0700)."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved config; never rewritten."""
+        return self.root / "config.yaml"
+
+    @property
+    def keys(self) -> Path:
+        """CURVE keys, mode 0600."""
+        return self.root / "keys"
+
+    @property
+    def epochs(self) -> Path:
+        """One claim a start."""
+        return self.root / "epochs"
+
+    @property
+    def latest(self) -> Path:
+        """Link to the newest attempt, for people."""
+        return self.root / "latest"
+
+    @property
+    def metrics(self) -> Path:
+        """One line an iteration."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """One line an event."""
+        return self.root / "events.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """A few completions with their verdicts an iteration, for the report."""
+        return self.root / "samples.jsonl"
+
+    @property
+    def finished(self) -> Path:
+        """Written last, by the leader."""
+        return self.root / "finished"
+
+    def attempt(self, epoch: int) -> Path:
+        """Folder of one attempt."""
+        return self.root / "attempts" / f"{epoch:06d}"
+
+    def roster(self, epoch: int, node: int) -> Path:
+        """Where a controller publishes its endpoint."""
+        return self.attempt(epoch) / "roster" / f"{node}.json"
+
+    def log(self, epoch: int, worker: str) -> Path:
+        """A process's output."""
+        return self.attempt(epoch) / "logs" / f"{worker}.log"

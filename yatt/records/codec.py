@@ -1,0 +1,45 @@
+"""Bytes to records and back. One union of all messages; an unknown tag or field is refused."""
+
+import functools
+import operator
+from typing import Any
+
+import msgspec
+
+from yatt.records import message as m
+
+
+def _leaves(base: type[m.Message]) -> list[type[m.Message]]:
+    return [leaf for sub in base.__subclasses__() for leaf in (sub, *_leaves(sub))]
+
+
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(functools.reduce(operator.or_, _leaves(m.Message)))
+
+
+_FRAME = msgspec.msgpack.Decoder(m.Frame)
+
+
+def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message) -> bytes:
+    """One message in its envelope."""
+    raw = msgspec.Raw(msgspec.msgpack.encode(body))
+    return msgspec.msgpack.encode(m.Frame(epoch, seq, reply_to, raw))
+
+
+def decode_frame(data: bytes) -> m.Frame:
+    """The envelope; its body stays encoded until `decode_body`.
+
+    Raises:
+        msgspec.ValidationError: not a frame.
+    """
+    return _FRAME.decode(data)
+
+
+def decode_body(frame: m.Frame) -> m.Message:
+    """The message inside.
+
+    Raises:
+        msgspec.ValidationError: unknown tag, unknown or missing field, wrong type.
+    """
+    return _decoder().decode(frame.body)  # type: ignore[no-any-return]

@@ -1,0 +1,314 @@
+"""Messages between a controller and its workers, and between controllers.
+
+Every message travels in a `Frame`; a receiver refuses a frame whose epoch is lower than the highest
+it has seen, and a frame it has seen already. Messages to a worker that touch its GPUs carry the
+lease's `token`; the worker refuses a token lower than its newest. Arrays travel as raw bytes:
+token ids little-endian int32, log-probs little-endian float32.
+"""
+
+import array
+import sys
+
+import msgspec
+
+assert sys.byteorder == "little", "arrays travel as little-endian bytes"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of every message; the class name is its tag on the wire."""
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Envelope. `seq` rises with every frame of a sender; `reply_to` is the seq it answers, or 0."""
+
+    epoch: int
+    seq: int
+    reply_to: int
+    body: msgspec.Raw
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Token ids as little-endian int32."""
+    return array.array("i", ids).tobytes()
+
+
+def unpack_ids(raw: bytes) -> list[int]:
+    """Inverse of `pack_ids`."""
+    return array.array("i", raw).tolist()
+
+
+def pack_floats(values: list[float]) -> bytes:
+    """Log-probs as little-endian float32."""
+    return array.array("f", values).tobytes()
+
+
+def unpack_floats(raw: bytes) -> list[float]:
+    """Inverse of `pack_floats`."""
+    return array.array("f", raw).tolist()
+
+
+# ---- any worker ---------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First word of a worker: its heavy imports are done and it takes orders."""
+
+    worker: str
+    pid: int
+
+
+class Renew(Message, frozen=True, kw_only=True):
+    """A holder's beat, from a thread of its own; `progress` counts turns of its main loop."""
+
+    worker: str
+    token: int
+    progress: int
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """The order was carried out and has nothing to tell."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The order failed. `error` is one sentence for people; `user` marks a user's mistake (exit 2)."""
+
+    error: str
+    trace: str = ""
+    user: bool = False
+
+
+class Wake(Message, frozen=True, kw_only=True):
+    """Take the GPUs: load the model the first time, bring it back later. Answer: Done."""
+
+    token: int
+
+
+class Sleep(Message, frozen=True, kw_only=True):
+    """Give the GPUs back, keeping what is needed to wake. Answer: Done."""
+
+    token: int
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """Leave: release everything and exit 0. Answer: Done."""
+
+
+# ---- engines ------------------------------------------------------------------------------------
+
+
+class Sample(Message, frozen=True, kw_only=True):
+    """One completion of one prompt. `seed` alone decides it, given weights and parameters."""
+
+    token: int
+    request_id: str
+    prompt_ids: bytes
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Stop these requests; what was sampled comes back as Completed with reason 'abort'."""
+
+    token: int
+    request_ids: tuple[str, ...]
+
+
+class Completed(Message, frozen=True, kw_only=True):
+    """What the engine sampled. `finish_reason`: stop, length, abort or error (`error` says why)."""
+
+    request_id: str
+    token_ids: bytes
+    logprobs: bytes
+    finish_reason: str
+    policy_version: int
+    error: str = ""
+
+
+class LoadWeights(Message, frozen=True, kw_only=True):
+    """Take the weights published in `folder`, then give the log-probs of `probe`. Answer: WeightsLoaded."""
+
+    token: int
+    policy_version: int
+    folder: str
+    probe: tuple[bytes, ...] = ()
+
+
+class WeightsLoaded(Message, frozen=True, kw_only=True):
+    """One float32 row a probe sequence: log-prob of each token but the first."""
+
+    policy_version: int
+    probe_logprobs: tuple[bytes, ...]
+
+
+# ---- trainer ------------------------------------------------------------------------------------
+
+
+class OpenStore(Message, frozen=True, kw_only=True):
+    """To global rank 0: host the TCPStore on a free port of `host`. Answer: StoreOpened."""
+
+    host: str
+
+
+class StoreOpened(Message, frozen=True, kw_only=True):
+    """Where the other ranks join."""
+
+    host: str
+    port: int
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """Join the process group. Answer: Done, once all are there."""
+
+    host: str
+    port: int
+    global_rank: int
+    world_size: int
+
+
+class Build(Message, frozen=True, kw_only=True):
+    """Build model and optimizer from the Hugging Face folder, or whole from `checkpoint`. Answer: Done."""
+
+    token: int
+    checkpoint: str = ""
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample to train on. `policy_versions` are spans (version, first token, end token)."""
+
+    sample_id: int
+    prompt_ids: bytes
+    completion_ids: bytes
+    sampler_logprobs: bytes
+    policy_versions: tuple[tuple[int, int, int], ...]
+    finish_reason: str
+
+
+class SampleFact(msgspec.Struct, frozen=True, array_like=True):
+    """What every rank knows of every sample: metadata, bytes a sample."""
+
+    sample_id: int
+    prompt_group: int
+    reward: float
+    num_prompt_tokens: int
+    num_completion_tokens: int
+
+
+class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One optimizer step: for each dp_rank its micro-batches, each a list of sample ids.
+
+    Every dp_rank has the same number of micro-batches; an empty one is run fully masked.
+    """
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+class Train(Message, frozen=True, kw_only=True):
+    """One iteration's update. Only the first rank of each dp_rank's model-parallel group gets `rollouts`.
+
+    Answer: Trained.
+    """
+
+    token: int
+    iteration: int
+    facts: tuple[SampleFact, ...]
+    plan: tuple[MiniBatchPlan, ...]
+    rollouts: tuple[Rollout, ...] = ()
+
+
+class Trained(Message, frozen=True, kw_only=True):
+    """Metrics of the whole batch (the same on every rank) and this rank's seconds by part."""
+
+    metrics: dict[str, float]
+    timing_s: dict[str, float]
+
+
+class Publish(Message, frozen=True, kw_only=True):
+    """Write the weights under their Hugging Face names to `folder`, on each node once.
+
+    Answer: Published.
+    """
+
+    token: int
+    policy_version: int
+    folder: str
+    probe: tuple[bytes, ...] = ()
+
+
+class Published(Message, frozen=True, kw_only=True):
+    """The trainer's own log-probs of the probe, as in WeightsLoaded."""
+
+    size_bytes: int
+    probe_logprobs: tuple[bytes, ...]
+
+
+class SaveShards(Message, frozen=True, kw_only=True):
+    """Write this rank's shards under `url`, an attempt-private prefix. Answer: ShardsSaved."""
+
+    token: int
+    iteration: int
+    url: str
+
+
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint, relative to its prefix. `tensors`: see yatt.checkpoint.format."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    tensors: msgspec.Raw = msgspec.Raw(b"\x80")
+
+
+class ShardsSaved(Message, frozen=True, kw_only=True):
+    """What this rank wrote. `common` is JSON of what is the same on every rank (rank 0 fills it)."""
+
+    files: tuple[ShardFile, ...]
+    common: bytes = b"{}"
+    stall_s: float = 0.0
+
+
+class ExportHF(Message, frozen=True, kw_only=True):
+    """Write the policy as a Hugging Face folder. Answer: Done."""
+
+    token: int
+    folder: str
+
+
+# ---- reward worker ------------------------------------------------------------------------------
+
+
+class Score(Message, frozen=True, kw_only=True):
+    """Call one reward function on one completion; `row` is JSON of the data row. Answer: Scored."""
+
+    reward: str
+    prompt: str
+    completion: str
+    row: bytes
+
+
+class Scored(Message, frozen=True, kw_only=True):
+    """The function's number, and what else it measured."""
+
+    score: float
+    extra: dict[str, float] = {}
+
+
+class Ask(Message, frozen=True, kw_only=True):
+    """From a reward function's GenRM client: let this GenRM complete `text`. Answer: Answered."""
+
+    genrm: str
+    text: str
+    seed: int
+    max_tokens: int
+    temperature: float
+
+
+class Answered(Message, frozen=True, kw_only=True):
+    """The GenRM's text."""
+
+    text: str
+    finish_reason: str

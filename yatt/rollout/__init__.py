@@ -1,0 +1,1 @@
+"""A rollout engine process."""

@@ -1,0 +1,1 @@
+"""A trainer rank: megatron-core behind a command loop."""

@@ -1,0 +1,1 @@
+"""Hugging Face names and megatron-core names, one table, both ways."""
