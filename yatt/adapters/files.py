@@ -1,0 +1,124 @@
+"""Files on a shared filesystem: written whole and durable, read with patience.
+
+The only module that knows how: a temporary name unique to the writer, fsync of the file, rename or
+link, fsync of the folder. Readers open and read; they trust neither stat nor a listing.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from yatt.errors import ConfigError, StaleEpoch
+
+_PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
+
+
+def make_private(folder: Path) -> None:
+    """Create `folder` with mode 0700.
+
+    Raises:
+        ConfigError: it cannot be created or written to.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be used as a folder of the run ({error.strerror}). "
+            "Name another one in run.dir."
+        ) from error
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write `path` whole: readers see the old content or the new, never half.
+
+    Raises:
+        OSError: not written; `path` is as it was and no temporary file is left.
+    """
+    temporary = _write_temporary(path, data)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def claim(path: Path, data: bytes) -> bool:
+    """Create `path` if nobody has: True iff this call did. Safe where replies get lost (NFS)."""
+    temporary = _write_temporary(path, data)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        won = os.stat(temporary).st_nlink == 2 and path.read_bytes() == data
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return won
+
+
+def read_or_none(path: Path) -> bytes | None:
+    """Content, or None while the file is not (yet) visible here."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno in _PASSING:
+            return None
+        raise
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line in a single write."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line.encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def sealed(content: dict[str, Any], epoch: int) -> bytes:
+    """A record with its epoch and a checksum over all of it."""
+    body = json.dumps({**content, "epoch": epoch}, sort_keys=True)
+    return f"{hashlib.sha256(body.encode()).hexdigest()} {body}\n".encode()
+
+
+def unsealed(data: bytes | None, epoch: int) -> dict[str, Any] | None:
+    """The record, or None if it is torn, absent or of another epoch.
+
+    Raises:
+        StaleEpoch: it is of a higher epoch than ours.
+    """
+    digest, _, body = (data or b"").decode(errors="replace").rstrip("\n").partition(" ")
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        return None
+    record: dict[str, Any] = json.loads(body)
+    if record["epoch"] > epoch:
+        raise StaleEpoch(f"epoch {record['epoch']} was claimed while {epoch} was running")
+    return record if record["epoch"] == epoch else None
+
+
+def _write_temporary(path: Path, data: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

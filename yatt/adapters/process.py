@@ -1,0 +1,96 @@
+"""Child processes of a controller: started in a group of their own, ended by that group, reaped.
+
+A child dies with its controller (parent-death signal), and its end is seen at once (pidfd).
+Nothing here finds a process by name.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent ends. Called in the child, before exec."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent ended before the request
+        os._exit(1)
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    return f"killed by {signal.Signals(-returncode).name}"
+
+
+def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a child in a process group of its own, output appended to `log` (mode 0600)."""
+    parent_pid = os.getpid()
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent_pid),
+        )
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(slots=True)
+class Child:
+    """A running child and how to hear of its end."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    pidfd: int
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self.process.pid
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send to the whole group; a group that is gone is not an error."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def start_child(
+    name: str, argv: list[str], *, env: Mapping[str, str], log: Path, on_exit: Callable[[Child, int], None]
+) -> Child:
+    """Start `argv`; `on_exit(child, returncode)` runs in the event loop once it is reaped."""
+    process = spawn(argv, env=env, log=log)
+    child = Child(name, process, log, os.pidfd_open(process.pid))
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        returncode = process.wait()
+        child.signal_group(signal.SIGKILL)  # what the leader of the group left behind
+        on_exit(child, returncode)
+
+    loop.add_reader(child.pidfd, ended)
+    return child
+
+
+def log_tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, for an error message."""
+    with contextlib.suppress(OSError):
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return ""

@@ -1,0 +1,203 @@
+"""Run files to a frozen config: strict, complete, and kind about mistakes.
+
+Strict: a key nobody reads is an error, so a typo never trains with a default. Complete: every
+mistake in all files is reported at once, because a Slurm queue makes each further try expensive.
+"""
+
+import hashlib
+import types
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from yatt.config.check import relations
+from yatt.config.schema import RunConfig
+from yatt.config.tree import Node, argument_tree, merge, parse_tree, read_tree
+from yatt.errors import ConfigError
+
+_REFUSED = object()
+
+
+def load(files: list[Path], arguments: list[str]) -> RunConfig:
+    """Read the first file, lay the others and the ``a.b=c`` arguments over it.
+
+    Raises:
+        ConfigError: naming every wrong key, its file and line, the rule and what to write instead.
+    """
+    faults: list[str] = []
+    tree = read_tree(files[0], faults)
+    for path in files[1:]:
+        tree = merge(tree, read_tree(path, faults))
+    for argument in arguments:
+        tree = merge(tree, argument_tree(argument, faults))
+    return _finish(tree, ", ".join(map(str, files)), faults)
+
+
+def load_resolved(path: Path) -> RunConfig:
+    """Read the resolved config of a run folder.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    return load([path], [])
+
+
+def resolved_text(config: RunConfig) -> str:
+    """The whole config as YAML: what `load_resolved` reads back to an equal config."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=False)
+
+
+def config_hash(config: RunConfig) -> str:
+    """First 16 hex digits of the SHA-256 of the resolved text."""
+    return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(child) for child in value]
+    return value
+
+
+def _finish(tree: Node, name: str, faults: list[str]) -> RunConfig:
+    config = _section(RunConfig, tree, "", faults)
+    if config is not _REFUSED and not faults:
+        faults += [f"{_place(tree, key)}{key}: {says}" for key, says in relations(config)]
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
+        raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
+    assert isinstance(config, RunConfig), "no faults means a config"
+    return config
+
+
+def _place(tree: Node, key: str) -> str:
+    """Where the deepest written part of `key` is."""
+    node = tree
+    for part in key.replace("]", "").replace("[", ".").split("."):
+        child = node.value.get(part) if isinstance(node.value, dict) else None
+        if isinstance(node.value, list) and part.isdigit() and int(part) < len(node.value):
+            child = node.value[int(part)]
+        if child is None:
+            break
+        node = child
+    return f"{node.at}: "
+
+
+def _section(cls: Any, node: Node, key: str, faults: list[str]) -> Any:
+    if not isinstance(node.value, dict):
+        faults.append(f"{node.at}: {key or 'the file'}: a section of keys is needed, not {node.value!r}.")
+        return _REFUSED
+    hints, known = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    before = len(faults)
+    faults += [
+        f"{child.at}: {_unknown(_join(key, name), name, list(known))}"
+        for name, child in node.value.items()
+        if name not in known
+    ]
+    values = {
+        name: _value(hints[name], node.value[name], _join(key, name), faults)
+        for name in known
+        if name in node.value
+    }
+    faults += [
+        f"{node.at}: {_join(key, name)}: missing, and it has no default."
+        for name, field in known.items()
+        if name not in node.value and _is_required(field)
+    ]
+    if len(faults) > before:
+        return _REFUSED
+    try:
+        return cls(**values)
+    except ValueError as error:  # a rule of the section's own __post_init__
+        faults.append(f"{node.at}: {key or 'the file'}: {error}")
+        return _REFUSED
+
+
+def _is_required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _unknown(key: str, name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(known)}."
+    return f"{key}: no such key. {hint}"
+
+
+def _value(hint: Any, node: Node, key: str, faults: list[str]) -> Any:
+    if is_dataclass(hint):
+        return _section(hint, node, key, faults)
+    origin, args, value = get_origin(hint), get_args(hint), node.value
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {name: _value(args[1], child, _join(key, name), faults) for name, child in value.items()}
+    if origin in (Union, types.UnionType) and type(value) in args:
+        return value
+    if origin is Literal and value in args:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is None and type(value) is hint:
+        return value
+    faults.append(f"{node.at}: {key}: {_shown(value)} is not {_wanted(hint)}.{_yaml_trap(hint, value)}")
+    return _REFUSED
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a section"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+_WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _wanted(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_WANTED[arg] for arg in get_args(hint))
+    if origin is tuple:
+        return "a list"
+    return "a section" if origin is dict else _WANTED[hint]
+
+
+def _yaml_trap(hint: Any, value: Any) -> str:
+    """The ways YAML 1.1 turns what a person wrote into something else."""
+    if hint in (float, int) and isinstance(value, str) and _is_number(value):
+        return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
+    if isinstance(value, int) and not isinstance(value, bool) and hint is str:
+        return " YAML reads 12:30:00 and 0123 as numbers; put it in quotes."
+    if isinstance(value, bool) and hint is str:
+        return " YAML reads yes, no, on and off as true or false; put it in quotes."
+    if get_origin(hint) is tuple and isinstance(value, str):
+        return f" Write [{value}]."
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _join(key: str, name: object) -> str:
+    return f"{key}.{name}" if key else str(name)
+
+
+def parse_resolved(text: str) -> RunConfig:
+    """As `load_resolved`, from text.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    faults: list[str] = []
+    return _finish(parse_tree(text, "config", faults), "config", faults)

@@ -1,0 +1,91 @@
+"""Which rank trains on which samples together: packing under a token cap, dealing by cost.
+
+A mini-batch (one optimizer step) is split into micro-batches of at most `cap_tokens` tokens, the
+same number for every dp_rank, so that ranks which meet in every micro-step (pipeline, experts)
+wait little for each other. Cost of a sequence of L tokens is ``a L + b L^2``: linear layers and
+attention.
+
+Source: longest processing time first (Graham 1969) on cost, with the cap as a constraint. Bins are
+then dealt in order of cost, so that the micro-batches run at the same time cost the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from yatt.records.message import MiniBatchPlan, SampleFact
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds (or any unit) of one sequence: ``a`` a token, ``b`` a pair of tokens."""
+
+    a: float = 1.0
+    b: float = 0.0
+
+    def of(self, num_tokens: int) -> float:
+        """Cost of one sequence."""
+        return self.a * num_tokens + self.b * num_tokens * num_tokens
+
+
+@dataclass(slots=True)
+class _Bin:
+    cost: float
+    tokens: int
+    samples: list[int]
+
+
+def plan_iteration(
+    facts: Sequence[SampleFact], *, groups_per_step: int, dp_size: int, cap_tokens: int, cost: Cost
+) -> tuple[MiniBatchPlan, ...]:
+    """Mini-batches of whole prompt groups, in the order of `facts`, each dealt over the dp_ranks.
+
+    Args:
+        facts: samples of one prompt group stand together.
+        cap_tokens: no micro-batch has more, prompt and completion counted.
+    """
+    groups: dict[int, list[SampleFact]] = {}
+    for fact in facts:
+        groups.setdefault(fact.prompt_group, []).append(fact)
+    ordered = list(groups.values())
+    steps = [ordered[i : i + groups_per_step] for i in range(0, len(ordered), groups_per_step)]
+    return tuple(
+        deal([fact for group in step for fact in group], dp_size=dp_size, cap_tokens=cap_tokens, cost=cost)
+        for step in steps
+    )
+
+
+def deal(samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: Cost) -> MiniBatchPlan:
+    """One mini-batch over `dp_size` ranks."""
+    lengths = {s.sample_id: s.num_prompt_tokens + s.num_completion_tokens for s in samples}
+    longest = max(lengths.values(), default=0)
+    assert longest <= cap_tokens, f"a sample of {longest} tokens is above the cap of {cap_tokens}"
+    total = sum(lengths.values())
+    per_rank = max(1, -(-total // (cap_tokens * dp_size)))
+    while (bins := _fill(lengths, per_rank * dp_size, cap_tokens, cost)) is None:
+        per_rank += 1
+    return MiniBatchPlan(_hand_out(bins, dp_size))
+
+
+def _fill(lengths: dict[int, int], num_bins: int, cap_tokens: int, cost: Cost) -> list[_Bin] | None:
+    """Longest first into the cheapest bin with room; None if some sample finds no room."""
+    bins = [_Bin(0.0, 0, []) for _ in range(num_bins)]
+    for sample_id, length in sorted(lengths.items(), key=lambda item: (-item[1], item[0])):
+        roomy = [b for b in bins if b.tokens + length <= cap_tokens]
+        if not roomy:
+            return None
+        cheapest = min(roomy, key=lambda b: b.cost)
+        cheapest.cost += cost.of(length)
+        cheapest.tokens += length
+        cheapest.samples.append(sample_id)
+    return bins
+
+
+def _hand_out(bins: list[_Bin], dp_size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Rows of equal cost run together; within a row the rank with least so far gets the dearest."""
+    ordered = sorted(bins, key=lambda b: -b.cost)
+    ranks: list[list[_Bin]] = [[] for _ in range(dp_size)]
+    for row in range(0, len(ordered), dp_size):
+        by_load = sorted(range(dp_size), key=lambda r: (sum(b.cost for b in ranks[r]), r))
+        for rank, bin_ in zip(by_load, ordered[row : row + dp_size], strict=True):
+            ranks[rank].append(bin_)
+    return tuple(tuple(tuple(sorted(b.samples)) for b in rank) for rank in ranks)

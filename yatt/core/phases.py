@@ -1,0 +1,276 @@
+"""What the whole run does next: a pure state machine over all nodes, stepped by the leader.
+
+A phase has three parts. PREPARE: every node takes its slabs back from whoever is not wanted in
+the phase and measures that they are free. ENTER: every node grants its slabs to whom the phase
+wants. ACT: the phase's own work. No node enters before all have prepared, and nothing acts before
+all have entered, so no role of one node ever works beside a role of another phase on another.
+
+An answer counts once and only with the seq it was asked under, so every message may be repeated
+or come late. A wait that ends without its answers is a `Failure` like any other. Stopping early
+is a wish (`StopWanted`): the act under way is broken off, what is not saved is saved, and the run
+ends so that it can be continued.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Phase(Enum):
+    """What the run is at."""
+
+    JOIN = "join"
+    BUILD = "build"
+    SAMPLE = "rollout"
+    SCORE = "score"
+    TRAIN = "train"
+    SAVE = "save"
+    PUBLISH = "publish"
+    SYNC = "sync"
+    VALIDATE = "validate"
+    ENDED = "ended"
+
+
+class Part(Enum):
+    """Which part of a phase."""
+
+    PREPARE = "prepare"
+    ENTER = "enter"
+    ACT = "act"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is the same all through a run. Iterations count from 1; 0 is before the first."""
+
+    nodes: frozenset[int]
+    total_iterations: int
+    save_every: int
+    validate_every: int
+    validates: bool
+    num_scorings: int
+
+    def is_save_due(self, iteration: int) -> bool:
+        """Whether the state after `iteration` is to be saved."""
+        last = iteration == self.total_iterations
+        return last or (self.save_every > 0 and iteration % self.save_every == 0)
+
+    def is_validation_due(self, iteration: int) -> bool:
+        """Whether the policy after `iteration` is to be validated."""
+        edge = iteration in (0, self.total_iterations)
+        regular = self.validate_every > 0 and iteration % self.validate_every == 0
+        return self.validates and (edge or regular)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where the run is. `trained` iterations are done, `saved` of them are committed."""
+
+    phase: Phase
+    part: Part
+    seq: int
+    owed: frozenset[int]
+    trained: int = 0
+    saved: int = 0
+    scoring: int = 0
+    stop: str = ""
+    failure: str = ""
+
+    @property
+    def iteration(self) -> int:
+        """The iteration being worked on while sampling, scoring and training; else the last trained."""
+        return self.trained + (self.phase in (Phase.SAMPLE, Phase.SCORE, Phase.TRAIN))
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`node` did what it was asked under `seq`."""
+
+    node: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """The act under `seq` is done. `again`: more must be sampled before training.
+
+    `resumed` is the iteration a BUILD resumed from.
+    """
+
+    seq: int
+    again: bool = False
+    resumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """End early, to be continued."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """This attempt cannot go on."""
+
+    error: str
+
+
+Event = Answered | Acted | StopWanted | Failure
+
+# ---- actions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Send PREPARE or ENTER of `phase` to `node`."""
+
+    node: int
+    part: Part
+    phase: Phase
+    scoring: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Carry out the phase's own work."""
+
+    phase: Phase
+    scoring: int
+    iteration: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """Abandon the act under `seq`."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing more to do."""
+
+    finished: bool
+    reason: str
+
+
+Action = Order | Act | BreakOff | End
+Result = tuple[RunState, tuple[Action, ...]]
+
+_INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
+
+
+def start(program: Program) -> Result:
+    """The state before anything, and its first actions."""
+    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset())
+    return _begin(nothing, Phase.JOIN, program)
+
+
+def step(state: RunState, event: Event, program: Program) -> Result:
+    """One event: the next state, and what to do, in order. Unexpected events change nothing."""
+    if state.phase is Phase.ENDED:
+        return state, ()
+    match event:
+        case Failure(error):
+            ended = replace(state, phase=Phase.ENDED, failure=error)
+            return ended, (End(finished=False, reason=error),)
+        case StopWanted(reason):
+            return _stop(state, reason, program)
+        case Answered(node, seq):
+            return _answered(state, node, seq, program)
+        case Acted() if event.seq == state.seq and state.part is Part.ACT:
+            return _acted(state, event, program)
+        case _:
+            return state, ()
+
+
+def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) -> Result:
+    if phase is Phase.ENDED:
+        finished = state.trained >= program.total_iterations
+        reason = "finished" if finished else state.stop
+        return replace(state, phase=Phase.ENDED), (End(finished=finished, reason=reason),)
+    # JOIN has no slabs to hand over: its act is the meeting itself.
+    part, owed = (Part.ACT, frozenset[int]()) if phase is Phase.JOIN else (Part.PREPARE, program.nodes)
+    now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
+    if part is Part.ACT:
+        return now, (_act(now),)
+    return now, _orders(now)
+
+
+def _orders(state: RunState) -> tuple[Action, ...]:
+    return tuple(
+        Order(node, state.part, state.phase, state.scoring, state.seq) for node in sorted(state.owed)
+    )
+
+
+def _act(state: RunState) -> Act:
+    return Act(state.phase, state.scoring, state.iteration, state.seq)
+
+
+def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
+    if seq != state.seq or node not in state.owed:
+        return state, ()
+    owed = state.owed - {node}
+    if owed:
+        return replace(state, owed=owed), ()
+    if state.part is Part.PREPARE:
+        entering = replace(state, part=Part.ENTER, seq=state.seq + 1, owed=program.nodes)
+        return entering, _orders(entering)
+    acting = replace(state, part=Part.ACT, seq=state.seq + 1, owed=owed)
+    return acting, (_act(acting),)
+
+
+def _acted(state: RunState, event: Acted, program: Program) -> Result:
+    trained, saved = state.trained, state.saved
+    if state.phase is Phase.BUILD:
+        trained = saved = event.resumed
+    elif state.phase is Phase.TRAIN:
+        trained += 1
+    elif state.phase is Phase.SAVE:
+        saved = trained
+    after = replace(state, trained=trained, saved=saved)
+    phase, scoring = _next(state, event, after, program)
+    return _begin(after, phase, program, scoring)
+
+
+def _next(state: RunState, event: Acted, after: RunState, program: Program) -> tuple[Phase, int]:
+    if after.stop:
+        unsaved = after.trained > after.saved and state.phase is not Phase.SAVE
+        return (Phase.SAVE if unsaved else Phase.ENDED), 0
+    match state.phase:
+        case Phase.JOIN:
+            return Phase.BUILD, 0
+        case Phase.TRAIN if program.is_save_due(after.trained):
+            return Phase.SAVE, 0
+        case Phase.BUILD | Phase.TRAIN | Phase.SAVE:
+            return Phase.PUBLISH, 0
+        case Phase.PUBLISH:
+            return Phase.SYNC, 0
+        case Phase.SYNC if program.is_validation_due(after.trained):
+            return Phase.VALIDATE, 0
+        case Phase.SYNC | Phase.VALIDATE:
+            return (Phase.ENDED if after.trained >= program.total_iterations else Phase.SAMPLE), 0
+        case _:
+            return _after_sampling(state, event, program)
+
+
+def _after_sampling(state: RunState, event: Acted, program: Program) -> tuple[Phase, int]:
+    done = state.scoring + 1 if state.phase is Phase.SCORE else 0
+    if done < program.num_scorings:
+        return Phase.SCORE, done
+    return (Phase.SAMPLE if event.again else Phase.TRAIN), 0
+
+
+def _stop(state: RunState, reason: str, program: Program) -> Result:
+    if state.stop:
+        return state, ()
+    wished = replace(state, stop=reason)
+    if state.phase not in _INTERRUPTIBLE or state.part is not Part.ACT:
+        return wished, ()
+    after, actions = _acted(wished, Acted(wished.seq), program)
+    return after, (BreakOff(state.seq), *actions)

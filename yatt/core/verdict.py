@@ -1,0 +1,98 @@
+"""From a completion to a GenRM's prompt, and from a GenRM's text to a score. Pure.
+
+A template is Python format text with four fields and nothing else: no attributes, no indexing, no
+format specification. What is filled in is never read as a template again, so braces in a
+completion are harmless.
+"""
+
+import math
+import re
+import string
+from dataclasses import dataclass
+
+from yatt.config.schema import VerdictSection
+from yatt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedSample:
+    """What a template may show the GenRM; the names are the fields."""
+
+    prompt: str
+    completion: str
+    ground_truth: str
+    data_source: str
+
+
+FIELDS = ("prompt", "completion", "ground_truth", "data_source")
+
+
+def check_template(template: str, key: str) -> None:
+    """Refuse a template that `render` could not fill.
+
+    Args:
+        key: where it stands in the run file, for the message.
+
+    Raises:
+        ConfigError: an unknown field, a lone brace, or anything beside a bare field name.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}. Write {{{{ and }}}} for braces that are text.") from error
+    for _, name, spec, conversion in parts:
+        if name is not None and (name not in FIELDS or spec or conversion):
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ConfigError(
+                f"{key}: unknown field {{{written}}}; known are {', '.join(f'{{{f}}}' for f in FIELDS)}. "
+                "Write {{ and }} for braces that are text."
+            )
+
+
+def check_verdict(verdict: VerdictSection, key: str) -> None:
+    """Refuse a verdict that `parse` could never read.
+
+    Raises:
+        ConfigError: the pattern is empty, no regular expression, or has no group 1.
+    """
+    if not verdict.pattern:
+        raise ConfigError(f"{key}.pattern is empty; write the regular expression of the verdict.")
+    try:
+        groups = re.compile(verdict.pattern).groups
+    except re.error as error:
+        raise ConfigError(f"{key}.pattern: {verdict.pattern!r} is no regular expression: {error}.") from error
+    if groups < 1:
+        raise ConfigError(
+            f"{key}.pattern: {verdict.pattern!r} has no group; put what is the verdict in parentheses, "
+            "as in 'score: ([0-9]+)'."
+        )
+
+
+def render(template: str, sample: JudgedSample) -> str:
+    """The template with its fields filled. It must have passed `check_template`."""
+    parts: list[str] = []
+    for text, name, _, _ in string.Formatter().parse(template):
+        parts.append(text)
+        if name is not None:
+            parts.append(getattr(sample, name))
+    return "".join(parts)
+
+
+def parse(text: str, verdict: VerdictSection) -> float | None:
+    """The score of the last match in `text`, or None where there is no readable one.
+
+    The last counts because a model that reasons first quotes the choices before it decides.
+    """
+    found = None
+    for found in re.finditer(verdict.pattern, text):  # noqa: B007 - the last one is wanted
+        pass
+    if found is None or found.group(1) is None:
+        return None
+    word = found.group(1).strip()
+    if verdict.scores:
+        return verdict.scores.get(word)
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,48 @@
+"""Two repairs of vLLM on CPU, without which weights are silently wrong after an update.
+
+1. A *tied* `lm_head` keeps its old oneDNN-packed copy, because layerwise reload rebuilds a layer only
+   when a checkpoint tensor was loaded into it, and none is: log-probs off by about 0.9, no error.
+2. Fused MoE expert weights are copied back without the prepacking of the first load: same sum, wrong
+   layout, off by about 0.4, no error.
+
+Both seen in vLLM 0.32.0, same logic read in 0.33.0; upstream's list of such bugs is vllm-project/vllm
+issue 48312. `tests/integration/test_vllm_repairs.py` fails when a repair is no longer needed: then
+it goes. On GPU nothing here does anything. This module is imported inside vLLM's worker processes.
+"""
+
+from typing import Any
+
+
+def prepack_experts_on_reload() -> None:
+    """Repair 2: patch the MoE method once in this process, before the engine is built.
+
+    A pass over the experts after the reload would be wrong: it packs twice when an update leaves the
+    experts out.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod as Method,
+    )
+    from vllm.platforms import current_platform
+
+    setup = getattr(Method, "_setup_kernel", None)
+    if not current_platform.is_cpu() or setup is None or hasattr(setup, "repaired_by_yatt"):
+        return
+
+    def setup_and_prepack(self: Any, layer: Any, w13: Any, w2: Any) -> None:
+        is_reload = self.moe_kernel is not None
+        setup(self, layer, w13, w2)
+        if is_reload:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    setup_and_prepack.repaired_by_yatt = True  # type: ignore[attr-defined]  # mark of the patch
+    Method._setup_kernel = setup_and_prepack
+
+
+def repack_tied_heads(model: Any) -> None:
+    """Repair 1: rebuild packed copies of embeddings. Idempotent; run after each finished update."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for layer in list(model.modules()):
+        if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

@@ -1,0 +1,151 @@
+"""What yatt asks of an inference engine, and the settings one is made from.
+
+Every implementation passes `tests/contract/test_engine.py`. An engine is driven from one thread:
+`add` and `abort` only queue, `step` computes. Weights change only while no request is running, so one
+`Completed` never mixes policy versions; who wants to go on after an update sends prompt + partial
+completion as a new prompt.
+
+Not promised: memory coming back in `sleep` on CPU. vLLM's CPU build keeps its weights and KV cache;
+the arbiter knows them as declared residue.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from yatt.adapters.tokenizer import eos_ids
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.records.message import Completed, Sample, unpack_ids
+
+EngineKind = Literal["vllm", "transformers", "scripted"]
+CPU_KV_CACHE_BYTES = 256 << 20
+
+
+class Engine(Protocol):
+    """Samples completions; see the module's text for what holds."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `step` has something to do."""
+
+    def start(self) -> None:
+        """Load the model of the options' folder as policy version 0."""
+
+    def add(self, sample: Sample) -> None:
+        """Queue one request; an id that is already running is left as it is.
+
+        Raises:
+            ValueError: this request cannot be served (prompt too long, say); others are untouched.
+        """
+
+    def abort(self, request_ids: tuple[str, ...] | None = None) -> list[Completed]:
+        """End these requests (None: all of them), giving what was sampled with reason 'abort'."""
+
+    def step(self) -> list[Completed]:
+        """One turn; gives the requests that finished in it. Empty and cheap when idle."""
+
+    def sleep(self) -> None:
+        """Give the device back. Running requests must have been aborted."""
+
+    def wake(self) -> None:
+        """Take the device back."""
+
+    def load_weights(self, policy_version: int, folder: str) -> None:
+        """Take the weights published in `folder` (see yatt.engine.published); caches are dropped.
+
+        Raises:
+            WorkerFailed: the folder is not a publication of that policy version.
+        """
+
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-prob of each token but the first, at temperature 1: the sync probe."""
+
+    def weight_norms(self) -> dict[str, float]:
+        """Euclidean norm of each weight as it lies in the engine, by the engine's parameter name.
+
+        Fused parameters come as one (qkv_proj); weights that the engine has repacked beyond reading
+        (vLLM's linear layers on CPU) are left out.
+        """
+
+    def close(self) -> None:
+        """Release everything; the engine cannot be used again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """All an engine needs to know, the same for every implementation."""
+
+    model: str
+    """Hugging Face folder."""
+
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    eos_ids: tuple[int, ...]
+    """Tokens that end a completion, from the model folder."""
+
+    max_model_tokens: int
+    """Prompt and completion together."""
+
+    max_num_seqs: int = 256
+    tp_size: int = 1
+    kv_cache_bytes: int = 0
+    gpu_memory_utilization: float = 0.85
+    enforce_eager: bool = False
+    deterministic: bool = False
+    """One request at a time and no prefix cache: a completion depends on weights, prompt and seed only."""
+
+    weights_are_replaced: bool = False
+    """Every wake is followed by new weights, so sleep need not keep the old ones."""
+
+
+def prompt_and_room(sample: Sample, options: EngineOptions) -> tuple[list[int], int]:
+    """The prompt's token ids, and how many tokens this request may sample.
+
+    Raises:
+        ValueError: the prompt leaves no room.
+    """
+    prompt_ids = unpack_ids(sample.prompt_ids)
+    room = options.max_model_tokens - len(prompt_ids)
+    if not prompt_ids or room < 1:
+        raise ValueError(
+            f"the prompt has {len(prompt_ids)} tokens; this engine takes 1 to "
+            f"{options.max_model_tokens - 1} (max_model_tokens {options.max_model_tokens})"
+        )
+    return prompt_ids, min(sample.max_tokens, room)
+
+
+def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> EngineOptions:
+    """Settings of the engines that sample the policy."""
+    rollout = config.rollout
+    return EngineOptions(
+        model=config.model.path,
+        dtype=config.model.dtype,
+        device=device,
+        eos_ids=eos_ids(config.model.path),
+        max_model_tokens=config.data.max_prompt_tokens + rollout.max_response_tokens,
+        max_num_seqs=rollout.max_num_seqs,
+        tp_size=rollout.tp_size,
+        kv_cache_bytes=rollout.kv_cache_bytes,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        deterministic=config.run.deterministic,
+        weights_are_replaced=True,
+    )
+
+
+def genrm_options(
+    genrm: GenRMSection, *, device: Literal["cpu", "cuda"], deterministic: bool
+) -> EngineOptions:
+    """Settings of the engines of one GenRM."""
+    return EngineOptions(
+        model=genrm.model,
+        dtype=genrm.dtype,
+        device=device,
+        eos_ids=eos_ids(genrm.model),
+        max_model_tokens=genrm.max_model_tokens,
+        max_num_seqs=genrm.max_num_seqs,
+        tp_size=genrm.tp_size,
+        kv_cache_bytes=genrm.kv_cache_bytes,
+        gpu_memory_utilization=genrm.gpu_memory_utilization,
+        enforce_eager=genrm.enforce_eager,
+        deterministic=deterministic,
+    )

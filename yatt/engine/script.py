@@ -1,0 +1,135 @@
+"""The scripted model: tokens and log-probs that are a hash of what came before. Pure, no torch.
+
+It stands in for a language model where a test is about the protocol: the engine (`yatt.engine.scripted`)
+and a scripted trainer agree on every log-prob because both call `scripted_logprobs`. A completion is
+decided token by token by (policy version, all tokens before, seed), so an aborted one that is
+continued with its partial text ends as the undisturbed one would have.
+
+A folder may hold `scripted.json` beside its tokenizer to change the script:
+``{"mean_tokens": 24, "steps_per_token": 1, "answers": [[token ids], ...]}``; with answers a
+completion is one of them (a GenRM's verdict, say).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from yatt.errors import ConfigError
+
+SCRIPT_NAME = "scripted.json"
+_MASK = (1 << 64) - 1
+_DEFAULT_VOCAB_SIZE = 256
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class _ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mean_tokens: int = 24
+    steps_per_token: int = 1
+    answers: tuple[tuple[int, ...], ...] = ()
+
+
+class _ModelFile(msgspec.Struct, frozen=True):
+    vocab_size: int = _DEFAULT_VOCAB_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a scripted model says."""
+
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    mean_tokens: int = 24
+    """One token in so many is an end-of-sequence token."""
+
+    steps_per_token: int = 1
+    answers: tuple[tuple[int, ...], ...] = ()
+
+
+def read_script(folder: str, eos_ids: tuple[int, ...]) -> Script:
+    """The script of a model folder; defaults where it has no scripted.json or config.json.
+
+    Raises:
+        ConfigError: scripted.json or config.json cannot be read.
+    """
+    written = _decoded(Path(folder) / SCRIPT_NAME, _ScriptFile)
+    model = _decoded(Path(folder) / "config.json", _ModelFile)
+    return Script(
+        eos_ids=eos_ids,
+        vocab_size=model.vocab_size,
+        mean_tokens=written.mean_tokens,
+        steps_per_token=written.steps_per_token,
+        answers=written.answers,
+    )
+
+
+def scripted_logprobs(policy_version: int, token_ids: list[int]) -> list[float]:
+    """Log-prob of each token but the first, as a model of that policy version would give it."""
+    state, logprobs = _mixed(0, policy_version), []
+    for index, token in enumerate(token_ids):
+        if index:
+            logprobs.append(_logprob(state, token))
+        state = _mixed(state, token)
+    return logprobs
+
+
+def scripted_completion(
+    script: Script,
+    *,
+    policy_version: int,
+    prompt_ids: list[int],
+    seed: int,
+    max_tokens: int,
+    ignore_eos: bool,
+) -> tuple[list[int], list[float], str]:
+    """Tokens, their log-probs and the finish reason of one completion."""
+    state = _mixed(0, policy_version)
+    for token in prompt_ids:
+        state = _mixed(state, token)
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    answer = _answer(script, state, seed)
+    while len(token_ids) < max_tokens:
+        token = answer[len(token_ids)] if answer else _next_token(script, state, seed, ignore_eos)
+        token_ids.append(token)
+        logprobs.append(_logprob(state, token))
+        if (token in script.eos_ids and not ignore_eos) or len(token_ids) == len(answer):
+            return token_ids, logprobs, "stop"
+        state = _mixed(state, token)
+    return token_ids, logprobs, "length"
+
+
+def _answer(script: Script, state: int, seed: int) -> tuple[int, ...]:
+    if not script.answers:
+        return ()
+    return script.answers[_mixed(state, seed) % len(script.answers)] + script.eos_ids[:1]
+
+
+def _next_token(script: Script, state: int, seed: int, ignore_eos: bool) -> int:
+    draw = _mixed(state, seed)
+    if draw % script.mean_tokens == 0 and not ignore_eos:
+        return script.eos_ids[0]
+    token = _mixed(draw, 1) % script.vocab_size
+    while token in script.eos_ids:
+        token = (token + 1) % script.vocab_size
+    return token
+
+
+def _logprob(state: int, token: int) -> float:
+    return -(_mixed(state, ~token) % 1000 + 1) / 250
+
+
+def _mixed(state: int, value: int) -> int:
+    """One round of splitmix64."""
+    x = (state + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def _decoded(path: Path, kind: type[_Record]) -> _Record:
+    try:
+        return msgspec.json.decode(path.read_bytes() if path.is_file() else b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -1,0 +1,130 @@
+"""An engine without a model, for tests of the protocol: see yatt.engine.script for what it says.
+
+A token takes a turn of `step` (or `steps_per_token` turns) and no time. It passes the contract suite
+of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
+"""
+
+from dataclasses import dataclass
+
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.engine.protocol import EngineOptions, prompt_and_room
+from yatt.engine.published import read_publication
+from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs
+from yatt.records import message as m
+
+
+@dataclass(slots=True)
+class _Scripted:
+    """One request: what it will say, and how many turns it has had."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    reason: str
+    turns: int = 0
+
+
+class ScriptedEngine:
+    """See yatt.engine.protocol.Engine."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._script: Script | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._running: dict[str, _Scripted] = {}
+        self._policy_version = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are running."""
+        return bool(self._running)
+
+    def start(self) -> None:
+        """Read the script."""
+        self._script = read_script(self._options.model, self._options.eos_ids)
+
+    def add(self, sample: m.Sample) -> None:
+        """See Engine.add."""
+        assert self._script is not None, "start() comes first"
+        if sample.request_id in self._running:
+            return
+        prompt_ids, max_tokens = prompt_and_room(sample, self._options)
+        token_ids, logprobs, reason = scripted_completion(
+            self._script,
+            policy_version=self._policy_version,
+            prompt_ids=prompt_ids,
+            seed=sample.seed if sample.temperature else 0,
+            max_tokens=max_tokens,
+            ignore_eos=sample.ignore_eos,
+        )
+        scripted = _Scripted(token_ids, logprobs, reason)
+        self._cut_at_stop_text(scripted, sample.stop)
+        self._running[sample.request_id] = scripted
+
+    def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
+        """See Engine.abort."""
+        wanted = tuple(self._running) if request_ids is None else request_ids
+        return [self._complete(name, "abort") for name in wanted if name in self._running]
+
+    def step(self) -> list[m.Completed]:
+        """See Engine.step."""
+        finished = []
+        for request_id, scripted in list(self._running.items())[: self._num_seqs()]:
+            scripted.turns += 1
+            if self._num_tokens(scripted) >= len(scripted.token_ids):
+                finished.append(self._complete(request_id, scripted.reason))
+        return finished
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+        assert not self._running, "requests are aborted before sleep"
+
+    def wake(self) -> None:
+        """Nothing to take back."""
+
+    def load_weights(self, policy_version: int, folder: str) -> None:
+        """See Engine.load_weights; only the index is read."""
+        assert not self._running, "requests are aborted before an update"
+        self._policy_version = read_publication(folder, policy_version).policy_version
+
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """See Engine.score."""
+        return [scripted_logprobs(self._policy_version, ids) for ids in sequences]
+
+    def weight_norms(self) -> dict[str, float]:
+        """Its one weight is the policy version."""
+        return {"policy_version": float(self._policy_version)}
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._running.clear()
+
+    def _num_seqs(self) -> int:
+        return 1 if self._options.deterministic else self._options.max_num_seqs
+
+    def _num_tokens(self, scripted: _Scripted) -> int:
+        assert self._script is not None, "start() comes first"
+        return min(scripted.turns // self._script.steps_per_token, len(scripted.token_ids))
+
+    def _complete(self, request_id: str, reason: str) -> m.Completed:
+        scripted = self._running.pop(request_id)
+        said = self._num_tokens(scripted)
+        return m.Completed(
+            request_id=request_id,
+            token_ids=m.pack_ids(scripted.token_ids[:said]),
+            logprobs=m.pack_floats(scripted.logprobs[:said]),
+            finish_reason=reason,
+            policy_version=self._policy_version,
+        )
+
+    def _cut_at_stop_text(self, scripted: _Scripted, stop: tuple[str, ...]) -> None:
+        """End after the token that completes a stop text, as the real engines do."""
+        if not stop:
+            return
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._options.model)
+        for end in range(1, len(scripted.token_ids) + 1):
+            text = self._tokenizer.decode(scripted.token_ids[:end])
+            if any(word in text for word in stop):
+                del scripted.token_ids[end:], scripted.logprobs[end:]
+                scripted.reason = "stop"
+                return

@@ -1,0 +1,114 @@
+"""vLLM's side of weight transfer: its worker processes read a publication from node-local memory.
+
+vLLM's own `WeightTransferEngine` interface (worker class and four RPCs) has been stable since 0.25,
+while its trainer-side classes change every release; we use only the former. Each worker maps the
+safetensors files and hands the tensors to the model's own `load_weights`, which slices them for its
+tensor-parallel rank, so the trainer's layout and the engine's never meet.
+
+This module imports vLLM at its top: it is loaded only inside vLLM's worker processes, which get it as
+`worker_extension_cls` (in process, that is our own process, once vLLM is imported).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads
+
+BACKEND = "yatt_shm"
+
+
+@dataclass
+class FolderInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is not typed here
+    """Nothing to agree on before the first update."""
+
+
+@dataclass
+class FolderUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Paths of the publication's safetensors files."""
+
+    files: list[str]
+
+
+_Base: Any = WeightTransferEngine[FolderInitInfo, FolderUpdateInfo]
+
+
+class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
+    """Loads weights from files under their Hugging Face names."""
+
+    init_info_cls = FolderInitInfo
+    update_info_cls = FolderUpdateInfo
+
+    def init_transfer_engine(self, init_info: FolderInitInfo) -> None:
+        """Nothing: there is no connection."""
+
+    def start_weight_update(self) -> None:
+        """Unpack layers as their tensors come, so that each is processed as at the first load."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, which calls torch.accelerator.synchronize(): that raises on CPU."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FolderUpdateInfo) -> None:
+        """Hand every tensor of the files to the model."""
+        with torch.no_grad():
+            self.model.load_weights(published_tensors(update_info.files))
+
+    def finish_weight_update(self) -> None:
+        """Repack what the engine's kernels want repacked."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            repack_tied_heads(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+def published_tensors(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor, mapped from the files; a tensor keeps its file mapped while it lives."""
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as reader:
+            for name in reader.keys():  # noqa: SIM118 - safetensors' reader is not a dict
+                yield name, reader.get_tensor(name)
+
+
+class WorkerExtension:
+    """Methods that vLLM's workers gain, for `collective_rpc` by name."""
+
+    model_runner: Any
+
+    def yatt_weight_norms(self) -> dict[str, float]:
+        """See Engine.weight_norms; of this tensor-parallel rank's part."""
+        model = self.model_runner.get_model()
+        return {
+            name: float(torch.linalg.vector_norm(weight.detach().float()))
+            for name, weight in model.named_parameters()
+            if weight.numel()
+        }
+
+
+def _register() -> None:
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, FolderWeightTransferEngine)
+    prepack_experts_on_reload()
+
+
+# Work at import, against our rule: being imported as the worker extension is vLLM's only hook that
+# runs in every worker process before the model is built.
+_register()

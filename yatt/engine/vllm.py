@@ -1,0 +1,228 @@
+"""The engine over vLLM: its V1 `LLMEngine` in this process, driven step by step.
+
+Token ids in, token ids out. Log-probs are those of the distribution that was sampled from (after
+temperature, top-p, top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after
+`yatt.engine.environment` has set what it reads from the environment. What differs between vLLM 0.26
+and 0.33 is asked of the library itself (has it this method, this field), never of a version table.
+
+Not promised: on CPU, memory coming back in `sleep`; vLLM's CPU build ignores it.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from yatt.engine.protocol import CPU_KV_CACHE_BYTES, EngineOptions, prompt_and_room
+from yatt.engine.published import read_publication
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+
+
+@dataclass(slots=True)
+class _Running:
+    """One request in the engine and what it has given so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class VllmEngine:
+    """See yatt.engine.protocol.Engine."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._llm: Any = None
+        self._running: dict[str, _Running] = {}
+        self._policy_version = 0
+        self._has_weights = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are running."""
+        return bool(self._running)
+
+    def start(self) -> None:
+        """Build the engine. On CPU a few seconds, most of it imports."""
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        known = {item.name for item in dataclasses.fields(EngineArgs)}
+        wanted = engine_arguments(self._options)
+        self._llm = LLMEngine.from_engine_args(
+            EngineArgs(**{name: value for name, value in wanted.items() if name in known})
+        )
+        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+        self._has_weights = True
+
+    def add(self, sample: m.Sample) -> None:
+        """See Engine.add."""
+        if sample.request_id in self._running:
+            return
+        self._refuse_without_weights()
+        prompt_ids, max_tokens = prompt_and_room(sample, self._options)
+        parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
+        self._llm.add_request(sample.request_id, {"prompt_token_ids": prompt_ids}, parameters)
+        self._running[sample.request_id] = _Running()
+
+    def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
+        """See Engine.abort."""
+        wanted = tuple(self._running) if request_ids is None else request_ids
+        ending = [request_id for request_id in wanted if request_id in self._running]
+        if ending:
+            self._llm.abort_request(ending)
+        return [self._complete(request_id, "abort") for request_id in ending]
+
+    def step(self) -> list[m.Completed]:
+        """See Engine.step."""
+        if not self._running:
+            return []
+        finished = []
+        for output in self._llm.step():
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue
+            completion = output.outputs[0]
+            running.token_ids.extend(completion.token_ids)
+            running.logprobs.extend(_chosen(completion.logprobs, completion.token_ids))
+            if output.finished:
+                finished.append(self._complete(output.request_id, completion.finish_reason))
+        return finished
+
+    def sleep(self) -> None:
+        """Level 2 drops weights that will be replaced anyway; level 1 keeps them in host memory."""
+        assert not self._running, "requests are aborted before sleep"
+        drops_weights = self._options.weights_are_replaced and self._options.device == "cuda"
+        self._llm.sleep(level=2 if drops_weights else 1)
+        self._has_weights = not drops_weights
+
+    def wake(self) -> None:
+        """Weights first; the KV cache only once they are there, so that an update fits beside them."""
+        if self._has_weights:
+            self._llm.wake_up(["weights", "kv_cache"])
+        else:
+            self._llm.wake_up(["weights"])
+
+    def load_weights(self, policy_version: int, folder: str) -> None:
+        """See Engine.load_weights."""
+        assert not self._running, "requests are aborted before an update"
+        publication = read_publication(folder, policy_version)
+        files = [str(file) for file in publication.files]
+        self._llm.collective_rpc("start_weight_update")
+        self._llm.collective_rpc("update_weights", kwargs={"update_info": {"files": files}})
+        self._llm.collective_rpc("finish_weight_update")
+        if not self._has_weights:
+            self._llm.wake_up(["kv_cache"])
+        self._has_weights, self._policy_version = True, policy_version
+        self._reset_caches()
+
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """See Engine.score."""
+        assert not self._running, "the probe has the engine to itself"
+        self._refuse_without_weights()
+        from vllm import SamplingParams
+
+        asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        for index, ids in enumerate(sequences):
+            self._llm.add_request(f"probe-{index}", {"prompt_token_ids": ids}, asked)
+        scores: list[list[float]] = [[] for _ in sequences]
+        while self._llm.has_unfinished_requests():
+            for output in self._llm.step():
+                if output.finished:
+                    index = int(output.request_id.removeprefix("probe-"))
+                    scores[index] = _chosen(output.prompt_logprobs[1:], sequences[index][1:])
+        return scores
+
+    def weight_norms(self) -> dict[str, float]:
+        """See Engine.weight_norms. With tensor parallelism a split weight's norm is put together again."""
+        parts: list[dict[str, float]] = self._llm.collective_rpc("yatt_weight_norms")
+        if len(parts) == 1:
+            return parts[0]
+        return {name: max(part[name] for part in parts) for name in parts[0]}
+
+    def close(self) -> None:
+        """End vLLM's executor and its process group; another engine may be built afterwards."""
+        if self._llm is None:
+            return
+        import gc
+
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.engine_core.shutdown()
+        self._llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _complete(self, request_id: str, reason: str) -> m.Completed:
+        running = self._running.pop(request_id)
+        return m.Completed(
+            request_id=request_id,
+            token_ids=m.pack_ids(running.token_ids),
+            logprobs=m.pack_floats(running.logprobs),
+            finish_reason=reason,
+            policy_version=self._policy_version,
+        )
+
+    def _refuse_without_weights(self) -> None:
+        if not self._has_weights:
+            raise WorkerFailed(
+                "this engine dropped its weights when it went to sleep; send LoadWeights after Wake"
+            )
+
+    def _reset_caches(self) -> None:
+        """Whatever was computed with the old weights is wrong now."""
+        self._llm.reset_prefix_cache()
+        self._llm.reset_mm_cache()
+        if hasattr(self._llm, "reset_encoder_cache"):
+            self._llm.reset_encoder_cache()
+
+
+def engine_arguments(options: EngineOptions) -> dict[str, Any]:
+    """vLLM's EngineArgs for these options. Names a vLLM does not know are dropped by the caller."""
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_tokens,
+        "max_num_seqs": 1 if options.deterministic else options.max_num_seqs,
+        "tensor_parallel_size": options.tp_size,
+        "enforce_eager": options.enforce_eager or options.device == "cpu",
+        "enable_prefix_caching": not options.deterministic,
+        "logprobs_mode": "processed_logprobs",
+        # Else the model's generation_config.json changes sampling behind the run file's back.
+        "generation_config": "vllm",
+        "weight_transfer_config": {"backend": "yatt_shm"},
+        "worker_extension_cls": "yatt.engine.transfer.WorkerExtension",
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if options.device == "cpu":
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes or CPU_KV_CACHE_BYTES
+        return arguments
+    arguments["enable_sleep_mode"] = True
+    arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+    if options.kv_cache_bytes:
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes
+    return arguments
+
+
+def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=sample.temperature,
+        top_p=sample.top_p,
+        top_k=sample.top_k,
+        seed=sample.seed,
+        logprobs=0,
+        stop=list(sample.stop),
+        stop_token_ids=[] if sample.ignore_eos else list(options.eos_ids),
+        ignore_eos=sample.ignore_eos,
+        detokenize=bool(sample.stop),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _chosen(rows: Any, token_ids: Any) -> list[float]:
+    """Log-prob of each token out of vLLM's table a position."""
+    return [float(row[token].logprob) for row, token in zip(rows or (), token_ids, strict=True)]

@@ -1,0 +1,185 @@
+"""Messages between controllers, most of them the leader's orders and their answers."""
+
+import msgspec
+
+from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact
+
+
+class StartWorkers(Message, frozen=True, kw_only=True):
+    """Start this node's processes. Answer: Done, once all said Hello."""
+
+
+class HandOver(Message, frozen=True, kw_only=True):
+    """PREPARE or ENTER of a phase (see yatt.core.phases). Answer: Done.
+
+    `holders` are this node's: (slab index, role); a slab that is not named is wanted by nobody.
+    """
+
+    seq: int
+    part: str
+    holders: tuple[tuple[int, str], ...]
+
+
+class OpenTrainerStore(Message, frozen=True, kw_only=True):
+    """To the node of global rank 0. Answer: StoreOpened."""
+
+
+class BuildTrainer(Message, frozen=True, kw_only=True):
+    """Join the process group and build. `state`: this node's part of the checkpoint. Answer: Done."""
+
+    host: str
+    port: int
+    checkpoint: str = ""
+    state: bytes = b""
+
+
+class Advance(Message, frozen=True, kw_only=True):
+    """Sample and score with the engines of `roles`, until nothing moves. Answer: Advanced.
+
+    `target` is this node's share of the iteration's prompt groups.
+    """
+
+    iteration: int
+    policy_version: int
+    target: int
+    roles: tuple[str, ...]
+
+
+class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted prompt group, as metadata."""
+
+    number: int
+    samples: tuple[SampleFact, ...]
+
+
+class Advanced(Message, frozen=True, kw_only=True):
+    """Accepted groups of this node's share, what is still missing, and counters for metrics."""
+
+    groups: tuple[GroupFact, ...]
+    missing: int
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class BreakOffSampling(Message, frozen=True, kw_only=True):
+    """Abandon the Advance or Validate under way; keep what was sampled. Answer: Done."""
+
+
+class TrainOrder(Message, frozen=True, kw_only=True):
+    """One iteration's update on every node. Answer: TrainedNode.
+
+    `heads`: for each dp_rank the global rank that is handed its samples.
+    """
+
+    iteration: int
+    facts: tuple[SampleFact, ...]
+    plan: tuple[MiniBatchPlan, ...]
+    heads: tuple[int, ...]
+
+
+class Parcel(Message, frozen=True, kw_only=True):
+    """Samples that another node's ranks train on, from the controller that owns them. Answer: Done."""
+
+    iteration: int
+    rollouts: tuple[Rollout, ...]
+
+
+class TrainedNode(Message, frozen=True, kw_only=True):
+    """Metrics (the same on every rank) and the slowest local rank's seconds by part."""
+
+    metrics: dict[str, float]
+    timing_s: dict[str, float]
+
+
+class SaveOrder(Message, frozen=True, kw_only=True):
+    """Write this node's shards. Answer: SavedNode."""
+
+    iteration: int
+    url: str
+
+
+class SavedNode(Message, frozen=True, kw_only=True):
+    """JSON of what was written, and this controller's own state."""
+
+    files: bytes
+    common: bytes
+    state: bytes
+    stall_s: float
+
+
+class PublishOrder(Message, frozen=True, kw_only=True):
+    """Write the weights to this node's memory filesystem. Answer: Published."""
+
+    policy_version: int
+    probe: tuple[bytes, ...]
+
+
+class SyncOrder(Message, frozen=True, kw_only=True):
+    """Let this node's rollout engines take the published weights. Answer: SyncedNode."""
+
+    policy_version: int
+    probe: tuple[bytes, ...]
+
+
+class SyncedNode(Message, frozen=True, kw_only=True):
+    """Each engine's log-probs of the probe."""
+
+    engines: dict[str, tuple[bytes, ...]]
+
+
+class ValidateOrder(Message, frozen=True, kw_only=True):
+    """Sample and score this node's stripe of the held-out prompts. Answer: ValidatedNode."""
+
+    iteration: int
+
+
+class EventLine(Message, frozen=True, kw_only=True):
+    """To the leader: one line of the event log, as JSON."""
+
+    line: bytes
+
+
+class ValidatedNode(Message, frozen=True, kw_only=True):
+    """By data source: (sum of scores, number of completions)."""
+
+    sums: dict[str, tuple[float, int]]
+    failed: int = 0
+
+
+class Forward(Message, frozen=True, kw_only=True):
+    """Let an engine of `role` on the receiver's node do this; its token is filled in there.
+
+    Answer: Completed.
+    """
+
+    role: str
+    sample: Sample
+
+
+class CommitNotice(Message, frozen=True, kw_only=True):
+    """The iteration is trained: drop its groups. Answer: Done."""
+
+    iteration: int
+
+
+class Quit(Message, frozen=True, kw_only=True):
+    """The attempt is over: stop the workers and end. Answer: Done."""
+
+    reason: str
+    exit_code: int
+
+
+class Trouble(Message, frozen=True, kw_only=True):
+    """To the leader: something here that this node cannot mend."""
+
+    error: str
+    exit_code: int
+
+
+class StatusQuery(Message, frozen=True, kw_only=True):
+    """Ask a controller what it is doing. Answer: StatusAnswer."""
+
+
+class StatusAnswer(Message, frozen=True, kw_only=True):
+    """JSON of the controller's state."""
+
+    text: bytes
