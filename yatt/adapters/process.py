@@ -44,7 +44,7 @@ def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent_pid),  # noqa: PLW1509 (no threads in a controller)
+            preexec_fn=lambda: die_with_parent(parent_pid),
         )
     finally:
         os.close(descriptor)

@@ -13,7 +13,7 @@ def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> li
     """Rows in the order of one data epoch."""
     order = list(range(num_rows))
     if shuffle:
-        random.Random(f"prompts/{seed}/{data_epoch}").shuffle(order)  # noqa: S311
+        random.Random(f"prompts/{seed}/{data_epoch}").shuffle(order)
     return order
 
 
@@ -30,7 +30,7 @@ def share(batch: int, *, node: int, num_nodes: int, first: int) -> int:
 
 def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:
     """Seed of one completion: a function of what it is, not of when it is asked for."""
-    return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)  # noqa: S311
+    return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
