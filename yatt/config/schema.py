@@ -149,6 +149,9 @@ class RolloutSection:
     enforce_eager: bool = False
     """No graph capture: starts faster, samples slower."""
 
+    max_policy_age: int = 1
+    """An unfinished completion is continued by a policy at most so many versions newer, else begun anew."""
+
     request_timeout_s: float = 600.0
     """A completion not there by then is asked for again from another engine, up to `max_retries`."""
 

@@ -1,5 +1,7 @@
 """Messages between controllers, most of them the leader's orders and their answers."""
 
+import msgspec
+
 from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact
 
 
@@ -32,14 +34,18 @@ class BuildTrainer(Message, frozen=True, kw_only=True):
 
 
 class Advance(Message, frozen=True, kw_only=True):
-    """Sample and score what can be in this phase, until nothing moves. Answer: Advanced."""
+    """Sample and score with the engines of `roles`, until nothing moves. Answer: Advanced.
+
+    `target` is this node's share of the iteration's prompt groups.
+    """
 
     iteration: int
     policy_version: int
-    may_open: bool
+    target: int
+    roles: tuple[str, ...]
 
 
-class GroupFact(Message, frozen=True, kw_only=True):
+class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted prompt group, as metadata."""
 
     number: int
@@ -51,7 +57,7 @@ class Advanced(Message, frozen=True, kw_only=True):
 
     groups: tuple[GroupFact, ...]
     missing: int
-    counters: dict[str, float] = {}
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class BreakOffSampling(Message, frozen=True, kw_only=True):
@@ -124,7 +130,12 @@ class ValidateOrder(Message, frozen=True, kw_only=True):
     """Sample and score this node's stripe of the held-out prompts. Answer: ValidatedNode."""
 
     iteration: int
-    policy_version: int
+
+
+class EventLine(Message, frozen=True, kw_only=True):
+    """To the leader: one line of the event log, as JSON."""
+
+    line: bytes
 
 
 class ValidatedNode(Message, frozen=True, kw_only=True):
@@ -135,7 +146,10 @@ class ValidatedNode(Message, frozen=True, kw_only=True):
 
 
 class Forward(Message, frozen=True, kw_only=True):
-    """Let an engine of `role` on the receiver's node do this. Answer: Completed (token is filled in there)."""
+    """Let an engine of `role` on the receiver's node do this; its token is filled in there.
+
+    Answer: Completed.
+    """
 
     role: str
     sample: Sample

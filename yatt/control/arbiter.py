@@ -1,0 +1,260 @@
+"""The arbiter of one node: carries out what `yatt.core.lease` decides for each of its slabs.
+
+Decisions are pure; here are the effects: asking holders to sleep, signals, measurements, the journal.
+The journal (append and fsync on node-local disk) holds every token ever given, so that tokens rise
+also across a restarted controller.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt import clock
+from yatt.adapters.memory import resident_bytes
+from yatt.control.node import Node
+from yatt.control.supervisor import Supervisor, Worker
+from yatt.core import lease as rules
+from yatt.core.lease import SlabLease, Stage, Timing
+from yatt.core.placement import TRAINER, Slab
+from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.obs.events import EventLog
+
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the arbiter needs done to workers; each call may be repeated.
+
+    Attributes:
+        wake: bring `role`'s workers on the slab up under the token.
+        ask: tell them to let go; returns once they did.
+    """
+
+    wake: Callable[[Slab, str, int], Awaitable[None]]
+    ask: Callable[[Slab, str, int], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Last beat of each worker of a slab's holder: (heard, progress)."""
+
+    beats: dict[str, int] = field(default_factory=dict)
+
+
+class Arbiter:
+    """Leases of one node's slabs."""
+
+    def __init__(
+        self, node: Node, supervisor: Supervisor, events: EventLog, holding: Holding,
+        on_quarantine: Callable[[Slab, str], None],
+    ) -> None:  # fmt: skip
+        self._node, self._supervisor, self._events = node, supervisor, events
+        self._holding, self._on_quarantine = holding, on_quarantine
+        section = node.config.lease
+        self._timing = Timing(
+            ttl_s=section.ttl_s, stall_s=section.stall_s, ask_s=section.ask_s,
+            term_s=section.term_s, kill_s=section.kill_s, prove_s=section.prove_s,
+        )  # fmt: skip
+        self._journal = node.scratch / "leases.jsonl"
+        tokens = _journalled_tokens(self._journal)
+        self._leases = {slab: SlabLease(token=tokens.get(slab.name, 0)) for slab in node.slabs}
+        self._watches = {slab: _Watch() for slab in node.slabs}
+        self._awake: dict[Slab, int] = {}
+        self._residue: dict[str, int] = {}
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def lease(self, slab: Slab) -> SlabLease:
+        """The slab's state now."""
+        return self._leases[slab]
+
+    def is_awake(self, slab: Slab, role: str) -> bool:
+        """Whether `role` holds the slab and its workers are up under the present token."""
+        lease = self._leases[slab]
+        return lease.stage is Stage.HELD and lease.holder == role and self._awake.get(slab) == lease.token
+
+    async def run(self) -> None:
+        """Let time pass, for ever."""
+        while True:
+            for slab in self._node.slabs:
+                self._step(slab, rules.Tick())
+            await asyncio.sleep(TICK_S)
+
+    def want(self, slab: Slab, role: str) -> None:
+        """Say who shall hold the slab; '' for nobody."""
+        self._events.emit("lease.request", slab=slab.name, holder=role)
+        self._step(slab, rules.Want(role))
+
+    def renewed(self, worker: Worker, token: int, progress: int) -> None:
+        """One worker's beat; the lease is renewed when all of the holder's workers have said one."""
+        slab = worker.slab
+        if slab is None or not rules.is_live(self._leases[slab], token):
+            return
+        beats = self._watches[slab].beats
+        beats[worker.name] = progress
+        if all(w.name in beats for w in self._supervisor.of(worker.role, slab)):
+            self._step(slab, rules.Beat(token, sum(beats.values())))
+            beats.clear()
+
+    def died(self, worker: Worker) -> None:
+        """A worker is gone; its role has died on the slab once all its workers have."""
+        if worker.slab is None:
+            return
+        rest = [w for w in self._supervisor.of(worker.role, worker.slab) if w.is_running]
+        for other in rest:  # a half-dead holder is no holder
+            assert other.child is not None, "running means a child"
+            other.child.signal_group(signal.SIGKILL)
+        if not rest:
+            self._step(worker.slab, rules.Died(worker.role))
+
+    async def settled(self, slab: Slab, role: str, deadline_s: float) -> None:
+        """Wait until the slab is free (role '') or `role` is awake on it.
+
+        Raises:
+            WorkerFailed: the slab is quarantined.
+            DeadlineExceeded: neither in time.
+        """
+
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._is_settled(slab, role))
+
+        try:
+            await asyncio.wait_for(wait(), deadline_s)
+        except TimeoutError:
+            lease = self._leases[slab]
+            raise DeadlineExceeded(
+                f"slab {slab.name}: '{role or 'nobody'}' does not hold it after {deadline_s:g} s; it is "
+                f"{lease.stage.value} by '{lease.holder}'. {lease.cause}"
+            ) from None
+        if self._leases[slab].stage is Stage.QUARANTINED:
+            raise WorkerFailed(f"slab {slab.name} is quarantined: {self._leases[slab].cause}")
+
+    def _is_settled(self, slab: Slab, role: str) -> bool:
+        stage = self._leases[slab].stage
+        return stage is Stage.QUARANTINED or (self.is_awake(slab, role) if role else stage is Stage.FREE)
+
+    def _step(self, slab: Slab, event: rules.Event) -> None:
+        before = self._leases[slab]
+        after, actions = rules.step(before, event, clock.monotonic_s(), self._timing)
+        self._leases[slab] = after
+        if after.stage is not before.stage:
+            self._note(slab, before, after)
+        for action in actions:
+            self._perform(slab, action)
+        if after.stage is not before.stage:
+            self._spawn(self._announce())
+
+    def _note(self, slab: Slab, before: SlabLease, after: SlabLease) -> None:
+        if after.stage is Stage.TERMINATED:
+            self._events.emit(
+                "lease.expire", slab=slab.name, holder=before.holder, token=before.token, cause=after.cause
+            )
+        elif before.stage in (Stage.HELD, Stage.ASKED) and after.stage is Stage.PROVING:
+            self._events.emit("lease.release", slab=slab.name, holder=before.holder, token=before.token)
+
+    def _perform(self, slab: Slab, action: rules.Action) -> None:
+        match action:
+            case rules.Ask(role, token):
+                self._spawn(self._ask(slab, role, token))
+            case rules.Give(role, token):
+                self._record(slab, role, token)
+                self._watches[slab].beats.clear()
+                self._spawn(self._wake(slab, role, token))
+            case rules.Measure():
+                self._step(slab, self._measure(slab))
+            case rules.Terminate(role):
+                self._signal(slab, (role,), signal.SIGTERM)
+            case rules.Kill(role):
+                self._signal(slab, (role,), signal.SIGKILL)
+            case rules.Purge():
+                self._signal(slab, self._node.placement.roles_of(slab), signal.SIGKILL)
+            case rules.Quarantine(cause):
+                self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
+                self._on_quarantine(slab, cause)
+
+    async def _ask(self, slab: Slab, role: str, token: int) -> None:
+        await self._holding.ask(slab, role, token)
+        for worker in self._supervisor.of(role, slab):
+            self._learn_residue(worker)
+        self._step(slab, rules.Released(token))
+
+    async def _wake(self, slab: Slab, role: str, token: int) -> None:
+        await self._holding.wake(slab, role, token)
+        if rules.is_live(self._leases[slab], token):
+            self._awake[slab] = token
+            await self._announce()
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _signal(self, slab: Slab, roles: tuple[str, ...], number: signal.Signals) -> None:
+        for role in roles:
+            workers = [w for w in self._supervisor.of(role, slab) if w.child is not None]
+            for worker in workers:
+                assert worker.child is not None, "filtered above"
+                worker.child.signal_group(number)
+            if not workers:
+                self._step(slab, rules.Died(role))
+
+    def _learn_residue(self, worker: Worker) -> None:
+        """What a worker keeps when it sleeps is measured once, after its first sleep, and pinned.
+
+        On CPU an engine's sleep frees nothing, so all it has is its declared residue; a trainer rank
+        does free its storages and may keep what it had before it built anything.
+        """
+        if worker.wire not in self._residue and worker.role != TRAINER and worker.child is not None:
+            self._residue[worker.wire] = resident_bytes([worker.child.pid])[worker.child.pid]
+
+    def _measure(self, slab: Slab) -> rules.Proof:
+        wanted = self._leases[slab].wanted
+        roles = [role for role in self._node.placement.roles_of(slab) if role != wanted]
+        sleepers = {
+            w.child.pid: w for role in roles for w in self._supervisor.of(role, slab) if w.child is not None
+        }
+        slack = self._node.config.lease.slack_bytes
+        for pid, used in resident_bytes(sleepers).items():
+            worker = sleepers[pid]
+            allowed = self._residue.get(worker.wire, worker.hello_bytes) + slack
+            if used > allowed:
+                return rules.Proof(False, f"{worker.name} (pid {pid}) keeps {used >> 20} MiB of memory, "
+                                          f"{allowed >> 20} MiB are allowed to it asleep")  # fmt: skip
+        return rules.Proof(True)
+
+    def _record(self, slab: Slab, role: str, token: int) -> None:
+        self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
+        line = json.dumps({"slab": slab.name, "token": token, "holder": role}) + "\n"
+        descriptor = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _spawn(self, work: "Awaitable[None]") -> None:
+        async def shielded() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(shielded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _journalled_tokens(journal: Path) -> dict[str, int]:
+    """Highest token of each slab; a torn last line was never acted on."""
+    tokens: dict[str, int] = {}
+    if not journal.exists():
+        return tokens
+    for line in journal.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        tokens[entry["slab"]] = max(tokens.get(entry["slab"], 0), entry["token"])
+    return tokens

@@ -1,0 +1,151 @@
+"""Requests to engines: to the local ones by the hub, to other nodes' by their controllers.
+
+A request goes to the node whose engines of the role have least outstanding from here, own node
+first among equals. An engine that dies fails its requests; they are asked for again, with the same
+seed, up to `rollout.max_retries` times.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from yatt.adapters.wire import Channel
+from yatt.control.node import Node
+from yatt.core.placement import Slab
+from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.records import message as m
+from yatt.records.cluster import Forward
+
+ABORTED = "abort"
+
+
+@dataclass(slots=True)
+class _LocalEngine:
+    wire: str
+    role: str
+    slab: Slab
+    token: int
+    pending: dict[str, asyncio.Future[m.Completed]] = field(default_factory=dict)
+
+
+class LocalEngines:
+    """This node's awake engines and what is under way in them."""
+
+    def __init__(self, hub: Channel, epoch: int) -> None:
+        self._hub = hub
+        self._engines: dict[str, _LocalEngine] = {}
+        self._changed = asyncio.Condition()
+        self._ids = itertools.count(1)
+        self._epoch = epoch
+
+    async def add(self, wire: str, role: str, slab: Slab, token: int) -> None:
+        """An engine is awake under `token`."""
+        async with self._changed:
+            self._engines[wire] = _LocalEngine(wire, role, slab, token)
+            self._changed.notify_all()
+
+    def remove(self, wire: str, why: str) -> None:
+        """An engine sleeps or is gone; what was under way fails."""
+        engine = self._engines.pop(wire, None)
+        for future in engine.pending.values() if engine else ():
+            if not future.done():
+                future.set_exception(WorkerFailed(f"{wire} {why}"))
+
+    def awake(self, role: str) -> list[tuple[str, int]]:
+        """(wire name, token) of the awake engines of `role`."""
+        return [(e.wire, e.token) for e in self._engines.values() if e.role == role]
+
+    def completed(self, wire: str, body: m.Completed) -> None:
+        """Hand an engine's answer to who asked."""
+        engine = self._engines.get(wire)
+        future = engine.pending.pop(body.request_id, None) if engine else None
+        if future is not None and not future.done():
+            future.set_result(body)
+
+    async def complete(self, role: str, sample: m.Sample, deadline_s: float) -> m.Completed:
+        """Ask the local engine of `role` with least under way.
+
+        Raises:
+            WorkerFailed: the engine died meanwhile.
+            DeadlineExceeded: no engine awake, or no answer, in time.
+        """
+        try:
+            return await asyncio.wait_for(self._complete(role, sample), deadline_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no {role} engine here answered within {deadline_s:g} s") from None
+
+    async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.awake(role))
+        engine = min(
+            (e for e in self._engines.values() if e.role == role), key=lambda e: (len(e.pending), e.wire)
+        )
+        request_id = f"{sample.request_id}#{next(self._ids)}"
+        future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
+        engine.pending[request_id] = future
+        asked = msgspec.structs.replace(sample, token=engine.token, request_id=request_id)
+        await self._hub.tell(engine.wire, asked)
+        try:
+            return await future
+        finally:
+            engine.pending.pop(request_id, None)
+
+    async def abort_all(self, role: str) -> None:
+        """Break off everything under way in the role's engines; each request completes as 'abort'."""
+        for engine in [e for e in self._engines.values() if e.role == role and e.pending]:
+            await self._hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=tuple(engine.pending)))
+
+
+class Router:
+    """Requests to the engines of a role anywhere in the cluster.
+
+    Args:
+        peers: lines to the other controllers, by node index.
+    """
+
+    def __init__(self, node: Node, local: LocalEngines, peers: dict[int, Channel]) -> None:
+        self._node, self._local, self._peers = node, local, peers
+        self._outstanding: Counter[tuple[str, int]] = Counter()
+        self.retries = 0
+
+    async def complete(self, role: str, sample: m.Sample) -> m.Completed:
+        """One completion, asked for again if an engine is lost.
+
+        Raises:
+            WorkerFailed | DeadlineExceeded: still not there after the retries.
+        """
+        section = self._node.config.rollout
+        for attempt in itertools.count():
+            place = self._choose(role)
+            self._outstanding[role, place] += 1
+            try:
+                return await self._ask(place, role, sample)
+            except (WorkerFailed, DeadlineExceeded):
+                if attempt >= section.max_retries:
+                    raise
+                self.retries += 1
+            finally:
+                self._outstanding[role, place] -= 1
+        raise AssertionError("the loop returns or raises")
+
+    def _choose(self, role: str) -> int:
+        phases = (self._node.placement.sampling, *self._node.placement.scoring)
+        counts = Counter(slab.node for phase in phases for slab, held in phase.items() if held == role)
+        return min(
+            counts,
+            key=lambda n: (self._outstanding[role, n] / counts[n], n != self._node.index, n),
+        )
+
+    async def _ask(self, place: int, role: str, sample: m.Sample) -> m.Completed:
+        limit_s = self._node.config.rollout.request_timeout_s
+        if place == self._node.index:
+            return await self._local.complete(role, sample, limit_s)
+        channel = self._peers[place]
+        answer = await channel.request(f"node{place}", Forward(role=role, sample=sample), limit_s)
+        if isinstance(answer, m.Failed):
+            raise WorkerFailed(answer.error)
+        assert isinstance(answer, m.Completed), f"a Forward is answered by Completed, not {answer!r}"
+        return answer

@@ -1,0 +1,63 @@
+"""What a controller knows from the start: its run, its node, its addresses."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt.config.schema import RunConfig
+from yatt.core.placement import Placement, Slab
+from yatt.paths import RunPaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One controller's fixed facts. `host` is what other nodes dial."""
+
+    config: RunConfig
+    paths: RunPaths
+    placement: Placement
+    epoch: int
+    index: int
+    host: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """On the wire and in logs."""
+        return f"node{self.index}"
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this controller drives the iterations."""
+        return self.index == 0
+
+    @property
+    def slabs(self) -> tuple[Slab, ...]:
+        """This node's own."""
+        return tuple(slab for slab in self.placement.slabs if slab.node == self.index)
+
+    @property
+    def run_tag(self) -> str:
+        """Short name of run folder, unique on a node: sockets and shared memory are named by it."""
+        return hashlib.sha256(str(self.paths.root).encode()).hexdigest()[:10]
+
+    @property
+    def scratch(self) -> Path:
+        """Node-local folder of this attempt: sockets and journals."""
+        name = f"yatt-{os.getuid()}-{self.run_tag}-{self.epoch}-{self.index}"
+        return Path(self.config.launch.scratch_dir) / name
+
+    @property
+    def endpoint(self) -> str:
+        """Where this node's workers find the controller."""
+        return f"ipc://{self.scratch}/hub"
+
+    @property
+    def weights_root(self) -> Path:
+        """Node-local memory folder through which weights pass."""
+        return Path(self.config.launch.shm_dir) / self.scratch.name
+
+    def weights_folder(self, policy_version: int) -> Path:
+        """Folder of one published policy version."""
+        return self.weights_root / f"v{policy_version}"

@@ -1,0 +1,172 @@
+"""Starts this node's worker processes, hears of their end, and ends them by process group.
+
+A worker is named by what it is (``rollout-n0s0``); each start of it has a number of its own, so that
+nothing a former start said can be taken for the new one's.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from yatt.adapters.process import Child, describe_exit, log_tail, start_child
+from yatt.control.node import Node
+from yatt.core.placement import ROLLOUT, TRAINER, Slab
+from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.obs.events import EventLog
+
+REWARD = "reward"
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker place and the process in it now. `wire` is its name on the hub."""
+
+    name: str
+    role: str
+    slab: Slab | None
+    argv: tuple[str, ...]
+    gpus: tuple[int, ...]
+    starts: int = 0
+    child: Child | None = None
+    hello: asyncio.Event = field(default_factory=asyncio.Event)
+    hello_bytes: int = 0
+
+    @property
+    def wire(self) -> str:
+        """Unique to this start."""
+        return f"{self.name}.{self.starts}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended."""
+        return self.child is not None
+
+
+OnExit = Callable[[Worker, str], Awaitable[None]]
+
+
+class Supervisor:
+    """Owns the worker processes of one node.
+
+    Args:
+        on_exit: awaited when a worker ended that was not told to; gets the worker and how it ended.
+    """
+
+    def __init__(self, node: Node, events: EventLog, on_exit: OnExit) -> None:
+        self._node, self._events, self._on_exit = node, events, on_exit
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
+
+    def of(self, role: str, slab: Slab) -> list[Worker]:
+        """The workers that hold `slab` when `role` does."""
+        return [w for w in self.workers.values() if w.role == role and w.slab == slab]
+
+    def by_wire(self, wire: str) -> Worker | None:
+        """The worker whose present process has this name on the hub."""
+        return next((w for w in self.workers.values() if w.wire == wire and w.is_running), None)
+
+    def start(self, worker: Worker) -> None:
+        """Start its process, unless one runs."""
+        if worker.is_running or self._closing:
+            return
+        worker.starts += 1
+        worker.hello.clear()
+        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
+        argv = [sys.executable, "-m", *worker.argv, "--worker", worker.wire]
+        worker.child = start_child(
+            worker.name, argv, env=self._environment(worker), log=log,
+            on_exit=lambda child, returncode: self._ended(worker, child, returncode),
+        )  # fmt: skip
+        self._events.emit("worker.start", worker=worker.wire, pid=worker.child.pid, log=str(log))
+
+    async def ready(self, worker: Worker) -> None:
+        """Wait for its Hello.
+
+        Raises:
+            WorkerFailed: it ended before.
+            DeadlineExceeded: it is silent for `launch.start_timeout_s`.
+        """
+        limit_s, starts = self._node.config.launch.start_timeout_s, worker.starts
+        hello = asyncio.create_task(worker.hello.wait())
+        try:
+            for _ in range(max(1, int(limit_s * 5))):
+                done, _ = await asyncio.wait({hello}, timeout=0.2)
+                if done:
+                    return
+                if not worker.is_running or worker.starts != starts:
+                    raise WorkerFailed(f"{worker.name} ended while starting. {self.where(worker)}")
+        finally:
+            hello.cancel()
+        raise DeadlineExceeded(f"{worker.name} did not come up in {limit_s:g} s. {self.where(worker)}")
+
+    def where(self, worker: Worker) -> str:
+        """Where to look, with the end of the log."""
+        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
+        return f"Its log is {log}; it ends:\n{log_tail(log)}"
+
+    async def close(self, grace_s: float) -> None:
+        """End every worker: TERM, after `grace_s` KILL; wait until all are reaped."""
+        self._closing = True
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+            running = [w for w in self.workers.values() if w.child is not None]
+            for worker in running:
+                assert worker.child is not None, "running means a child"
+                worker.child.signal_group(number)
+            for _ in range(int(patience_s / 0.05)):
+                if not any(w.is_running for w in running):
+                    return
+                await asyncio.sleep(0.05)
+
+    def _ended(self, worker: Worker, child: Child, returncode: int) -> None:
+        how = describe_exit(returncode)
+        self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
+        worker.child = None
+        if not self._closing:
+            task = asyncio.get_running_loop().create_task(self._report(worker, how))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _report(self, worker: Worker, how: str) -> None:
+        await self._on_exit(worker, how)
+
+    def _environment(self, worker: Worker) -> dict[str, str]:
+        threads = str(self._node.config.launch.threads_per_worker)
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus)) if self._node.device == "cuda" else ""
+        return env
+
+
+def planned_workers(node: Node) -> list[Worker]:
+    """Every worker this node will ever run, none of them started."""
+    place = ("--epoch", str(node.epoch), "--node", str(node.index), "--endpoint", node.endpoint)
+    common = ("--run", str(node.paths.root), *place)
+    workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
+    workers += [
+        Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
+            "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
+        for slab in node.slabs
+        for gpu in slab.gpus
+    ]  # fmt: skip
+    if _needs_reward_process(node):
+        workers.append(Worker(f"reward-n{node.index}", REWARD, None, ("yatt.reward", *common), ()))
+    return workers
+
+
+def _engines(node: Node, slab: Slab) -> list[str]:
+    return [role for role in node.placement.roles_of(slab) if role != TRAINER]
+
+
+def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
+    if role == ROLLOUT:
+        return Worker(f"rollout-{slab.name}", role, slab, ("yatt.rollout", *common), slab.gpus)
+    genrm = role.partition(":")[2]
+    argv = ("yatt.genrm", *common, "--genrm", genrm)
+    return Worker(f"genrm-{genrm}-{slab.name}", role, slab, argv, slab.gpus)
+
+
+def _needs_reward_process(node: Node) -> bool:
+    return bool(node.config.rewards) or any(genrm.path for genrm in node.config.genrms)

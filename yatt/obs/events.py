@@ -1,0 +1,28 @@
+"""The event log: one JSON object an event, for machines and for the report.
+
+Every process of a run emits; the leader alone appends to ``events.jsonl``, the other controllers send
+their lines to it.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from yatt import clock
+
+
+class EventLog:
+    """Stamps events and hands the lines on.
+
+    Args:
+        sink: gets each line; the leader's appends it, another controller's sends it to the leader.
+    """
+
+    def __init__(self, *, epoch: int, node: int, role: str, sink: Callable[[str], None]) -> None:
+        self._fixed = {"epoch": epoch, "node": node, "role": role}
+        self._sink = sink
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record one event. Values must be JSON."""
+        stamp = {"t": clock.monotonic_ns(), "wall": clock.wall_iso()}
+        self._sink(json.dumps({**stamp, **self._fixed, "kind": kind, **fields}))
