@@ -1,5 +1,7 @@
 """From a kind to an engine. The library behind it is imported here, not before."""
 
+import importlib
+
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 
 
@@ -16,3 +18,14 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
     from yatt.engine.scripted import ScriptedEngine
 
     return ScriptedEngine(options)
+
+
+def import_library(kind: EngineKind) -> None:
+    """Import what the engine needs, so that the first Wake is not the one to wait for it."""
+    modules = {
+        "vllm": ("vllm.v1.engine.llm_engine",),
+        "transformers": ("torch", "transformers"),
+        "scripted": (),
+    }
+    for name in modules[kind]:
+        importlib.import_module(name)
