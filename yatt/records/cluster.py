@@ -2,7 +2,14 @@
 
 import msgspec
 
-from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact
+from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact, ShardFile
+
+
+class OrderFailed(Message, frozen=True, kw_only=True):
+    """The order could not be carried out. `exit_code` is what the attempt should end with."""
+
+    error: str
+    exit_code: int
 
 
 class StartWorkers(Message, frozen=True, kw_only=True):
@@ -98,9 +105,9 @@ class SaveOrder(Message, frozen=True, kw_only=True):
 
 
 class SavedNode(Message, frozen=True, kw_only=True):
-    """JSON of what was written, and this controller's own state."""
+    """What was written, and this controller's own state (JSON)."""
 
-    files: bytes
+    files: tuple[ShardFile, ...]
     common: bytes
     state: bytes
     stall_s: float
@@ -111,19 +118,6 @@ class PublishOrder(Message, frozen=True, kw_only=True):
 
     policy_version: int
     probe: tuple[bytes, ...]
-
-
-class SyncOrder(Message, frozen=True, kw_only=True):
-    """Let this node's rollout engines take the published weights. Answer: SyncedNode."""
-
-    policy_version: int
-    probe: tuple[bytes, ...]
-
-
-class SyncedNode(Message, frozen=True, kw_only=True):
-    """Each engine's log-probs of the probe."""
-
-    engines: dict[str, tuple[bytes, ...]]
 
 
 class ValidateOrder(Message, frozen=True, kw_only=True):
@@ -155,10 +149,17 @@ class Forward(Message, frozen=True, kw_only=True):
     sample: Sample
 
 
-class CommitNotice(Message, frozen=True, kw_only=True):
-    """The iteration is trained: drop its groups. Answer: Done."""
+class ForwardAbort(Message, frozen=True, kw_only=True):
+    """Break off what node `origin` has under way in the receiver's engines of `role`."""
 
-    iteration: int
+    role: str
+    origin: str
+
+
+class CommitNotice(Message, frozen=True, kw_only=True):
+    """These prompt groups were trained on: drop them. Answer: Done."""
+
+    numbers: tuple[int, ...]
 
 
 class Quit(Message, frozen=True, kw_only=True):
