@@ -39,9 +39,13 @@ class Tokenizer:
         self.eos_ids = eos_ids(folder)
         """Tokens that end a completion."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of text; False for text from `render_chat`, which holds its special tokens already."""
-        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, with the special tokens the tokenizer adds (a BOS, say)."""
+        return list(self._fast.encode(text, add_special_tokens=True).ids)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of text from `render_chat`, which holds its special tokens already."""
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """Text of `ids`."""

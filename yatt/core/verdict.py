@@ -8,15 +8,27 @@ completion are harmless.
 import math
 import re
 import string
+from dataclasses import dataclass
 
 from yatt.config.schema import VerdictSection
 from yatt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedSample:
+    """What a template may show the GenRM; the names are the fields."""
+
+    prompt: str
+    completion: str
+    ground_truth: str
+    data_source: str
+
 
 FIELDS = ("prompt", "completion", "ground_truth", "data_source")
 
 
 def check_template(template: str, key: str) -> None:
-    """Refuse a template that `render_template` could not fill.
+    """Refuse a template that `render` could not fill.
 
     Args:
         key: where it stands in the run file, for the message.
@@ -38,7 +50,7 @@ def check_template(template: str, key: str) -> None:
 
 
 def check_verdict(verdict: VerdictSection, key: str) -> None:
-    """Refuse a verdict that `parse_verdict` could never read.
+    """Refuse a verdict that `parse` could never read.
 
     Raises:
         ConfigError: the pattern is empty, no regular expression, or has no group 1.
@@ -56,25 +68,17 @@ def check_verdict(verdict: VerdictSection, key: str) -> None:
         )
 
 
-def render_template(
-    template: str, *, prompt: str, completion: str, ground_truth: str, data_source: str
-) -> str:
+def render(template: str, sample: JudgedSample) -> str:
     """The template with its fields filled. It must have passed `check_template`."""
-    values = {
-        "prompt": prompt,
-        "completion": completion,
-        "ground_truth": ground_truth,
-        "data_source": data_source,
-    }
     parts: list[str] = []
     for text, name, _, _ in string.Formatter().parse(template):
         parts.append(text)
         if name is not None:
-            parts.append(values[name])
+            parts.append(getattr(sample, name))
     return "".join(parts)
 
 
-def parse_verdict(verdict: VerdictSection, text: str) -> float | None:
+def parse(text: str, verdict: VerdictSection) -> float | None:
     """The score of the last match in `text`, or None where there is no readable one.
 
     The last counts because a model that reasons first quotes the choices before it decides.
