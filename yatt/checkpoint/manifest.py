@@ -1,152 +1,128 @@
-"""A checkpoint exists iff its manifest does: commit, find, verify, retire. No torch here.
+"""The list of a checkpoint's files, and the one write that makes it exist. No torch.
 
-The manifest is created last and only if there is none of that iteration, so a stale attempt cannot
-replace a commit. What is listed is not what is true: finding the newest checkpoint verifies that
-every file it names is there with its size, and falls back to the one before, saying why.
+Layout under the checkpoint URL::
+
+    global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
+    manifests/0000000N.json                        written last, conditionally: this is the commit
+    latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
+
+A checkpoint exists iff its manifest does and every file in it has its size. Resume lists manifests,
+newest first, and says why it passed one over; the hint is never read.
 """
 
-import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from yatt.checkpoint.format import SCHEMA_VERSION, FileEntry, Manifest, digest
 from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
+from yatt.records.message import ShardFile
 
-MANIFESTS = "manifests"
-MARKER = "latest_checkpointed_iteration.txt"
-"""For other people's scripts only; nothing here reads it."""
-
-
-def attempt_prefix(iteration: int, epoch: int, nonce: str) -> str:
-    """Folder of one attempt's files, never used twice."""
-    return f"global_step_{iteration}/{epoch}-{nonce}"
+SCHEMA_VERSION = 1
+LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 
-def manifest_name(iteration: int) -> str:
-    """Name of an iteration's manifest; names sort like iterations."""
-    return f"{MANIFESTS}/{iteration:010d}.json"
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One committed checkpoint. `common` and `nodes` are JSON: the trainer's scalars, the controllers'
+    states; `row` is the metrics line of the iteration, which is completed after resume."""
+
+    schema_version: int = SCHEMA_VERSION
+    iteration: int
+    epoch: int
+    config_hash: str
+    files: tuple[ShardFile, ...]
+    common: msgspec.Raw
+    nodes: tuple[msgspec.Raw, ...]
+    row: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def write_state(store: Store, prefix: str, name: str, data: bytes) -> FileEntry:
-    """Write a controller's state as `name`.json under the prefix; goes into `Manifest.states`."""
-    path = f"{name}.json"
-    store.write(f"{prefix}/{path}", data)
-    return FileEntry(path=path, size_bytes=len(data), sha256=digest(data))
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint to resume from, if any, and why newer ones were passed over."""
+
+    manifest: Manifest | None
+    name: str
+    skipped: tuple[str, ...]
 
 
-def read_state(store: Store, manifest: Manifest, name: str) -> bytes:
-    """A controller's state.
+class Checkpoints:
+    """The committed checkpoints of one run."""
 
-    Raises:
-        CheckpointError: absent, or not what was written.
-    """
-    if name not in manifest.states:
-        raise CheckpointError(f"{manifest_name(manifest.iteration)} has no state {name!r}")
-    return read_verified(store, manifest.prefix, manifest.states[name])
+    def __init__(self, store: Store, epoch: int) -> None:
+        self._store, self._epoch = store, epoch
 
+    def prefix(self, iteration: int) -> str:
+        """A fresh folder for one save: private to this attempt and this try."""
+        return f"global_step_{iteration}/{self._epoch:06d}-{secrets.token_hex(4)}"
 
-def read_verified(store: Store, prefix: str, entry: FileEntry) -> bytes:
-    """A file's bytes, if they are the ones that were written.
+    def commit(self, manifest: Manifest) -> None:
+        """Make the checkpoint exist.
 
-    Raises:
-        CheckpointError: absent, short, or other bytes.
-    """
-    data = store.read(f"{prefix}/{entry.path}")
-    if len(data) != entry.size_bytes or digest(data) != entry.sha256:
-        raise CheckpointError(
-            f"{prefix}/{entry.path} is not what was saved: {len(data)} of {entry.size_bytes} bytes, "
-            f"sha256 {digest(data)[:12]} instead of {entry.sha256[:12]}"
-        )
-    return data
+        Raises:
+            CheckpointError: a file is not there as promised, or another attempt committed this iteration.
+        """
+        reason = self._fault(manifest)
+        if reason:
+            raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
+        if not self._store.create(_name(manifest.iteration), msgspec.json.encode(manifest)):
+            raise CheckpointError(f"checkpoint {manifest.iteration} was committed by another attempt")
+        self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
+    def newest(self) -> Found:
+        """The newest checkpoint that is whole."""
+        skipped: list[str] = []
+        for name in reversed(self._manifests()):
+            try:
+                manifest = self.read(f"manifests/{name}")
+            except CheckpointError as error:
+                skipped.append(str(error))
+                continue
+            reason = self._fault(manifest)
+            if not reason:
+                return Found(manifest, f"manifests/{name}", tuple(skipped))
+            skipped.append(f"{name}: {reason}")
+        return Found(None, "", tuple(skipped))
 
-def commit(store: Store, manifest: Manifest) -> None:
-    """Make the checkpoint exist. Committing the same manifest again does nothing.
+    def read(self, name: str) -> Manifest:
+        """One manifest.
 
-    Raises:
-        CheckpointError: the iteration has another manifest, or a file of this one is missing.
-    """
-    faults = _faults(store, manifest)
-    if faults:
-        raise CheckpointError(f"iteration {manifest.iteration} is not committed: {'; '.join(faults)}")
-    name, data = manifest_name(manifest.iteration), msgspec.json.encode(manifest)
-    if not store.create(name, data) and store.read(name) != data:
-        raise CheckpointError(f"{name} is there already, from another attempt; it is not replaced")
-    store.write(MARKER, f"{manifest.iteration}\n".encode())
-
-
-def read_manifest(store: Store, name: str) -> Manifest:
-    """A manifest by name.
-
-    Raises:
-        CheckpointError: absent, torn, or of another schema version.
-    """
-    data = store.read(name)
-    try:
-        version = json.loads(data).get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise CheckpointError(f"{name} has schema version {version}; this yatt reads {SCHEMA_VERSION}")
-        return msgspec.json.decode(data, type=Manifest)
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{name} is not a manifest: {error}") from error
-
-
-def newest_committed(store: Store) -> tuple[Manifest | None, list[str]]:
-    """The newest checkpoint whose files are all there, and why newer ones were passed over."""
-    reasons: list[str] = []
-    for name in reversed(_manifest_names(store)):
+        Raises:
+            CheckpointError: not there, not a manifest, or of an unknown schema version.
+        """
+        data = self._store.read(name)
         try:
-            manifest = read_manifest(store, name)
-        except CheckpointError as error:
-            reasons.append(str(error))
-            continue
-        faults = _faults(store, manifest)
-        if not faults:
-            return manifest, reasons
-        reasons.append(f"{name}: {'; '.join(faults)}")
-    return None, reasons
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"{name}: schema version {manifest.schema_version}, known is {SCHEMA_VERSION}"
+            )
+        return manifest
+
+    def retain(self, keep: int) -> list[int]:
+        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`; gives which."""
+        gone = []
+        for name in self._manifests()[:-keep]:
+            iteration = int(name.removesuffix(".json"))
+            self._store.delete(f"manifests/{name}")
+            self._store.delete_folder(f"global_step_{iteration}")
+            gone.append(iteration)
+        return gone
+
+    def _manifests(self) -> list[str]:
+        return [n for n in self._store.names("manifests") if n.removesuffix(".json").isdigit()]
+
+    def _fault(self, manifest: Manifest) -> str:
+        for file in manifest.files:
+            size = self._store.size(file.path)
+            if size != file.size_bytes:
+                there = "is missing" if size is None else f"has {size} bytes instead of {file.size_bytes}"
+                return f"{file.path} {there}"
+        return ""
 
 
-def retain(store: Store, keep: int) -> list[str]:
-    """Remove what `keep` newer whole checkpoints supersede; gives the names of removed manifests.
-
-    A manifest goes before its files, so that none ever names what is not there. Files that were
-    never committed go once they are older than the oldest checkpoint kept.
-    """
-    kept: list[int] = []
-    removed: list[str] = []
-    for name in reversed(_manifest_names(store)):
-        if len(kept) >= keep:
-            store.remove(name)
-            removed.append(name)
-        elif _is_whole(store, name):
-            kept.append(int(name.rsplit("/", 1)[1].removesuffix(".json")))
-    if len(kept) >= keep:
-        for folder in store.names(""):
-            number = folder.removeprefix("global_step_")
-            if number != folder and number.isdigit() and int(number) < kept[-1]:
-                store.remove(folder)
-    return removed
-
-
-def _is_whole(store: Store, name: str) -> bool:
-    try:
-        return not _faults(store, read_manifest(store, name))
-    except CheckpointError:
-        return False
-
-
-def _manifest_names(store: Store) -> list[str]:
-    return [f"{MANIFESTS}/{name}" for name in store.names(MANIFESTS) if name.endswith(".json")]
-
-
-def _faults(store: Store, manifest: Manifest) -> list[str]:
-    faults = []
-    for entry in (*manifest.files, *manifest.states.values()):
-        size = store.size(f"{manifest.prefix}/{entry.path}")
-        if size is None:
-            faults.append(f"{entry.path} is missing")
-        elif size != entry.size_bytes:
-            faults.append(f"{entry.path} has {size} of {entry.size_bytes} bytes")
-    return faults
+def _name(iteration: int) -> str:
+    return f"manifests/{iteration:08d}.json"

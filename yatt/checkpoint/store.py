@@ -1,165 +1,162 @@
-"""Where checkpoints lie: in a folder every node sees, or in an object store.
+"""Bytes at a URL: a folder, or any fsspec filesystem (s3://, gs:// ...). No torch, no pickle.
 
-Objects are whole, and creation happens at most once. No torch here: controllers use this too.
-Names are relative to the store's root, with slashes.
+Everything is written whole. `create` is the one conditional operation, on which commits stand: it
+succeeds for one writer only, also when two try at once.
 """
 
+import errno
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from yatt.adapters import files
-from yatt.errors import CheckpointError
+from yatt.errors import CheckpointError, ConfigError
 
 
 class Store(Protocol):
-    """What a checkpoint needs of storage."""
+    """Named bytes under one URL."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole object, durably; replaces what was there."""
+        """Create or replace, whole and durable."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a whole object unless one is there: True iff this call did."""
+        """Create; False if the name is taken by other content."""
 
     def read(self, name: str) -> bytes:
-        """A whole object.
+        """Content.
 
         Raises:
-            CheckpointError: it is not there or cannot be read.
+            CheckpointError: not there, or not readable.
         """
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object, or None if it is not there."""
+        """Bytes, or None if not there."""
 
     def names(self, folder: str) -> list[str]:
-        """Names directly in a folder, sorted; empty if there is no such folder."""
+        """Names directly in `folder`, relative to it, sorted."""
 
-    def remove(self, name: str) -> None:
-        """Remove an object or a folder with all in it; what is not there is no error."""
+    def delete(self, name: str) -> None:
+        """Remove one name, if it is there."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Remove everything under `folder`."""
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """The store at a path or fsspec URL.
-
-    Args:
-        options: handed to fsspec.
+    """The store of a checkpoint URL.
 
     Raises:
-        CheckpointError: no driver for this URL is installed.
+        ConfigError: the URL's driver is not installed, or the URL cannot be used.
     """
+    if "://" not in url or url.startswith("file://"):
+        return FolderStore(Path(url.removeprefix("file://")))
+    import fsspec
+
     try:
         filesystem, root = fsspec.core.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        raise CheckpointError(f"checkpoint.url: {url} cannot be opened: {error}") from error
-    if isinstance(filesystem, LocalFileSystem):
-        return FolderStore(Path(root))
+    except ImportError as error:
+        raise ConfigError(f"checkpoint.url {url}: {error}. pip install 'yatt[objects]'.") from error
+    except ValueError as error:
+        raise ConfigError(f"checkpoint.url {url}: {error}.") from error
     return ObjectStore(filesystem, root)
 
 
 class FolderStore:
-    """A folder. Objects appear by rename, `create` by a link that replaces nothing."""
+    """A folder on a filesystem."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store`."""
-        files.publish(self._place(name), data)
+        files.publish(self._path(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `Store`."""
-        return files.claim(self._place(name), data)
+        return files.claim(self._path(name), data) or self.read(name) == data
 
     def read(self, name: str) -> bytes:
-        """See `Store`."""
         try:
             return (self._root / name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
 
     def size(self, name: str) -> int | None:
-        """See `Store`."""
         try:
             return (self._root / name).stat().st_size
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
 
     def names(self, folder: str) -> list[str]:
-        """See `Store`; unfinished temporary files are not objects."""
-        place = self._root / folder
-        return (
-            sorted(entry.name for entry in place.iterdir() if not entry.name.startswith("."))
-            if place.is_dir()
-            else []
-        )
+        path = self._root / folder
+        return sorted(p.name for p in path.iterdir() if not p.name.startswith(".")) if path.is_dir() else []
 
-    def remove(self, name: str) -> None:
-        """See `Store`."""
-        place = self._root / name
-        if place.is_dir():
-            for entry in place.iterdir():
-                self.remove(f"{name}/{entry.name}")
-            place.rmdir()
-        else:
-            place.unlink(missing_ok=True)
+    def delete_folder(self, folder: str) -> None:
+        shutil.rmtree(self._root / folder, ignore_errors=True)
 
-    def _place(self, name: str) -> Path:
+    def delete(self, name: str) -> None:
+        (self._root / name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
         path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_private(path.parent)
         return path
 
 
 class ObjectStore:
-    """Any fsspec filesystem whose objects appear whole; `create` is a conditional PUT (If-None-Match)."""
+    """An fsspec filesystem.
+
+    `create` asks for fsspec's ``mode="create"``, which s3fs turns into a conditional PUT
+    (If-None-Match); a driver that only checks first is as safe as its check.
+    """
 
     def __init__(self, filesystem: Any, root: str) -> None:
-        self._filesystem, self._root = filesystem, root.rstrip("/")
+        self._fs, self._root = filesystem, root
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store`."""
-        self._filesystem.pipe_file(self._path(name), data)
+        self._fs.pipe_file(self._path(name), data)
+        if self.size(name) != len(data):
+            raise CheckpointError(f"{self._path(name)}: written {len(data)} bytes, {self.size(name)} arrived")
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `Store`."""
         try:
-            self._filesystem.pipe_file(self._path(name), data, mode="create")
+            self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
-            return False
+            return self.read(name) == data
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, None) and "PreconditionFailed" not in str(error):
+                raise
+            return self.size(name) is not None and self.read(name) == data
         return True
 
     def read(self, name: str) -> bytes:
-        """See `Store`."""
         try:
-            return bytes(self._filesystem.cat_file(self._path(name)))
+            return bytes(self._fs.cat_file(self._path(name)))
         except OSError as error:
             raise CheckpointError(f"{self._path(name)}: {error}") from error
 
     def size(self, name: str) -> int | None:
-        """See `Store`."""
-        self._filesystem.invalidate_cache()
+        self._fs.invalidate_cache()
         try:
-            return int(self._filesystem.size(self._path(name)))
+            return int(self._fs.size(self._path(name)))
         except FileNotFoundError:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """See `Store`."""
-        self._filesystem.invalidate_cache()
+        self._fs.invalidate_cache()
         try:
-            listed = self._filesystem.ls(self._path(folder), detail=False)
+            return sorted(path.rsplit("/", 1)[1] for path in self._fs.ls(self._path(folder), detail=False))
         except FileNotFoundError:
             return []
-        return sorted(path.rstrip("/").rsplit("/", 1)[1] for path in listed)
 
-    def remove(self, name: str) -> None:
-        """See `Store`."""
-        self._filesystem.invalidate_cache()
-        path = self._path(name)
-        if self._filesystem.exists(path):
-            self._filesystem.rm(path, recursive=True)
+    def delete(self, name: str) -> None:
+        if self._fs.exists(self._path(name)):
+            self._fs.rm_file(self._path(name))
+
+    def delete_folder(self, folder: str) -> None:
+        if self._fs.exists(self._path(folder)):
+            self._fs.rm(self._path(folder), recursive=True)
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}".rstrip("/")
+        return f"{self._root}/{name}"

@@ -179,7 +179,11 @@ class Arbiter:
                 self._on_quarantine(slab, cause)
 
     async def _ask(self, slab: Slab, role: str, token: int) -> None:
-        await self._holding.ask(slab, role, token)
+        try:
+            await self._holding.ask(slab, role, token)
+        except (WorkerFailed, DeadlineExceeded) as error:  # time will escalate it
+            self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
+            return
         for worker in self._supervisor.of(role, slab):
             self._learn_residue(worker)
         self._step(slab, rules.Released(token))
@@ -203,6 +207,10 @@ class Arbiter:
             if not workers:
                 self._step(slab, rules.Died(role))
 
+    def weigh(self, worker: Worker) -> int:
+        """Resident bytes of a worker's processes now."""
+        return resident_bytes([worker.child.pid])[worker.child.pid] if worker.child is not None else 0
+
     def _learn_residue(self, worker: Worker) -> None:
         """What a worker keeps when it sleeps is measured once, after its first sleep, and pinned.
 
@@ -210,7 +218,7 @@ class Arbiter:
         does free its storages and may keep what it had before it built anything.
         """
         if worker.wire not in self._residue and worker.role != TRAINER and worker.child is not None:
-            self._residue[worker.wire] = resident_bytes([worker.child.pid])[worker.child.pid]
+            self._residue[worker.wire] = self.weigh(worker)
 
     def _measure(self, slab: Slab) -> rules.Proof:
         wanted = self._leases[slab].wanted

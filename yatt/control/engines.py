@@ -17,7 +17,7 @@ from yatt.control.node import Node
 from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
-from yatt.records.cluster import Forward
+from yatt.records.cluster import Forward, ForwardAbort, OrderFailed
 
 ABORTED = "abort"
 
@@ -34,12 +34,11 @@ class _LocalEngine:
 class LocalEngines:
     """This node's awake engines and what is under way in them."""
 
-    def __init__(self, hub: Channel, epoch: int) -> None:
+    def __init__(self, hub: Channel) -> None:
         self._hub = hub
         self._engines: dict[str, _LocalEngine] = {}
         self._changed = asyncio.Condition()
         self._ids = itertools.count(1)
-        self._epoch = epoch
 
     async def add(self, wire: str, role: str, slab: Slab, token: int) -> None:
         """An engine is awake under `token`."""
@@ -93,10 +92,12 @@ class LocalEngines:
         finally:
             engine.pending.pop(request_id, None)
 
-    async def abort_all(self, role: str) -> None:
-        """Break off everything under way in the role's engines; each request completes as 'abort'."""
-        for engine in [e for e in self._engines.values() if e.role == role and e.pending]:
-            await self._hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=tuple(engine.pending)))
+    async def abort(self, role: str, origin: str) -> None:
+        """Break off what `origin` has under way in the role's engines; it completes as 'abort'."""
+        for engine in [e for e in self._engines.values() if e.role == role]:
+            ids = tuple(key for key in engine.pending if key.startswith(f"{origin}/"))
+            if ids:
+                await self._hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=ids))
 
 
 class Router:
@@ -118,6 +119,7 @@ class Router:
             WorkerFailed | DeadlineExceeded: still not there after the retries.
         """
         section = self._node.config.rollout
+        sample = msgspec.structs.replace(sample, request_id=f"{self._node.name}/{sample.request_id}")
         for attempt in itertools.count():
             place = self._choose(role)
             self._outstanding[role, place] += 1
@@ -130,6 +132,12 @@ class Router:
             finally:
                 self._outstanding[role, place] -= 1
         raise AssertionError("the loop returns or raises")
+
+    async def abort(self, role: str) -> None:
+        """Break off everything this node has under way with `role`, wherever it is."""
+        await self._local.abort(role, self._node.name)
+        for index, channel in self._peers.items():
+            await channel.tell(f"node{index}", ForwardAbort(role=role, origin=self._node.name))
 
     def _choose(self, role: str) -> int:
         phases = (self._node.placement.sampling, *self._node.placement.scoring)
@@ -145,7 +153,7 @@ class Router:
             return await self._local.complete(role, sample, limit_s)
         channel = self._peers[place]
         answer = await channel.request(f"node{place}", Forward(role=role, sample=sample), limit_s)
-        if isinstance(answer, m.Failed):
+        if isinstance(answer, OrderFailed):
             raise WorkerFailed(answer.error)
         assert isinstance(answer, m.Completed), f"a Forward is answered by Completed, not {answer!r}"
         return answer

@@ -15,7 +15,7 @@ from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.groups import PromptGroup, SampleState
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
-from yatt.core.verdict import parse_verdict, render_template
+from yatt.core.verdict import JudgedSample, parse, render
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.message import pack_ids, unpack_ids
@@ -72,14 +72,14 @@ class Scorer:
         )
         try:
             answer = await self._call_reward(order)
-        except (WorkerFailed, DeadlineExceeded) as error:
-            answer = m.Failed(error=str(error))
+        except (WorkerFailed, DeadlineExceeded) as lost:
+            answer = m.Failed(error=str(lost))
         if isinstance(answer, m.Scored):
             sample.scores = {**sample.scores, name: answer.score}
             return
         self.counters[f"reward/{name}/failed"] += 1
-        error = answer.error if isinstance(answer, m.Failed) else f"answered {type(answer).__name__}"
-        sample.failed = f"reward '{name}', prompt {group.number}, sample {sample.index}: {error}"
+        why = answer.error if isinstance(answer, m.Failed) else f"answered {type(answer).__name__}"
+        sample.failed = f"reward '{name}', prompt {group.number}, sample {sample.index}: {why}"
 
     async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask) -> m.Completed:
         """Let a GenRM complete a text."""
@@ -98,10 +98,11 @@ class Scorer:
         return self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
 
     async def _judge(self, genrm: GenRMSection, group: PromptGroup, sample: SampleState, row: Row) -> None:
-        text = render_template(
-            genrm.template, prompt=group.prompt_text, completion=sample.text,
+        judged = JudgedSample(
+            prompt=group.prompt_text, completion=sample.text,
             ground_truth=row.ground_truth, data_source=row.data_source,
         )  # fmt: skip
+        text = render(genrm.template, judged)
         for retry in range(genrm.retries + 1):
             seed = sample_seed(self._config.run.seed, group.number, sample.index, retry)
             ask = m.Ask(
@@ -114,7 +115,7 @@ class Scorer:
                 return
             verdict = self.text_of(genrm, completed)
             sample.verdicts = {**sample.verdicts, genrm.name: verdict}
-            score = parse_verdict(genrm.verdict, verdict)
+            score = parse(verdict, genrm.verdict)
             if score is not None:
                 sample.scores = {**sample.scores, genrm.name: score}
                 return
@@ -135,7 +136,7 @@ class Scorer:
         if not genrm.chat:
             return tokenizer.encode(text)
         rendered = tokenizer.render_chat([{"role": "user", "content": text}])
-        return tokenizer.encode(rendered, add_special_tokens=False)
+        return tokenizer.encode_rendered(rendered)
 
 
 def _row_for_function(row: Row) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class Supervisor:
         log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
         return f"Its log is {log}; it ends:\n{log_tail(log)}"
 
+    def end(self, worker: Worker) -> None:
+        """Kill one worker's process group; its end is reported like any other."""
+        if worker.child is not None:
+            worker.child.signal_group(signal.SIGKILL)
+
     async def close(self, grace_s: float) -> None:
         """End every worker: TERM, after `grace_s` KILL; wait until all are reaped."""
         self._closing = True

@@ -14,6 +14,8 @@ ends so that it can be continued.
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+
 
 class Phase(Enum):
     """What the run is at."""
@@ -113,9 +115,10 @@ class StopWanted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """This attempt cannot go on."""
+    """This attempt cannot go on; `exit_code` says whether another one could."""
 
     error: str
+    exit_code: int
 
 
 Event = Answered | Acted | StopWanted | Failure
@@ -155,7 +158,7 @@ class BreakOff:
 class End:
     """Nothing more to do."""
 
-    finished: bool
+    exit_code: int
     reason: str
 
 
@@ -176,9 +179,9 @@ def step(state: RunState, event: Event, program: Program) -> Result:
     if state.phase is Phase.ENDED:
         return state, ()
     match event:
-        case Failure(error):
+        case Failure(error, exit_code):
             ended = replace(state, phase=Phase.ENDED, failure=error)
-            return ended, (End(finished=False, reason=error),)
+            return ended, (End(exit_code, error),)
         case StopWanted(reason):
             return _stop(state, reason, program)
         case Answered(node, seq):
@@ -192,8 +195,8 @@ def step(state: RunState, event: Event, program: Program) -> Result:
 def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) -> Result:
     if phase is Phase.ENDED:
         finished = state.trained >= program.total_iterations
-        reason = "finished" if finished else state.stop
-        return replace(state, phase=Phase.ENDED), (End(finished=finished, reason=reason),)
+        end = End(EXIT_FINISHED, "finished") if finished else End(EXIT_WILL_CONTINUE, state.stop)
+        return replace(state, phase=Phase.ENDED), (end,)
     # JOIN has no slabs to hand over: its act is the meeting itself.
     part, owed = (Part.ACT, frozenset[int]()) if phase is Phase.JOIN else (Part.PREPARE, program.nodes)
     now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)

@@ -2,7 +2,14 @@
 
 import msgspec
 
-from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact
+from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact, ShardFile
+
+
+class OrderFailed(Message, frozen=True, kw_only=True):
+    """The order could not be carried out. `exit_code` is what the attempt should end with."""
+
+    error: str
+    exit_code: int
 
 
 class StartWorkers(Message, frozen=True, kw_only=True):
@@ -46,10 +53,11 @@ class Advance(Message, frozen=True, kw_only=True):
 
 
 class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted prompt group, as metadata."""
+    """One accepted prompt group, as metadata. `scores`: mean of each score over its completions."""
 
     number: int
     samples: tuple[SampleFact, ...]
+    scores: dict[str, float]
 
 
 class Advanced(Message, frozen=True, kw_only=True):
@@ -98,9 +106,9 @@ class SaveOrder(Message, frozen=True, kw_only=True):
 
 
 class SavedNode(Message, frozen=True, kw_only=True):
-    """JSON of what was written, and this controller's own state."""
+    """What was written, and this controller's own state (JSON)."""
 
-    files: bytes
+    files: tuple[ShardFile, ...]
     common: bytes
     state: bytes
     stall_s: float
@@ -111,19 +119,6 @@ class PublishOrder(Message, frozen=True, kw_only=True):
 
     policy_version: int
     probe: tuple[bytes, ...]
-
-
-class SyncOrder(Message, frozen=True, kw_only=True):
-    """Let this node's rollout engines take the published weights. Answer: SyncedNode."""
-
-    policy_version: int
-    probe: tuple[bytes, ...]
-
-
-class SyncedNode(Message, frozen=True, kw_only=True):
-    """Each engine's log-probs of the probe."""
-
-    engines: dict[str, tuple[bytes, ...]]
 
 
 class ValidateOrder(Message, frozen=True, kw_only=True):
@@ -155,10 +150,18 @@ class Forward(Message, frozen=True, kw_only=True):
     sample: Sample
 
 
+class ForwardAbort(Message, frozen=True, kw_only=True):
+    """Break off what node `origin` has under way in the receiver's engines of `role`."""
+
+    role: str
+    origin: str
+
+
 class CommitNotice(Message, frozen=True, kw_only=True):
-    """The iteration is trained: drop its groups. Answer: Done."""
+    """These prompt groups were trained on: drop them. Answer: Done."""
 
     iteration: int
+    numbers: tuple[int, ...]
 
 
 class Quit(Message, frozen=True, kw_only=True):

@@ -254,13 +254,23 @@ class SaveShards(Message, frozen=True, kw_only=True):
     url: str
 
 
+class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index."""
+
+    key: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
+
+
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a checkpoint, relative to its prefix. `tensors`: see yatt.checkpoint.format."""
+    """One file of a checkpoint; `path` is relative to the checkpoint store."""
 
     path: str
     size_bytes: int
     sha256: str
-    tensors: msgspec.Raw = msgspec.Raw(b"\x80")
+    tensors: tuple[TensorPiece, ...] = ()
 
 
 class ShardsSaved(Message, frozen=True, kw_only=True):

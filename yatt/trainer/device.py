@@ -18,8 +18,9 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
     torch.set_num_threads(config.launch.threads_per_worker)
     torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
     if has_cuda:
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+        # A controller shows each worker its own GPUs only; then this rank's is the first.
+        device = torch.device("cuda", local_rank if local_rank < torch.cuda.device_count() else 0)
+        torch.cuda.set_device(device)
     else:
         from yatt.trainer import cpu_shim
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.checkpoint.store import open_store
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
@@ -25,7 +26,10 @@ Handle = Callable[[m.Message], m.Message]
 def main() -> None:
     """Serve one trainer rank."""
     arguments = _arguments()
-    config = load_resolved(RunPaths(Path(arguments.run)).config)
+    run = Path(arguments.run)
+    config = load_resolved(RunPaths(run).config)
+    url = config.checkpoint.url or str(run / "checkpoints")
+    store = open_store(url, config.checkpoint.storage_options)
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.
     from yatt.trainer.device import prepare_process
 
@@ -37,7 +41,7 @@ def main() -> None:
     def tick() -> None:
         link.turns += 1
 
-    rank = TrainerRank(config, device, local_rank=arguments.local_rank, tick=tick)
+    rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick)
     pulse = Pulse(
         arguments.endpoint,
         worker=arguments.worker,

@@ -6,7 +6,7 @@ in its fully reshardable form); the files are ours. Trainers draw no random numb
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from megatron.core.dist_checkpointing.mapping import (
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
 
-from yatt.checkpoint.manifest import read_manifest
+from yatt.checkpoint.manifest import Manifest
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
-from yatt.checkpoint.store import Store, open_store
+from yatt.checkpoint.store import Store
 from yatt.clock import monotonic_s
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardsSaved
@@ -33,8 +33,8 @@ from yatt.trainer.model import Policy
 SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
-def save_shards(policy: Policy, store: Store, iteration: int) -> ShardsSaved:
-    """Write this rank's part of the state into the store, an attempt-private prefix. Collective.
+def save_shards(policy: Policy, store: Store, prefix: str) -> ShardsSaved:
+    """Write this rank's part of the state under an attempt-private prefix. Collective.
 
     Rank 0 fills `common`.
     """
@@ -43,8 +43,8 @@ def save_shards(policy: Policy, store: Store, iteration: int) -> ShardsSaved:
     sharded, common = extract_sharded_base(state)
     shards = [_shard_of(tensor) for tensor in _tensors(sharded) if is_main_replica(tensor.replica_id)]
     rank = dist.get_rank()
-    files = (write_shards(store, f"rank-{rank:05d}.safetensors", shards),) if shards else ()
-    common |= {"iteration": iteration, "scheduler": policy.scheduler.state_dict()}
+    files = (write_shards(store, f"{prefix}/rank-{rank:05d}.safetensors", shards),) if shards else ()
+    common |= {"scheduler": policy.scheduler.state_dict()}
     return ShardsSaved(
         files=files,
         common=json.dumps(common).encode() if rank == 0 else b"{}",
@@ -52,30 +52,24 @@ def save_shards(policy: Policy, store: Store, iteration: int) -> ShardsSaved:
     )
 
 
-def restore(policy: Policy, manifest_url: str, options: Mapping[str, Any]) -> None:
+def restore(policy: Policy, store: Store, manifest: Manifest) -> None:
     """Fill model, optimizer and schedule from a checkpoint of any layout. Collective.
-
-    Args:
-        manifest_url: ``<url>/manifests/<N>.json``.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
     """
-    root, folder, name = manifest_url.rsplit("/", 2)
-    store = open_store(root, options)
-    manifest = read_manifest(store, f"{folder}/{name}")
     state, nonpersistent, factories = load_preprocess(_sharded_state(policy, is_loading=True))
     sharded, _ = extract_sharded_base(state)
     tensors = list(_tensors(sharded))
     # A tensor to be filled must not be the live one: merging factories and loading copy from it.
     wanted = [_shard_of(tensor, torch.empty_like(tensor.data)) for tensor in tensors]
-    read_shards(store, manifest.prefix, manifest.files, wanted)
+    read_shards(store, manifest.files, wanted)
     filled = {
         id(tensor): shard.tensor.view(tensor.local_shape)
         for tensor, shard in zip(tensors, wanted, strict=True)
     }
     dict_list_map_inplace(lambda leaf: filled.get(id(leaf), leaf), sharded)
-    loaded = merge(merge(_with_tuples(manifest.common), nonpersistent), sharded)
+    loaded = merge(merge(_with_tuples(json.loads(bytes(manifest.common))), nonpersistent), sharded)
     loaded = apply_factory_merges(loaded, factories)
     for index, model in enumerate(policy.models):
         _load_model(model, loaded[f"model{index}"])

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from yatt.checkpoint.store import open_store
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.store import Store
 from yatt.config.schema import RunConfig
 from yatt.errors import LeaseLost, WorkerFailed
 from yatt.records import message as m
@@ -40,12 +41,16 @@ class TrainerRank:
     """One rank's state and the orders it takes.
 
     Args:
+        store: where checkpoints lie.
         local_rank: the rank that is 0 writes files for its node.
         tick: called once a micro-batch.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, *, local_rank: int, tick: Tick) -> None:
-        self._config, self._device, self._local_rank, self._tick = config, device, local_rank, tick
+    def __init__(
+        self, config: RunConfig, device: torch.device, store: Store, *, local_rank: int, tick: Tick
+    ) -> None:
+        self._config, self._device, self._store = config, device, store
+        self._local_rank, self._tick = local_rank, tick
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
         self._newest_token = 0
@@ -114,7 +119,7 @@ class TrainerRank:
         if config.algorithm.kl_in != "none":
             reference = build_reference(config, shape, self._device, source)
         if order.checkpoint:
-            restore(policy, order.checkpoint, config.checkpoint.storage_options)
+            restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
         return m.Done()
 
@@ -142,8 +147,7 @@ class TrainerRank:
         return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
 
     def _save_shards(self, order: m.SaveShards) -> m.Message:
-        store = open_store(order.url, self._config.checkpoint.storage_options)
-        return save_shards(self._policy, store, order.iteration)
+        return save_shards(self._policy, self._store, order.url)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0

@@ -61,10 +61,6 @@ class Job:
     folder: Path
     notes: list[dict]
 
-    @property
-    def manifest(self) -> str:
-        return (self.folder / "manifest").read_text()
-
     def weights(self, name: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 

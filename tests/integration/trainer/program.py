@@ -10,12 +10,12 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from yatt.checkpoint.format import Manifest, World, entry_of
-from yatt.checkpoint.manifest import attempt_prefix, commit, manifest_name
-from yatt.checkpoint.store import open_store
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.store import FolderStore
 from yatt.config.schema import (
     AlgorithmSection,
     DataSection,
@@ -118,7 +118,8 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
     mpu.destroy_model_parallel()
     join_model_parallel(config.trainer, config.run.seed)
     ticks: list[int] = []
-    worker = TrainerRank(config, device, local_rank=rank, tick=lambda: ticks.append(1))
+    store = FolderStore(Path(job.get("store", str(folder / "unused"))))
+    worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
     place = folder / job["name"]
     place.mkdir(exist_ok=True)
     worker.handle(m.Build(token=1, checkpoint=job.get("restore", "")))
@@ -139,7 +140,7 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
             answer = worker.handle(order)
             notes["probe"] = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
         elif action == "save":
-            save(worker, config, argument, rank, world_size, place)
+            save(worker, store, argument, rank, world_size)
         elif action == "nap":
             swap = worker._ready.swap
             worker.handle(m.Sleep(token=1))
@@ -153,37 +154,24 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
 
 
-def save(worker, config, where: dict, rank: int, world_size: int, place: Path) -> None:
-    """Shards by every rank, reported through files, and the commit by rank 0: as controllers do."""
-    iteration, prefix = where["iteration"], attempt_prefix(where["iteration"], 1, place.name)
-    saved = worker.handle(m.SaveShards(token=1, iteration=iteration, url=f"{where['url']}/{prefix}"))
-    import msgspec
-
-    (place / f"saved-{rank}").write_bytes(msgspec.msgpack.encode(saved))
+def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
+    """Shards by every rank, reported through the store, and the commit by rank 0: as controllers do."""
+    prefix = f"global_step_{iteration}/1-test"
+    saved = worker.handle(m.SaveShards(token=1, iteration=iteration, url=prefix))
+    store.write(f"reports/{rank}", msgspec.msgpack.encode(saved))
     dist.barrier()
     if rank == 0:
-        reports = [
-            msgspec.msgpack.decode((place / f"saved-{r}").read_bytes(), type=m.ShardsSaved)
-            for r in range(world_size)
-        ]
-        layout = config.trainer
+        names = [f"reports/{other}" for other in range(world_size)]
+        reports = [msgspec.msgpack.decode(store.read(name), type=m.ShardsSaved) for name in names]
         manifest = Manifest(
             iteration=iteration,
-            policy_version=iteration,
             epoch=1,
             config_hash="test",
-            world=World(
-                world_size=world_size,
-                tensor=layout.tensor_model_parallel_size,
-                pipeline=layout.pipeline_model_parallel_size,
-                context=layout.context_parallel_size,
-            ),
-            prefix=prefix,
-            files=tuple(entry_of(file) for report in reports for file in report.files),
-            common=json.loads(reports[0].common),
+            files=tuple(file for report in reports for file in report.files),
+            common=msgspec.Raw(reports[0].common),
+            nodes=(),
         )
-        commit(open_store(where["url"], {}), manifest)
-        (place / "manifest").write_text(f"{where['url']}/{manifest_name(iteration)}")
+        Checkpoints(store, 1).commit(manifest)
     dist.barrier()
 
 

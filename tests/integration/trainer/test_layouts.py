@@ -22,13 +22,16 @@ LEARN = [["publish", "start"], ["train", 1], ["publish", "after1"], ["train", 2]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
 
 
-def learn_and_save(folder, name):
-    save = ["save", {"iteration": 1, "url": str(folder / f"checkpoints-{name}")}]
-    return [LEARN[0], ["train", 1], save, LEARN[2], *LEARN[3:]]
+def saving(folder, name):
+    """A job's part: learn, and save after the first iteration."""
+    actions = [LEARN[0], ["train", 1], ["save", 1], *LEARN[2:]]
+    return {"actions": actions, "store": str(folder / f"checkpoints-{name}")}
 
 
-def manifest_of(folder, name):
-    return f"{folder}/checkpoints-{name}/manifests/0000000001.json"
+def resuming(folder, name):
+    """A job's part: go on from what another job saved."""
+    store = str(folder / f"checkpoints-{name}")
+    return {"actions": GO_ON, "store": store, "restore": "manifests/00000001.json"}
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +41,9 @@ def alone(models, tmp_path_factory):
     qwen3 = str(models["qwen3"])
     nap = [["nap", 0], ["train", 1], ["nap", 0], ["train", 2], ["publish", "final"]]
     jobs = [
-        {"name": "one", "model": qwen3, "actions": learn_and_save(folder, "one")},
+        {"name": "one", "model": qwen3, **saving(folder, "one")},
         {"name": "napping", "model": qwen3, "actions": nap},
-        {"name": "resumed", "model": qwen3, "actions": GO_ON, "restore": manifest_of(folder, "one")},
+        {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
         {
             "name": "export",
             "model": qwen3,
@@ -72,13 +75,13 @@ def pair(models, alone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     qwen3 = str(models["qwen3"])
     jobs = [
-        {"name": name, "model": qwen3, "layout": layout, "actions": learn_and_save(folder, name)}
+        {"name": name, "model": qwen3, "layout": layout, **saving(folder, name)}
         for name, layout in TWO.items()
     ]
     for name in SAVED:
-        common = {"model": qwen3, "layout": TWO[name], "actions": GO_ON}
-        jobs.append({"name": f"{name}-resumed", "restore": manifest_of(folder, name), **common})
-        jobs.append({"name": f"{name}-from-one", "restore": manifest_of(alone[0], "one"), **common})
+        common = {"model": qwen3, "layout": TWO[name]}
+        jobs.append({"name": f"{name}-resumed", **resuming(folder, name), **common})
+        jobs.append({"name": f"{name}-from-one", **resuming(alone[0], "one"), **common})
     for kind in ("llama", "qwen2"):
         for name in ("tp2", "pp2"):
             job = {"model": str(models[kind]), "layout": TWO[name]}
@@ -94,15 +97,7 @@ def pair(models, alone, tmp_path_factory):
 def alone_again(models, pair, tmp_path_factory):
     """One rank, from the checkpoints of two."""
     folder = tmp_path_factory.mktemp("again")
-    jobs = [
-        {
-            "name": name,
-            "model": str(models["qwen3"]),
-            "actions": GO_ON,
-            "restore": manifest_of(pair[0], name),
-        }
-        for name in SAVED
-    ]
+    jobs = [{"name": name, "model": str(models["qwen3"]), **resuming(pair[0], name)} for name in SAVED]
     return run_world(folder, 1, jobs)
 
 

@@ -1,0 +1,276 @@
+"""One suite for every Engine: scripted, transformers, vLLM (tied, untied, experts)."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.tiny_models import VOCAB_SIZE, make_qwen3, make_scripted_model, publish
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.engine.build import build_engine
+from yatt.engine.protocol import Engine, EngineOptions
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+
+PROMPT = [40, 41, 42, 43, 44]
+MAX_MODEL_TOKENS = 128
+TURNS_LIMIT = 2000
+
+
+@dataclass
+class Subject:
+    """A started engine, the two models it may hold, and who else knows their log-probs."""
+
+    engine: Engine
+    kind: str
+    models: tuple[str, str]
+    reference: Callable[[str, list[int]], list[float]] | None
+    version: int = 0
+
+
+CASES = ["scripted", "transformers-tied", "transformers-untied", "vllm-tied", "vllm-untied", "vllm-experts"]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def subject(request, tmp_path_factory) -> Iterator[Subject]:
+    kind, _, variant = request.param.partition("-")
+    if kind != "scripted" and importlib.util.find_spec(kind) is None:
+        pytest.skip(f"{kind} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    if kind == "scripted":
+        models = tuple(make_scripted_model(folder / name) for name in "ab")
+    else:
+        facts = {"tied": variant == "tied", "experts": 4 if variant == "experts" else 0}
+        models = tuple(make_qwen3(folder / name, seed=seed, **facts) for seed, name in enumerate("ab"))
+    engine = build_engine(kind, options_for(models[0]))
+    engine.start()
+    yield Subject(engine, kind, models, None if kind == "scripted" else transformers_logprobs)
+    engine.close()
+
+
+def options_for(model: str, **more: object) -> EngineOptions:
+    facts = {
+        "model": model,
+        "dtype": "float32",
+        "device": "cpu",
+        "eos_ids": (2,),
+        "max_model_tokens": MAX_MODEL_TOKENS,
+        "max_num_seqs": 8,
+        "kv_cache_bytes": 32 << 20,
+        "deterministic": True,
+    }
+    return EngineOptions(**(facts | more))
+
+
+def transformers_logprobs(folder: str, ids: list[int]) -> list[float]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        table = model(torch.tensor([ids])).logits.log_softmax(-1)[0]
+    return [float(table[index, token]) for index, token in enumerate(ids[1:])]
+
+
+def sample(request_id: str, **more: object) -> m.Sample:
+    facts = {
+        "token": 1,
+        "request_id": request_id,
+        "prompt_ids": m.pack_ids(PROMPT),
+        "seed": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": 12,
+    }
+    return m.Sample(**(facts | more))
+
+
+def run(engine: Engine, *samples: m.Sample) -> dict[str, m.Completed]:
+    for each in samples:
+        engine.add(each)
+    done: list[m.Completed] = []
+    for _ in range(TURNS_LIMIT):
+        if not engine.is_busy:
+            return {each.request_id: each for each in done}
+        done.extend(engine.step())
+    raise AssertionError(f"still busy after {TURNS_LIMIT} turns")
+
+
+def load(subject: Subject, tmp_path, which: int) -> str:
+    """Update to model a or b under a fresh policy version; gives the model's folder."""
+    subject.version += 1
+    model = subject.models[which]
+    published = publish(tmp_path / f"v{subject.version}", model=model, policy_version=subject.version)
+    subject.engine.load_weights(subject.version, published)
+    return model
+
+
+def ids_of(completed: m.Completed) -> list[int]:
+    return m.unpack_ids(completed.token_ids)
+
+
+def largest_difference(left: list[float], right: list[float]) -> float:
+    assert len(left) == len(right)
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def test_completions_differ_by_seed_and_repeat_for_an_equal_one(subject):
+    first = run(subject.engine, *(sample(f"s{seed}", seed=seed, ignore_eos=True) for seed in range(4)))
+    assert len({each.token_ids for each in first.values()}) == 4
+    again = run(subject.engine, *(sample(f"s{seed}", seed=seed, ignore_eos=True) for seed in (2, 0)))
+    assert again["s2"] == first["s2"]
+    assert again["s0"] == first["s0"]
+
+
+def test_sampled_logprobs_equal_the_score_of_the_same_tokens(subject):
+    completed = run(subject.engine, sample("one", ignore_eos=True))["one"]
+    scored = subject.engine.score([PROMPT + ids_of(completed), PROMPT])
+    assert largest_difference(m.unpack_floats(completed.logprobs), scored[0][len(PROMPT) - 1 :]) < 1e-4
+    assert len(scored[1]) == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("which", [1, 1, 0], ids=["b", "b-again", "back-to-a"])
+def test_after_an_update_logprobs_are_those_of_the_new_weights(subject, tmp_path, which):
+    before = subject.engine.score([PROMPT])[0]
+    model = load(subject, tmp_path, which)
+    completed = run(subject.engine, sample("one", ignore_eos=True))["one"]
+    assert completed.policy_version == subject.version
+    ids = PROMPT + ids_of(completed)
+    scored = subject.engine.score([ids])[0]
+    assert largest_difference(scored[len(PROMPT) - 1 :], m.unpack_floats(completed.logprobs)) < 1e-4
+    if subject.reference is not None:
+        assert largest_difference(scored, subject.reference(model, ids)) < 1e-4
+    else:
+        assert scored[: len(before)] != before
+
+
+def test_a_temperature_is_in_the_logprobs(subject):
+    if subject.reference is None:
+        pytest.skip("a script has no temperature")
+    completed = run(subject.engine, sample("hot", temperature=0.5, ignore_eos=True, max_tokens=1))["hot"]
+    plain = subject.engine.score([PROMPT + ids_of(completed)])[0][-1]
+    assert abs(plain - m.unpack_floats(completed.logprobs)[0]) > 1e-3
+
+
+def test_the_longest_completion_ends_with_reason_length(subject):
+    completed = run(subject.engine, sample("long", max_tokens=7, ignore_eos=True))["long"]
+    assert (len(ids_of(completed)), completed.finish_reason) == (7, "length")
+    assert len(m.unpack_floats(completed.logprobs)) == 7
+
+
+def test_the_context_bounds_a_completion(subject):
+    prompt = [50] * (MAX_MODEL_TOKENS - 3)
+    asked = sample("brim", prompt_ids=m.pack_ids(prompt), max_tokens=50, ignore_eos=True)
+    completed = run(subject.engine, asked)["brim"]
+    assert (len(ids_of(completed)), completed.finish_reason) == (3, "length")
+
+
+def test_an_end_of_sequence_token_stops_and_is_kept(subject):
+    asked = [sample(f"{seed}", seed=seed, max_tokens=100) for seed in range(16)]
+    done = run(subject.engine, *asked).values()
+    stopped = [ids_of(each) for each in done if each.finish_reason == "stop"]
+    assert stopped
+    assert all(ids[-1] == 2 and 2 not in ids[:-1] for ids in stopped)
+
+
+def test_a_stop_text_ends_with_reason_stop(subject):
+    free = ids_of(run(subject.engine, sample("free", ignore_eos=True, max_tokens=30))["free"])
+    tokenizer = Tokenizer(subject.models[0])
+    at, word = next(
+        (index, text)
+        for index in range(3, 30)
+        if (text := tokenizer.decode(free[index : index + 1])).strip()
+        and text.isascii()
+        and text not in tokenizer.decode(free[:index])
+    )
+    asked = sample("cut", ignore_eos=True, max_tokens=30, stop=(word,))
+    completed = run(subject.engine, asked)["cut"]
+    assert completed.finish_reason == "stop"
+    assert ids_of(completed) == free[: at + 1]
+    assert len(m.unpack_floats(completed.logprobs)) == at + 1
+
+
+def test_abort_gives_what_was_sampled(subject):
+    whole = ids_of(run(subject.engine, sample("whole", ignore_eos=True, max_tokens=40))["whole"])
+    subject.engine.add(sample("part", ignore_eos=True, max_tokens=40))
+    for _ in range(6):
+        assert subject.engine.step() == []
+    (completed,) = subject.engine.abort(("part", "nobody"))
+    partial = ids_of(completed)
+    assert completed.finish_reason == "abort"
+    assert 0 < len(partial) < 40
+    assert whole[: len(partial)] == partial
+    assert len(m.unpack_floats(completed.logprobs)) == len(partial)
+    assert not subject.engine.is_busy
+
+
+def test_abort_of_all_empties_the_engine(subject):
+    subject.engine.add(sample("first", ignore_eos=True))
+    subject.engine.add(sample("second", ignore_eos=True))
+    done = subject.engine.abort()
+    assert {each.request_id: ids_of(each) for each in done} == {"first": [], "second": []}
+    assert run(subject.engine, sample("first"))["first"].finish_reason in ("stop", "length")
+
+
+def test_a_request_asked_for_twice_runs_once(subject):
+    asked = sample("twice", ignore_eos=True)
+    assert list(run(subject.engine, asked, asked)) == ["twice"]
+
+
+@pytest.mark.parametrize("length", [0, MAX_MODEL_TOKENS, MAX_MODEL_TOKENS + 9])
+def test_a_prompt_that_does_not_fit_is_refused_alone(subject, length):
+    subject.engine.add(sample("good"))
+    with pytest.raises(ValueError, match=f"the prompt has {length} tokens"):
+        subject.engine.add(sample("bad", prompt_ids=m.pack_ids([50] * length)))
+    assert list(run(subject.engine)) == ["good"]
+
+
+def test_an_idle_engine_has_nothing_to_give(subject):
+    assert not subject.engine.is_busy
+    assert subject.engine.step() == []
+    assert subject.engine.abort(("nobody",)) == []
+
+
+def test_it_answers_as_before_after_sleep_and_wake(subject):
+    before = run(subject.engine, sample("one", ignore_eos=True))["one"]
+    subject.engine.sleep()
+    subject.engine.wake()
+    assert run(subject.engine, sample("one", ignore_eos=True))["one"] == before
+
+
+def test_an_update_after_sleep_and_wake_holds(subject, tmp_path):
+    subject.engine.sleep()
+    subject.engine.wake()
+    model = load(subject, tmp_path, 1)
+    if subject.reference is not None:
+        scored = subject.engine.score([PROMPT])[0]
+        assert largest_difference(scored, subject.reference(model, PROMPT)) < 1e-4
+
+
+def test_a_folder_without_publication_is_named(subject, tmp_path):
+    with pytest.raises(WorkerFailed, match=r"no weights of policy version 99 in .*index.json cannot be read"):
+        subject.engine.load_weights(99, str(tmp_path / "nowhere"))
+    assert run(subject.engine, sample("one"))["one"].policy_version == subject.version
+
+
+def test_a_publication_of_another_version_is_refused(subject, tmp_path):
+    folder = publish(tmp_path / "v7", model=subject.models[0], policy_version=7)
+    with pytest.raises(WorkerFailed, match="is of policy version 7, but version 8888 was asked for"):
+        subject.engine.load_weights(8888, folder)
+
+
+def test_weight_norms_follow_the_weights(subject, tmp_path):
+    load(subject, tmp_path, 0)
+    before = subject.engine.weight_norms()
+    load(subject, tmp_path, 1)
+    after = subject.engine.weight_norms()
+    assert before
+    assert before.keys() == after.keys()
+    assert all(before[name] != after[name] for name in before)
+
+
+def test_tokens_are_of_the_vocabulary(subject):
+    completed = run(subject.engine, *(sample(f"{n}", seed=n, ignore_eos=True) for n in range(4)))
+    assert all(0 <= token < VOCAB_SIZE for each in completed.values() for token in ids_of(each))

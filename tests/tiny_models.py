@@ -1,0 +1,93 @@
+"""Tiny random models and tokenizers, made on the spot; head_dim 32, the least vLLM's CPU attention takes."""
+
+import json
+import random
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCAB_SIZE = 320
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level BPE with Qwen's special tokens and a chat template, as `save_pretrained` writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    chance = random.Random(0)
+    sentence = "the model answers a question about numbers and text with one plus two is three"
+    words = sentence.split(" ")
+    corpus = [" ".join(chance.choice(words) for _ in range(12)) for _ in range(200)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    fast.train_from_iterator(corpus, trainer)
+    fast.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 4096,
+        "chat_template": CHAT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def make_scripted_model(folder: Path, **script: object) -> str:
+    """What the scripted engine needs: a tokenizer, a config, a script."""
+    make_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE, "eos_token_id": 2}))
+    (folder / "scripted.json").write_text(json.dumps(script))
+    return str(folder)
+
+
+def make_qwen3(folder: Path, *, tied: bool, seed: int = 0, experts: int = 0) -> str:
+    """A random Qwen3 (or Qwen3-MoE) of two layers, weights far from zero so that mistakes show."""
+    import torch
+    import transformers
+
+    make_tokenizer(folder)
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "eos_token_id": 2,
+    }
+    if experts:
+        more = {"moe_intermediate_size": 64, "num_experts": experts, "num_experts_per_tok": 2}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **more))
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=chance)
+            weight.copy_(0.08 * noise if weight.ndim > 1 else 1 + 0.1 * noise)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def publish(folder: Path, *, model: str, policy_version: int) -> str:
+    """Publish a model folder's weights as a trainer does; a scripted model has none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for source in sorted(Path(model).glob("*.safetensors")):
+        (folder / source.name).write_bytes(source.read_bytes())
+        names.append(source.name)
+    (folder / "index.json").write_text(json.dumps({"policy_version": policy_version, "files": names}))
+    return str(folder)

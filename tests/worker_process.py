@@ -1,0 +1,104 @@
+"""A controller of a few lines for tests of worker processes: a hub on a real ipc socket, one child."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+import zmq.asyncio
+
+from yatt.adapters.wire import Channel, Handler, listening_socket
+from yatt.records import message as m
+
+EPOCH = 3
+START_LIMIT_S = 60.0
+END_LIMIT_S = 20.0
+
+
+@dataclass
+class Hub:
+    """What the controller sees of its worker."""
+
+    worker: str
+    process: subprocess.Popen
+    channel: Channel
+    told: asyncio.Queue = field(default_factory=asyncio.Queue)
+    beats: list[m.Renew] = field(default_factory=list)
+
+    async def order(self, body: m.Message, limit_s: float = 60.0) -> m.Message:
+        return await self.channel.request(self.worker, body, limit_s)
+
+    async def tell(self, body: m.Message) -> None:
+        await self.channel.tell(self.worker, body)
+
+    async def next_told(self, limit_s: float = 10.0) -> m.Message:
+        return await asyncio.wait_for(self.told.get(), limit_s)
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.process.wait, END_LIMIT_S)
+
+
+def write_run(folder: Path, sections: dict) -> Path:
+    """A run folder with a resolved config."""
+    run = folder / "run"
+    run.mkdir()
+    needed = {
+        "run": {"dir": str(run)},
+        "data": {"train_files": ["unused.jsonl"], "max_prompt_tokens": 32},
+        "model": {"path": str(folder)},
+        "optimizer": {"lr": 0.001},
+        "trainer": {"total_iterations": 1, "train_batch_size": 2, "mini_batch_size": 2},
+        "rewards": [{"name": "exact", "path": "builtin:exact"}],
+        "lease": {"renew_s": 0.2, "ttl_s": 2.0},
+    }
+    for name, content in sections.items():
+        needed[name] = needed.get(name, {}) | content if isinstance(content, dict) else content
+    (run / "config.yaml").write_text(yaml.safe_dump(needed))
+    return run
+
+
+@contextlib.asynccontextmanager
+async def worker_under_hub(
+    run: Path, module: str, *more: str, handler: Handler | None = None
+) -> AsyncIterator[Hub]:
+    """Start `python -m module` and wait for its Hello; end it by its pid afterwards."""
+    context = zmq.asyncio.Context()
+    endpoint = f"ipc://{run}/hub"
+    socket = listening_socket(context, endpoint)
+    worker = "worker.1"
+    command = [sys.executable, "-m", module, "--run", str(run), "--epoch", str(EPOCH), "--worker", worker]
+    log = (run / "worker.log").open("w")
+    process = subprocess.Popen(
+        [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=dict(os.environ)
+    )
+    told: asyncio.Queue = asyncio.Queue()
+    beats: list[m.Renew] = []
+
+    async def hear(sender: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, m.Renew):
+            beats.append(body)
+            return None
+        if handler is not None and isinstance(body, m.Ask):
+            return await handler(sender, body)
+        told.put_nowait(body)
+        return None
+
+    hub = Hub(worker, process, Channel(socket, epoch=EPOCH, handler=hear), told, beats)
+    try:
+        hello = await hub.next_told(START_LIMIT_S)
+        assert isinstance(hello, m.Hello), f"{hello}\n{(run / 'worker.log').read_text()}"
+        assert hello.pid == process.pid
+        yield hub
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait(END_LIMIT_S)
+        await hub.channel.close()
+        context.term()
+        log.close()

@@ -1,0 +1,152 @@
+"""This node's part of training: dealing samples out, and the trainer ranks' orders.
+
+Each controller sends the samples it owns straight to the nodes whose ranks train on them; the
+first rank of each dp_rank's model-parallel group gets them from its own controller.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from yatt.adapters.wire import Channel
+from yatt.control.groups import PromptGroup
+from yatt.control.node import Node
+from yatt.control.supervisor import Worker
+from yatt.control.workers import Workers
+from yatt.errors import EXIT_FAILED, WorkerFailed
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+
+class NodeTraining:
+    """Orders to the trainer ranks of one node.
+
+    Args:
+        peers: lines to the other controllers, by node index.
+        trouble: called with (error, exit code) for what this node cannot mend.
+    """
+
+    def __init__(
+        self, node: Node, workers: Workers, peers: dict[int, Channel], trouble: Callable[[str, int], None]
+    ) -> None:
+        self._node, self._workers, self._peers, self._trouble = node, workers, peers, trouble
+        self._parcels: dict[int, dict[int, m.Rollout]] = {}
+        self._arrived = asyncio.Condition()
+
+    def lost(self, worker: Worker, how: str) -> None:
+        """A trainer rank is gone."""
+        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
+        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED)
+
+    async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
+        """Let global rank 0 host the process group's store."""
+        return await self._workers.order(self._workers.trainers()[0], m.OpenStore(host=self._node.host))
+
+    async def build(self, order: c.BuildTrainer) -> None:
+        """Join the process group and build or load model and optimizer."""
+        gpus = self._node.config.launch.gpus_per_node
+        world_size = gpus * self._node.config.launch.nodes
+
+        def join(local_rank: int) -> m.Join:
+            rank = self._node.index * gpus + local_rank
+            return m.Join(host=order.host, port=order.port, global_rank=rank, world_size=world_size)
+
+        ranks = enumerate(self._workers.trainers())
+        await asyncio.gather(*(self._workers.order(worker, join(i)) for i, worker in ranks))
+        await self._workers.order_trainers(m.Build(token=0, checkpoint=order.checkpoint))
+
+    async def parcel(self, order: c.Parcel) -> m.Message:
+        """Samples of another node for this one's ranks."""
+        async with self._arrived:
+            self._parcels.setdefault(order.iteration, {}).update({r.sample_id: r for r in order.rollouts})
+            self._arrived.notify_all()
+        return m.Done()
+
+    async def train(self, order: c.TrainOrder, groups: list[PromptGroup]) -> m.Message:
+        """Hand every sample to where it is trained on, then update."""
+        mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
+        wanted = self._wanted(order)
+        await self._send_away(order, mine, wanted)
+        local = await self._gather(order, mine, wanted)
+        answers = await asyncio.gather(
+            *(
+                self._workers.order(worker, self._order_of_rank(order, rank, local))
+                for rank, worker in self._local_ranks()
+            )
+        )
+        self._parcels = {i: p for i, p in self._parcels.items() if i > order.iteration}
+        trained = [answer for answer in answers if isinstance(answer, m.Trained)]
+        assert len(trained) == len(answers), "Train is answered by Trained"
+        names = {name for answer in trained for name in answer.timing_s}
+        slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
+        return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest)
+
+    async def save(self, order: c.SaveOrder, state: bytes) -> m.Message:
+        """Let every local rank write its shards."""
+        body = m.SaveShards(token=0, iteration=order.iteration, url=order.url)
+        answers = await self._workers.order_trainers(body)
+        saved = [answer for answer in answers if isinstance(answer, m.ShardsSaved)]
+        assert len(saved) == len(answers), "SaveShards is answered by ShardsSaved"
+        common = next((s.common for s in saved if s.common != b"{}"), b"{}")
+        return c.SavedNode(
+            files=tuple(file for s in saved for file in s.files), common=common, state=state,
+            stall_s=max(s.stall_s for s in saved),
+        )  # fmt: skip
+
+    def _local_ranks(self) -> list[tuple[int, Worker]]:
+        first = self._node.index * self._node.config.launch.gpus_per_node
+        return [(first + i, worker) for i, worker in enumerate(self._workers.trainers())]
+
+    def _node_of(self, global_rank: int) -> int:
+        return global_rank // self._node.config.launch.gpus_per_node
+
+    def _wanted(self, order: c.TrainOrder) -> dict[int, set[int]]:
+        """Sample ids by global rank of the head that trains on them."""
+        wanted: dict[int, set[int]] = {head: set() for head in order.heads}
+        for step in order.plan:
+            for head, micro_batches in zip(order.heads, step.micro_batches, strict=True):
+                wanted[head].update(sample_id for micro in micro_batches for sample_id in micro)
+        return wanted
+
+    async def _send_away(
+        self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
+    ) -> None:
+        sends = []
+        for index, channel in self._peers.items():
+            ids = {i for head, ids in wanted.items() if self._node_of(head) == index for i in ids}
+            rollouts = tuple(mine[i] for i in sorted(ids & mine.keys()))
+            if rollouts:
+                body = c.Parcel(iteration=order.iteration, rollouts=rollouts)
+                limit_s = self._node.config.launch.phase_timeout_s
+                sends.append(channel.request(f"node{index}", body, limit_s))
+        for answer in await asyncio.gather(*sends):
+            if isinstance(answer, c.OrderFailed):
+                raise WorkerFailed(f"a peer refused samples: {answer.error}")
+
+    async def _gather(
+        self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
+    ) -> dict[int, tuple[m.Rollout, ...]]:
+        """Samples of each local head, own and sent."""
+        heads = {h: ids for h, ids in wanted.items() if self._node_of(h) == self._node.index}
+        needed = {i for ids in heads.values() for i in ids}
+
+        def have() -> dict[int, m.Rollout]:
+            return {**self._parcels.get(order.iteration, {}), **mine}
+
+        async with self._arrived:
+            limit_s = self._node.config.launch.phase_timeout_s
+            await asyncio.wait_for(self._arrived.wait_for(lambda: needed <= have().keys()), limit_s)
+        samples = have()
+        return {head: tuple(samples[i] for i in sorted(ids)) for head, ids in heads.items()}
+
+    def _order_of_rank(
+        self, order: c.TrainOrder, rank: int, local: dict[int, tuple[m.Rollout, ...]]
+    ) -> m.Train:
+        return m.Train(
+            token=0, iteration=order.iteration, facts=order.facts, plan=order.plan,
+            rollouts=local.get(rank, ()),
+        )  # fmt: skip
+
+
+def head_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:
+    """Global rank of each dp_rank's first model-parallel rank, in megatron-core's order tp-cp-ep-dp-pp."""
+    return tuple(dp_rank * tp_size * cp_size for dp_rank in range(dp_size))

@@ -1,0 +1,175 @@
+"""Orders to this node's workers, with their lease's token; and waking and lulling whole roles.
+
+`Workers` is the arbiter's hand: it starts processes that are not there, wakes them under a grant,
+loads the newest weights into rollout engines, and enters engines into the routing table.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from yatt.adapters.wire import Channel
+from yatt.config.schema import RunConfig
+from yatt.control.engines import LocalEngines
+from yatt.control.node import Node
+from yatt.control.supervisor import REWARD, Supervisor, Worker
+from yatt.core.placement import ROLLOUT, TRAINER, Slab
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
+from yatt.obs.events import EventLog
+from yatt.records import message as m
+from yatt.records.message import unpack_floats
+
+MAX_WAKE_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    """The weights on this node's memory filesystem, and the trainer's log-probs of the probe."""
+
+    policy_version: int
+    folder: Path
+    probe: tuple[bytes, ...]
+    expected: tuple[bytes, ...]
+
+
+def largest_difference(expected: bytes, got: bytes) -> float:
+    """Largest absolute difference of two rows of log-probs; infinite if lengths differ or one is NaN."""
+    left, right = unpack_floats(expected), unpack_floats(got)
+    if len(left) != len(right):
+        return float("inf")
+    differences = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    return max((d if d == d else float("inf") for d in differences), default=0.0)
+
+
+def sync_tolerance(config: RunConfig) -> float:
+    """Largest log-prob difference between engine and trainer that rounding explains."""
+    return config.sync.tolerance or (1e-3 if config.model.dtype == "float32" else 0.1)
+
+
+class Workers:
+    """Speaks to the workers of one node.
+
+    Args:
+        trouble: called with (error, exit code) for what this node cannot mend.
+    """
+
+    def __init__(
+        self, node: Node, supervisor: Supervisor, hub: Channel, engines: LocalEngines,
+        events: EventLog, trouble: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._node, self._supervisor, self._hub = node, supervisor, hub
+        self._engines, self._events, self._trouble = engines, events, trouble
+        self._tokens: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._published: _Publication | None = None
+        self.worst_sync: dict[str, float] = {}
+        """By rollout engine: largest log-prob difference to the trainer after its last update."""
+
+    async def order(self, worker: Worker, body: m.Message, deadline_s: float | None = None) -> m.Message:
+        """Send an order under the worker's token and wait for its answer.
+
+        Raises:
+            WorkerFailed: the worker ended, or answered Failed.
+            DeadlineExceeded: no answer in time.
+        """
+        if "token" in body.__struct_fields__:
+            body = msgspec.structs.replace(body, token=self._tokens.get(worker.name, 0))
+        limit_s = deadline_s or self._node.config.launch.phase_timeout_s
+        answer = await self._hub.request(worker.wire, body, limit_s)
+        if isinstance(answer, m.Failed):
+            self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)
+            failure = WorkerFailed(f"{worker.name}: {answer.error}")
+            failure.exit_code = EXIT_USER_MISTAKE if answer.user else EXIT_FAILED
+            raise failure
+        return answer
+
+    def trainers(self) -> list[Worker]:
+        """This node's trainer ranks, by local rank."""
+        ranks = [w for w in self._supervisor.workers.values() if w.role == TRAINER]
+        return sorted(ranks, key=lambda w: w.gpus)
+
+    async def order_trainers(self, body: m.Message) -> list[m.Message]:
+        """The same order to every local rank."""
+        return list(await asyncio.gather(*(self.order(w, body) for w in self.trainers())))
+
+    async def reward(self, body: m.Score) -> m.Message:
+        """Ask the reward process."""
+        worker = next(w for w in self._supervisor.workers.values() if w.role == REWARD)
+        await self._supervisor.ready(worker)
+        return await self._hub.request(worker.wire, body, self._node.config.rollout.request_timeout_s)
+
+    async def wake(self, slab: Slab, role: str, token: int) -> None:
+        """The arbiter's grant: bring every worker of `role` on the slab up."""
+        await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
+
+    async def lull(self, slab: Slab, role: str, token: int) -> None:
+        """The arbiter's request: let the workers of `role` on the slab go to sleep."""
+        workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
+        for worker in workers:
+            self._engines.remove(worker.wire, "was put to sleep")
+        limit_s = self._node.config.lease.ask_s + self._node.config.lease.term_s
+        await asyncio.gather(*(self.order(w, m.Sleep(token=token), limit_s) for w in workers))
+
+    def forget(self, worker: Worker, how: str) -> None:
+        """A worker's process has ended."""
+        self._engines.remove(worker.wire, f"ended: {how}")
+        self._hub.fail_waiting(worker.wire, WorkerFailed(f"{worker.name} ended: {how}"))
+
+    async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
+        """Let the trainer write its weights to this node's memory filesystem; the old ones go."""
+        folder = self._node.weights_folder(policy_version)
+        body = m.Publish(token=0, policy_version=policy_version, folder=str(folder), probe=probe)
+        answers = await self.order_trainers(body)
+        first = answers[0]
+        assert isinstance(first, m.Published), f"Publish is answered by Published, not {first!r}"
+        self._published = _Publication(policy_version, folder, probe, first.probe_logprobs)
+        for old in self._node.weights_root.glob("v*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        self._events.emit("weights.publish", policy_version=policy_version, size_bytes=first.size_bytes)
+        return first
+
+    async def _load_weights(self, worker: Worker, published: "_Publication") -> None:
+        """Let a rollout engine take the newest publication, and compare its log-probs with the trainer's."""
+        body = m.LoadWeights(
+            token=0, policy_version=published.policy_version,
+            folder=str(published.folder), probe=published.probe,
+        )  # fmt: skip
+        answer = await self.order(worker, body)
+        assert isinstance(answer, m.WeightsLoaded), (
+            f"LoadWeights is answered by WeightsLoaded, not {answer!r}"
+        )
+        worst = max(map(largest_difference, published.expected, answer.probe_logprobs), default=0.0)
+        self.worst_sync[worker.name] = worst
+        if not worst <= sync_tolerance(self._node.config):
+            raise SyncMismatch(
+                f"{worker.name}: after taking policy version {published.policy_version} its log-probs differ "
+                f"from the trainer's by up to {worst:.2e}; {sync_tolerance(self._node.config):g} is allowed. "
+                f"The published tensors are in {published.folder}."
+            )
+
+    async def _wake(self, worker: Worker, token: int) -> None:
+        """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
+        self._supervisor.start(worker)
+        try:
+            await self._supervisor.ready(worker)
+            self._tokens[worker.name] = token
+            await self.order(worker, m.Wake(token=token))
+            if worker.role == ROLLOUT and self._published is not None:
+                await self._load_weights(worker, self._published)
+            if worker.role != TRAINER:
+                assert worker.slab is not None, "engines live on slabs"
+                await self._engines.add(worker.wire, worker.role, worker.slab, token)
+            self._failures.pop(worker.name, None)
+        except SyncMismatch as error:
+            self._trouble(str(error), error.exit_code)
+        except (WorkerFailed, DeadlineExceeded) as error:
+            count = self._failures[worker.name] = self._failures.get(worker.name, 0) + 1
+            if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
+                self._trouble(str(error), error.exit_code)
+            elif worker.child is not None:
+                self._supervisor.end(worker)

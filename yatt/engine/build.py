@@ -1,0 +1,31 @@
+"""From a kind to an engine. The library behind it is imported here, not before."""
+
+import importlib
+
+from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+
+
+def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
+    """An engine that has not started."""
+    if kind == "vllm":
+        from yatt.engine.vllm import VllmEngine
+
+        return VllmEngine(options)
+    if kind == "transformers":
+        from yatt.engine.transformers import TransformersEngine
+
+        return TransformersEngine(options)
+    from yatt.engine.scripted import ScriptedEngine
+
+    return ScriptedEngine(options)
+
+
+def import_library(kind: EngineKind) -> None:
+    """Import what the engine needs, so that the first Wake is not the one to wait for it."""
+    modules = {
+        "vllm": ("vllm.v1.engine.llm_engine",),
+        "transformers": ("torch", "transformers"),
+        "scripted": (),
+    }
+    for name in modules[kind]:
+        importlib.import_module(name)

@@ -1,0 +1,245 @@
+"""The process of one engine, rollout's or a GenRM's: orders in, completions out, one thread.
+
+The loop takes an order when there is one, otherwise gives the engine a turn. The engine is built on the
+first Wake, so that a worker without a grant has touched no GPU memory. An order with a token below
+the highest seen is refused; so is work while the engine is asleep. Whatever runs when weights
+change, or when the engine goes to sleep, comes back first as aborted with its partial tokens.
+
+A failed order is answered with Failed and the loop goes on: whether a worker is still good is its
+controller's decision. The worker ends with its controller (parent-death signal).
+"""
+
+import argparse
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt.adapters.process import die_with_parent
+from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.config.load import load_resolved
+from yatt.config.schema import RunConfig
+from yatt.engine.build import import_library
+from yatt.engine.environment import prepare
+from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
+from yatt.paths import RunPaths
+from yatt.records import message as m
+
+IDLE_WAIT_S = 0.05
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """Which engine this worker runs, decided from the run file before anything heavy is imported."""
+
+    kind: EngineKind
+    options: EngineOptions
+    build: Callable[[EngineKind, EngineOptions], Engine]
+
+
+class EngineWorker:
+    """Orders of a controller, carried out on one engine."""
+
+    def __init__(self, link: WorkerLink, plan: EnginePlan) -> None:
+        self._link, self._plan = link, plan
+        self._engine: Engine | None = None
+        self._newest_token = 0
+        self._held_token = 0
+        self._may_stay = True
+
+    def beat(self) -> tuple[int, int]:
+        """The token held now (0: none) and the progress of the main loop, for the Pulse."""
+        return self._held_token, self._link.turns
+
+    def serve(self) -> None:
+        """Until Stop, or until the controller is gone."""
+        parent = os.getppid()
+        while self._may_stay and os.getppid() == parent:
+            is_busy = self._engine is not None and self._engine.is_busy
+            order = self._link.receive(0 if is_busy else IDLE_WAIT_S)
+            if order is not None:
+                self._carry_out(order)
+            elif is_busy:
+                self._turn()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _carry_out(self, order: Order) -> None:
+        """Answer one order, whatever happens in it."""
+        try:
+            answer = self._answer(order.body)
+        except Exception as error:  # noqa: BLE001 - an order's failure is told, not died of
+            _LOG.exception("order %s failed", type(order.body).__name__)
+            answer = _failure(order.body, error)
+        if isinstance(answer, m.Completed):
+            self._tell([answer])
+        elif answer is not None:
+            self._link.send(answer, reply_to=order.seq)
+
+    def _answer(self, body: m.Message) -> m.Message | None:
+        if isinstance(body, m.Stop):
+            self._may_stay = False
+            return m.Done()
+        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights), (
+            f"{type(body).__name__} is no order for an engine"
+        )
+        self._admit(body.token)
+        match body:
+            case m.Wake():
+                return self._wake(body.token)
+            case m.Sleep():
+                return self._sleep()
+            case m.Sample():
+                self._awake_engine().add(body)
+                return None
+            case m.Abort():
+                self._tell(self._awake_engine().abort(body.request_ids))
+                return m.Done()
+            case m.LoadWeights():
+                return self._load_weights(body)
+
+    def _admit(self, token: int) -> None:
+        if token < self._newest_token:
+            raise PermissionError(
+                f"token {token} is of an old lease; the newest here is {self._newest_token}"
+            )
+        self._newest_token = token
+
+    def _awake_engine(self) -> Engine:
+        if self._engine is None or self._held_token != self._newest_token:
+            raise PermissionError(
+                f"this engine is not awake under token {self._newest_token}; send Wake first"
+            )
+        return self._engine
+
+    def _wake(self, token: int) -> m.Message:
+        """Repeatable: an engine that is awake stays so, under the newer token."""
+        was_awake, self._held_token = self._held_token > 0, token
+        try:
+            if self._engine is None:
+                engine = self._plan.build(self._plan.kind, self._plan.options)
+                engine.start()
+                self._engine = engine
+            elif not was_awake:
+                self._engine.wake()
+        except BaseException:
+            self._held_token = 0
+            raise
+        return m.Done()
+
+    def _sleep(self) -> m.Message:
+        """Repeatable: an engine that sleeps, or never started, sleeps on."""
+        if self._engine is not None and self._held_token:
+            self._tell(self._engine.abort())
+            self._engine.sleep()
+        self._held_token = 0
+        return m.Done()
+
+    def _load_weights(self, order: m.LoadWeights) -> m.WeightsLoaded:
+        engine = self._awake_engine()
+        self._tell(engine.abort())
+        engine.load_weights(order.policy_version, order.folder)
+        scores = engine.score([m.unpack_ids(row) for row in order.probe])
+        return m.WeightsLoaded(
+            policy_version=order.policy_version, probe_logprobs=tuple(m.pack_floats(row) for row in scores)
+        )
+
+    def _turn(self) -> None:
+        """One turn of the engine. What it raises ends every request in it, not the worker."""
+        assert self._engine is not None, "a busy engine has been built"
+        try:
+            self._tell(self._engine.step())
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the completions
+            _LOG.exception("a turn of the engine failed")
+            failed = self._engine.abort()
+            self._tell([_errored(each.request_id, f"the engine failed: {error}") for each in failed])
+
+    def _tell(self, completed: list[m.Completed]) -> None:
+        for each in completed:
+            self._link.send(each)
+
+
+def _failure(order: m.Message, error: Exception) -> m.Message:
+    """A bad Sample ends only its request; any other order is answered with Failed."""
+    if isinstance(order, m.Sample):
+        return _errored(order.request_id, str(error))
+    return m.Failed(
+        error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
+        trace=traceback.format_exc(),
+        user=isinstance(error, ConfigError),
+    )
+
+
+def _errored(request_id: str, error: str) -> m.Completed:
+    return m.Completed(
+        request_id=request_id,
+        token_ids=b"",
+        logprobs=b"",
+        finish_reason="error",
+        policy_version=0,
+        error=error,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerArguments:
+    """The command line of every worker process."""
+
+    run: str
+    epoch: int
+    worker: str
+    endpoint: str
+    node: int
+    genrm: str
+
+
+def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--run", required=True, help="run folder")
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
+    parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
+    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
+    return WorkerArguments(**vars(parser.parse_args(argv)))
+
+
+def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
+    """The whole life of an engine's process; gives its exit code."""
+    die_with_parent(os.getppid())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
+    try:
+        config = load_resolved(RunPaths(Path(arguments.run)).config)
+        plan = make_plan(config)
+        prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
+        import_library(plan.kind)
+    except Exception as error:  # noqa: BLE001 - a process's main: told to the controller, then the end
+        _LOG.exception("cannot start")
+        link.send(_failure(m.Stop(), error))
+        link.close()
+        return getattr(error, "exit_code", EXIT_FAILED)
+    worker = EngineWorker(link, plan)
+    pulse = Pulse(
+        arguments.endpoint,
+        worker=arguments.worker,
+        epoch=arguments.epoch,
+        renew_s=config.lease.renew_s,
+        beat=worker.beat,
+    )
+    pulse.start()
+    link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
+    try:
+        worker.serve()
+    except StaleEpoch as error:
+        _LOG.warning("this attempt is over: %s", error)
+        return error.exit_code
+    finally:
+        pulse.stop()
+        link.close()
+    return EXIT_FINISHED

@@ -1,0 +1,33 @@
+"""The process of one GenRM engine: as yatt.rollout, with ``--genrm NAME``; its weights never change."""
+
+import sys
+
+from yatt.config.schema import RunConfig
+from yatt.engine.build import build_engine
+from yatt.engine.environment import choose_device, choose_engine
+from yatt.engine.protocol import genrm_options
+from yatt.engine.worker import EnginePlan, main, parse_arguments
+from yatt.errors import ConfigError
+
+
+def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
+    """The engine of the GenRM of that name.
+
+    Raises:
+        ConfigError: the run file has none of that name.
+    """
+    genrm = next((each for each in config.genrms if each.name == name), None)
+    if genrm is None:
+        known = ", ".join(each.name for each in config.genrms) or "none"
+        raise ConfigError(f"genrms: no GenRM is named {name!r} (known: {known}).")
+    options = genrm_options(
+        genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic
+    )
+    return EnginePlan(
+        kind=choose_engine(genrm.engine, f"genrms[{name}].engine"), options=options, build=build_engine
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments("One GenRM engine of a yatt run.")
+    sys.exit(main(arguments, lambda config: genrm_plan(config, arguments.genrm)))

@@ -1,0 +1,22 @@
+"""The process of one rollout engine: ``python -m yatt.rollout --run RUN --epoch N --worker NAME ...``."""
+
+import sys
+
+from yatt.config.schema import RunConfig
+from yatt.engine.build import build_engine
+from yatt.engine.environment import choose_device, choose_engine
+from yatt.engine.protocol import rollout_options
+from yatt.engine.worker import EnginePlan, main, parse_arguments
+
+
+def rollout_plan(config: RunConfig) -> EnginePlan:
+    """The engine that samples the policy."""
+    return EnginePlan(
+        kind=choose_engine(config.rollout.engine, "rollout.engine"),
+        options=rollout_options(config, choose_device(config.launch.device)),
+        build=build_engine,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse_arguments("One rollout engine of a yatt run."), rollout_plan))
