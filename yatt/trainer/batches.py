@@ -2,17 +2,20 @@
 
 Sequences lie one after the other (THD); each is padded to the multiple that context and sequence
 parallelism need, at its end, where causal attention keeps padding from being seen. Sequences are
-ordered by length, so that attention can take neighbours of equal length as one batch.
+ordered by length, so that attention can take neighbours of equal length as one batch; where all are
+of one length they are a plain batch, and nothing loops over them.
 
-Suffixes: S tokens of a packed stream on this context-parallel rank, T completion tokens.
+Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from numpy.typing import NDArray
 from torch import Tensor
 
 from yatt.records.message import Rollout
@@ -20,14 +23,15 @@ from yatt.records.message import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sequence to train on. `ids` int64 prompt and completion; logprobs float32 of the completion.
+    """One sequence to train on.
 
-    `start` is where its completion tokens begin among those of the whole rollout batch.
+    `ids` int64 is prompt and completion; `sampler_logprobs` float32 is of the completion; `start` is
+    where its completion tokens begin among those of the whole rollout batch.
     """
 
-    ids: Tensor
+    ids: NDArray[np.int64]
     num_prompt_tokens: int
-    sampler_logprobs: Tensor
+    sampler_logprobs: NDArray[np.float32]
     start: int
 
     @property
@@ -50,13 +54,13 @@ class MicroBatch:
     """What one forward pass takes, and where its completion tokens are.
 
     Args:
-        tokens: int64 [1, S].
-        positions: int64 [1, S], of each token in its sequence.
+        tokens: int64 [1, S] packed, or [B, S / B] where all sequences are of one length.
+        positions: int64, of each token in its sequence, shaped like `tokens`.
         labels_T: int64, the completion tokens predicted on this rank.
-        where_T: int64, index in S of the position that predicts each of them.
+        where_T: int64, index in the flattened `tokens` of the position that predicts each of them.
         flat_T: int64, their place among the completion tokens of the whole rollout batch.
         weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
-        packed: bounds of the sequences, before the context-parallel cut.
+        packed: bounds of the sequences, before the context-parallel cut; None for a plain batch.
     """
 
     tokens: Tensor
@@ -66,106 +70,94 @@ class MicroBatch:
     flat_T: Tensor
     weights_T: Tensor
     sampler_T: Tensor
-    packed: PackedSeqParams
+    packed: PackedSeqParams | None
 
 
 def sample_of(rollout: Rollout, start: int) -> Sample:
-    """Tensors of one rollout as it came over the wire."""
-    prompt, completion = (
-        _from_bytes(rollout.prompt_ids, torch.int32),
-        _from_bytes(rollout.completion_ids, torch.int32),
-    )
+    """Arrays of one rollout as it came over the wire."""
+    prompt = np.frombuffer(rollout.prompt_ids, dtype="<i4")
+    completion = np.frombuffer(rollout.completion_ids, dtype="<i4")
     return Sample(
-        ids=torch.cat([prompt, completion]).long(),
+        ids=np.concatenate([prompt, completion]).astype(np.int64),
         num_prompt_tokens=len(prompt),
-        sampler_logprobs=_from_bytes(rollout.sampler_logprobs, torch.float32),
+        sampler_logprobs=np.frombuffer(rollout.sampler_logprobs, dtype="<f4"),
         start=start,
     )
 
 
 def micro_batch(
-    samples: Sequence[Sample], weights: Sequence[Tensor], cut: Slice, device: torch.device
+    samples: Sequence[Sample], weights: Sequence[NDArray[np.float32]], cut: Slice, device: torch.device
 ) -> MicroBatch:
     """Pack these samples; none at all gives a pass over one padding sequence that trains nothing.
 
     Args:
-        weights: float32, loss weight of each completion token of each sample.
+        weights: loss weight of each completion token of each sample.
     """
     order = sorted(range(len(samples)), key=lambda index: len(samples[index].ids))
-    rows = [_row(samples[index], weights[index], cut.align) for index in order] or [_empty_row(cut.align)]
-    lengths = [row.tokens.numel() for row in rows]
-    bounds = torch.tensor([0, *lengths]).cumsum(0)
-    mine_S = _held_positions(bounds.tolist(), cut)
-    flat_S = torch.cat([row.flat for row in rows])[mine_S]
-    where_T = (flat_S >= 0).nonzero().squeeze(1)
+    spans = [max(len(samples[index].ids) - 1, 1) for index in order] or [cut.align]
+    lengths = [span + -span % cut.align for span in spans]
+    bounds = [0, *itertools.accumulate(lengths)]
+    stream = _Stream(bounds[-1])
+    for index, first in zip(order, bounds[:-1], strict=False):
+        stream.put(first, samples[index], weights[index])
+    held_S = _held_positions(bounds, cut)
+    where_T = np.flatnonzero(stream.flat[held_S] >= 0)
+    held_T = held_S[where_T]
+    positions_S = np.concatenate([np.arange(length) for length in lengths])[held_S]
+    is_plain = cut.cp_size == 1 and len(set(lengths)) == 1
+    shape = (len(lengths), lengths[0]) if is_plain else (1, len(held_S))
 
-    def joined(parts: list[Tensor], at: Tensor) -> Tensor:
-        return torch.cat(parts)[mine_S][at].to(device)
+    def tensor(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device)
 
-    everywhere = torch.arange(len(mine_S))
-    cu_seqlens = bounds.to(torch.int32).to(device)
     return MicroBatch(
-        tokens=joined([row.tokens for row in rows], everywhere)[None],
-        positions=joined([torch.arange(length) for length in lengths], everywhere)[None],
-        labels_T=joined([row.labels for row in rows], where_T),
-        where_T=where_T.to(device),
-        flat_T=flat_S[where_T],
-        weights_T=joined([row.weights for row in rows], where_T),
-        sampler_T=joined([row.sampler for row in rows], where_T),
-        packed=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_kv=cu_seqlens,
-            max_seqlen_q=max(lengths),
-            max_seqlen_kv=max(lengths),
-        ),
+        tokens=tensor(stream.tokens[held_S].reshape(shape)),
+        positions=tensor(positions_S.reshape(shape)),
+        labels_T=tensor(stream.labels[held_T]),
+        where_T=tensor(where_T),
+        flat_T=torch.from_numpy(stream.flat[held_T]),
+        weights_T=tensor(stream.weights[held_T]),
+        sampler_T=tensor(stream.sampler[held_T]),
+        packed=None if is_plain else _packed(bounds, max(lengths), device),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One padded sequence: position i sees tokens[i] and predicts labels[i]; flat is -1 where nothing is."""
+class _Stream:
+    """The packed stream: position i sees tokens[i] and predicts labels[i]; flat is -1 where nothing is."""
 
-    tokens: Tensor
-    labels: Tensor
-    flat: Tensor
-    weights: Tensor
-    sampler: Tensor
+    def __init__(self, length: int) -> None:
+        self.tokens, self.labels = np.zeros(length, np.int64), np.zeros(length, np.int64)
+        self.flat = np.full(length, -1, np.int64)
+        self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
 
-
-def _row(sample: Sample, weights: Tensor, align: int) -> _Row:
-    length = max(len(sample.ids) - 1, 1)
-    padded = length + -length % align
-    first, last = sample.num_prompt_tokens - 1, len(sample.ids) - 1
-    row = _empty_row(padded)
-    row.tokens[:length] = sample.ids[:length]
-    row.labels[:last] = sample.ids[1:]
-    row.flat[first:last] = torch.arange(sample.start, sample.start + sample.num_completion_tokens)
-    row.weights[first:last] = weights
-    row.sampler[first:last] = sample.sampler_logprobs
-    return row
+    def put(self, at: int, sample: Sample, weights: NDArray[np.float32]) -> None:
+        """Lay one sequence from position `at`; its last token is only a label."""
+        last = at + len(sample.ids) - 1
+        completion = slice(at + sample.num_prompt_tokens - 1, last)
+        self.tokens[at : max(last, at + 1)] = sample.ids[: max(last - at, 1)]
+        self.labels[at:last] = sample.ids[1:]
+        self.flat[completion] = np.arange(sample.start, sample.start + sample.num_completion_tokens)
+        self.weights[completion] = weights
+        self.sampler[completion] = sample.sampler_logprobs
 
 
-def _empty_row(length: int) -> _Row:
-    return _Row(
-        tokens=torch.zeros(length, dtype=torch.int64),
-        labels=torch.zeros(length, dtype=torch.int64),
-        flat=torch.full((length,), -1, dtype=torch.int64),
-        weights=torch.zeros(length),
-        sampler=torch.zeros(length),
-    )
-
-
-def _held_positions(bounds: list[int], cut: Slice) -> Tensor:
-    """Places in the whole stream this context-parallel rank holds: chunks r and 2n-1-r of each sequence."""
+def _held_positions(bounds: list[int], cut: Slice) -> NDArray[np.int64]:
+    """Places in the stream this context-parallel rank holds: chunks r and 2n-1-r of each sequence."""
     if cut.cp_size == 1:
-        return torch.arange(bounds[-1])
+        return np.arange(bounds[-1])
     held = []
     for begin, end in itertools.pairwise(bounds):
-        chunks = torch.arange(begin, end).chunk(2 * cut.cp_size)
+        chunks = np.split(np.arange(begin, end), 2 * cut.cp_size)
         held += [chunks[cut.cp_rank], chunks[2 * cut.cp_size - 1 - cut.cp_rank]]
-    return torch.cat(held)
+    return np.concatenate(held)
 
 
-def _from_bytes(raw: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+def _packed(bounds: list[int], longest: int, device: torch.device) -> PackedSeqParams:
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )

@@ -18,7 +18,7 @@ from yatt.trainer.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.model import Policy
 
 Finish = Callable[[int, MicroBatch, Tensor], Any]
-"""(index of the micro-batch, itself, logits [1, S, V / tp]) to what the schedule wants of a loss."""
+"""(index of the micro-batch, itself, logits of its tokens [..., V / tp]) to what the schedule wants."""
 Tick = Callable[[], None]
 """Called once a micro-batch: the progress a watcher sees."""
 
@@ -70,7 +70,9 @@ class Reader:
 
     def __call__(self, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
-        return token_logprobs(logits[0, micro.where_T], micro.labels_T, self.shard, self.temperature)
+        return token_logprobs(
+            logits.flatten(0, 1)[micro.where_T], micro.labels_T, self.shard, self.temperature
+        )
 
 
 def reader_of(policy: Policy, temperature: float) -> Reader:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -49,32 +50,37 @@ def publish_weights(policy: Policy, folder: Path, policy_version: int, *, writes
     return size
 
 
-def export_hf(policy: Policy, folder: Path, model_folder: Path, *, writes: bool) -> None:
-    """Write the policy as a Hugging Face folder with the tokenizer it came with. Collective."""
+def export_hf(policy: Policy, folder: Path, *, writes: bool) -> None:
+    """Write the policy's weights as a Hugging Face folder. Collective."""
     files, size = _write_buckets(policy, folder, writes=writes)
-    if not writes:
-        return
+    if writes:
+        write_index(folder, {name: file for file, names in files.items() for name in names}, size)
+
+
+def copy_side_files(source: Path, folder: Path) -> None:
+    """Config and tokenizer of one Hugging Face folder to another."""
     for name in SIDE_FILES:
-        if (model_folder / name).is_file():
-            shutil.copyfile(model_folder / name, folder / name)
-    write_index(folder, {name: file for file, names in files.items() for name in names}, size)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
-def probe_logprobs(policy: Policy, sequences: list[Tensor], cut: Slice, tick: Tick) -> list[Tensor]:
+def probe_logprobs(policy: Policy, sequences: list[list[int]], cut: Slice, tick: Tick) -> list[Tensor]:
     """Log-prob (temperature 1) of every token but the first of each sequence. Collective over all ranks.
 
     Args:
-        sequences: int64 token ids, two or more each.
+        sequences: token ids, two or more each.
 
     Returns:
         float32 on CPU, the same on every rank.
     """
     micros, start = [], 0
     for ids in sequences:
-        length = len(ids) - 1
-        sample = Sample(ids=ids, num_prompt_tokens=1, sampler_logprobs=torch.zeros(length), start=start)
-        micros.append(micro_batch([sample], [torch.zeros(length)], cut, policy.device))
-        start += length
+        unused = np.zeros(len(ids) - 1, np.float32)
+        sample = Sample(
+            ids=np.array(ids, np.int64), num_prompt_tokens=1, sampler_logprobs=unused, start=start
+        )
+        micros.append(micro_batch([sample], [unused], cut, policy.device))
+        start += len(unused)
     flat = torch.zeros(start, device=policy.device)
     if micros:
         missing = -len(micros) % (policy.mcore.virtual_pipeline_model_parallel_size or 1)

@@ -140,7 +140,8 @@ def _micro_batches(
         lengths_N = torch.tensor([sample.num_completion_tokens for sample in chosen], dtype=torch.int64)
         # megatron-core divides by the mini-batch's tokens what these weights already average.
         weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * whole.num_tokens
-        return micro_batch(chosen, torch.split(weights_T, lengths_N.tolist()), cut, learner.policy.device)
+        weights = [row.numpy() for row in torch.split(weights_T, lengths_N.tolist())]
+        return micro_batch(chosen, weights, cut, learner.policy.device)
 
     return [packed(numbers) for numbers in mine]
 

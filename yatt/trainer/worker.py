@@ -21,7 +21,7 @@ from yatt.records import message as m
 from yatt.trainer.model import Policy, build_policy, build_reference, check_layout
 from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
-from yatt.trainer.publish import export_hf, probe_logprobs, publish_weights
+from yatt.trainer.publish import copy_side_files, export_hf, probe_logprobs, publish_weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, save_shards
 from yatt.trainer.update import Learner, sequence_cut, train_iteration
@@ -142,7 +142,7 @@ class TrainerRank:
         size = publish_weights(
             learner.policy, Path(order.folder), order.policy_version, writes=self._local_rank == 0
         )
-        sequences = [torch.tensor(m.unpack_ids(raw)) for raw in order.probe]
+        sequences = [m.unpack_ids(raw) for raw in order.probe]
         rows = probe_logprobs(learner.policy, sequences, sequence_cut(learner), self._tick)
         return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
 
@@ -151,5 +151,7 @@ class TrainerRank:
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0
-        export_hf(self._policy, Path(order.folder), Path(self._config.model.path), writes=is_writer)
+        export_hf(self._policy, Path(order.folder), writes=is_writer)
+        if is_writer:
+            copy_side_files(Path(self._config.model.path), Path(order.folder))
         return m.Done()

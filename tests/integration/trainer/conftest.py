@@ -68,11 +68,9 @@ class Job:
         return {k: v for file in index["files"] for k, v in load_file(self.folder / name / file).items()}
 
 
-def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]:
-    """Run jobs in `world_size` processes; every process started is waited for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    environment = {
+def child_environment() -> dict[str, str]:
+    """One thread, nothing compiled, nothing fetched."""
+    return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
@@ -80,6 +78,13 @@ def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
+
+
+def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]:
+    """Run jobs in `world_size` processes; every process started is waited for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    environment = child_environment()
     logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
     processes = [
         subprocess.Popen(
