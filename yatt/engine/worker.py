@@ -9,7 +9,6 @@ A failed order is answered with Failed and the loop goes on: whether a worker is
 controller's decision. The worker ends with its controller (parent-death signal).
 """
 
-import argparse
 import logging
 import os
 import traceback
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from yatt.adapters.process import die_with_parent
 from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
@@ -183,30 +183,6 @@ def _errored(request_id: str, error: str) -> m.Completed:
         policy_version=0,
         error=error,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerArguments:
-    """The command line of every worker process."""
-
-    run: str
-    epoch: int
-    worker: str
-    endpoint: str
-    node: int
-    genrm: str
-
-
-def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--run", required=True, help="run folder")
-    parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
-    parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
-    parser.add_argument("--node", type=int, default=0)
-    parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
-    return WorkerArguments(**vars(parser.parse_args(argv)))
 
 
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
