@@ -182,6 +182,8 @@ class Controller:
         return await self._training.train(order, mine)
 
     async def _commit(self, order: c.CommitNotice) -> m.Message:
+        if self._node.is_leader:
+            self._sampler.show(set(order.numbers), order.iteration)
         self._sampler.trained(set(order.numbers))
         return m.Done()
 

@@ -79,6 +79,11 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             for s, reward in zip(self.samples, self.rewards(weights), strict=True)
         )
 
+    def mean_scores(self) -> dict[str, float]:
+        """Mean of each score over the completions."""
+        names = sorted({name for s in self.samples for name in s.scores})
+        return {n: sum(s.scores.get(n, 0.0) for s in self.samples) / len(self.samples) for n in names}
+
     def rollouts(self) -> dict[int, Rollout]:
         """What the trainer gets, by sample id."""
         prompt = pack_ids(self.prompt_ids)

@@ -1,7 +1,7 @@
 """The leader's way to every node: over the wire to the others, straight to its own controller."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from yatt.adapters.wire import Channel
 from yatt.control.node import Node
@@ -41,6 +41,10 @@ class Ports:
             raise failure
         assert answer is not None, f"{type(body).__name__} has an answer"
         return answer
+
+    async def ask_each(self, bodies: Sequence[m.Message]) -> list[m.Message]:
+        """Each node's answer to an order of its own, by node index."""
+        return list(await asyncio.gather(*(self.ask(index, body) for index, body in enumerate(bodies))))
 
     async def ask_all(self, body: m.Message, deadline_s: float | None = None) -> list[m.Message]:
         """Every node's answer to the same order, by node index."""

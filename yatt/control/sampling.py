@@ -10,8 +10,10 @@ numbers, and what was broken off is forgotten.
 """
 
 import asyncio
+import json
 from collections import Counter
 
+from yatt.adapters.files import append_line
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.engines import ABORTED, Router
 from yatt.control.groups import NodeState, PromptGroup, SampleState
@@ -22,6 +24,7 @@ from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import Quota, first_number, sample_seed
 from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
+from yatt.obs.metrics import STEP
 from yatt.records import cluster as c
 from yatt.records import message as m
 from yatt.records.message import pack_ids, unpack_floats, unpack_ids
@@ -80,6 +83,19 @@ class Sampler:
             self._next_number = self._base_number = max(mine) + self._node.config.launch.nodes
             self._accepted, self._unfinished = {}, {}
 
+    def show(self, numbers: set[int], iteration: int) -> None:
+        """Keep a few of an iteration's completions, with their verdicts, for the report."""
+        limit, weights = self._node.config.logging.samples_per_iteration, self._scorer.weights
+        groups = [g for n, g in sorted(self._accepted.items()) if n in numbers]
+        shown = [(g, s, r) for g in groups for s, r in zip(g.samples, g.rewards(weights), strict=True)]
+        for group, sample, reward in shown[:: max(1, len(shown) // limit)][:limit] if limit else ():
+            row = {
+                STEP: iteration, "prompt": group.prompt_text, "completion": sample.text,
+                "verdicts": sample.verdicts, "scores": sample.scores, "reward": reward,
+                "ground_truth": self._shard.row(group.row).ground_truth,
+            }  # fmt: skip
+            append_line(self._node.paths.samples, json.dumps(row))
+
     # ---- one phase ------------------------------------------------------------------------------
 
     async def advance(self, order: c.Advance) -> None:
@@ -116,15 +132,16 @@ class Sampler:
             raise self._out_of_reach()
 
     def advanced(self, target: int) -> c.Advanced:
-        """What the leader needs to know afterwards."""
-        groups = self.chosen(target)
+        """What the leader needs to know afterwards; counters start again from zero."""
         weights = self._scorer.weights
-        counters = {**self.counters, **self._scorer.counters, "too_long": self._shard.too_long}
-        return c.Advanced(
-            groups=tuple(c.GroupFact(number=g.number, samples=g.facts(weights)) for g in groups),
-            missing=target - len(groups),
-            counters={name: float(count) for name, count in counters.items()},
+        facts = tuple(
+            c.GroupFact(number=g.number, samples=g.facts(weights), scores=g.mean_scores())
+            for g in self.chosen(target)
         )
+        counters = {name: float(n) for name, n in (self.counters + self._scorer.counters).items()}
+        self.counters.clear()
+        self._scorer.counters.clear()
+        return c.Advanced(groups=facts, missing=target - len(facts), counters=counters)
 
     async def break_off(self) -> None:
         """Stop what is under way; completions come back as far as they are."""
@@ -144,7 +161,9 @@ class Sampler:
         while len(opened) < self._quota.num_to_open():
             group = self._shard.open(self._next_number)
             self._next_number += self._node.config.launch.nodes
-            if group is not None:
+            if group is None:
+                self.counters["rollout/too_long"] += 1
+            else:
                 opened.append(group)
                 self._unfinished[group.number] = group
         self._quota = self._quota.opened(len(opened))
@@ -188,7 +207,7 @@ class Sampler:
             return
         ids = unpack_ids(completed.token_ids)
         sample.extend(ids, unpack_floats(completed.logprobs), completed.policy_version)
-        self.counters["tokens"] += len(ids)
+        self.counters["rollout/tokens"] += len(ids)
         if completed.finish_reason != ABORTED:
             sample.finish_reason = completed.finish_reason
             sample.text = self._tokenizer.decode(sample.completion_ids)
@@ -201,11 +220,11 @@ class Sampler:
         reason = group.failure()
         flat = not reason and group.is_flat(self._scorer.weights)
         if flat:
-            self.counters["flat_groups"] += 1
+            self.counters["rollout/flat_groups"] += 1
         drop = bool(reason) or (flat and self._node.config.algorithm.filter_groups)
         self._quota = self._quota.resolved(accepted=not drop)
         if drop:
-            self.counters["failed_groups" if reason else "dropped_groups"] += 1
+            self.counters["rollout/failed_groups" if reason else "rollout/dropped_groups"] += 1
             self._events.emit("rollout.group.drop", number=group.number, reason=reason or "equal rewards")
             return
         self._accepted[group.number] = group

@@ -18,8 +18,6 @@ class DataShard:
 
     def __init__(self, config: RunConfig, rows: list[Row], tokenizer: Tokenizer) -> None:
         self._config, self._rows, self._tokenizer = config, rows, tokenizer
-        self.too_long = 0
-        """Prompts left out because they are longer than data.max_prompt_tokens."""
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard a process)
     def _order(self, data_epoch: int) -> list[int]:
@@ -40,7 +38,6 @@ class DataShard:
         index = self._order(data_epoch)[position]
         text, ids = encode_prompt(self._rows[index], self._tokenizer, self._config)
         if len(ids) > self._config.data.max_prompt_tokens:
-            self.too_long += 1
             return None
         return new_group(number, index, text, ids, self._config.rollout.n)
 

@@ -53,10 +53,11 @@ class Advance(Message, frozen=True, kw_only=True):
 
 
 class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted prompt group, as metadata."""
+    """One accepted prompt group, as metadata. `scores`: mean of each score over its completions."""
 
     number: int
     samples: tuple[SampleFact, ...]
+    scores: dict[str, float]
 
 
 class Advanced(Message, frozen=True, kw_only=True):
@@ -159,6 +160,7 @@ class ForwardAbort(Message, frozen=True, kw_only=True):
 class CommitNotice(Message, frozen=True, kw_only=True):
     """These prompt groups were trained on: drop them. Answer: Done."""
 
+    iteration: int
     numbers: tuple[int, ...]
 
 

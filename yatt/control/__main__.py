@@ -1,0 +1,59 @@
+"""A controller process: ``python -m yatt.control --run FOLDER --epoch E --node K``."""
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from yatt.adapters.files import make_private
+from yatt.config.load import load_resolved
+from yatt.control.node import Node
+from yatt.control.session import Session
+from yatt.core.placement import place
+from yatt.errors import EXIT_FAILED, YattError
+from yatt.paths import RunPaths
+
+
+def main() -> int:
+    """Run one controller until its attempt ends; the exit code is the attempt's."""
+    parser = argparse.ArgumentParser(prog="yatt.control")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments = parser.parse_args()
+    paths = RunPaths(arguments.run)
+    config = load_resolved(paths.config)
+    node = Node(
+        config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
+        index=arguments.node, host=arguments.host, device=arguments.device,
+    )  # fmt: skip
+    make_private(node.scratch)
+    make_private(node.weights_root)
+    try:
+        return asyncio.run(_run(node))
+    except YattError as error:
+        sys.stderr.write(f"{node.name}: {error}\n")
+        return error.exit_code
+    except Exception:  # noqa: BLE001 (a process's main: recorded, and the process ends)
+        sys.stderr.write(f"{node.name}: a defect:\n{traceback.format_exc()}")
+        return EXIT_FAILED
+    finally:
+        shutil.rmtree(node.scratch, ignore_errors=True)
+        shutil.rmtree(node.weights_root, ignore_errors=True)
+
+
+async def _run(node: Node) -> int:
+    session = Session(node)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        loop.add_signal_handler(number, session.stop, signal.Signals(number).name)
+    return await session.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
+
+import random
+from typing import Any
+
+import msgspec
+
+from yatt import clock
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.config.load import config_hash
+from yatt.control.epochs import check_newest
+from yatt.control.groups import NodeState
+from yatt.control.node import Node
+from yatt.control.ports import Ports
+from yatt.control.training import head_ranks
+from yatt.core import phases
+from yatt.core.balance import Cost, plan_iteration
+from yatt.core.phases import Acted, Phase
+from yatt.core.prompts import share
+from yatt.errors import EXIT_FINISHED, CheckpointError
+from yatt.obs.events import EventLog
+from yatt.obs.metrics import STEP, drop_from, write_row
+from yatt.records import cluster as c
+from yatt.records import message as m
+from yatt.records.message import pack_ids
+
+TIMING_NAMES = {
+    Phase.SAMPLE: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
+    Phase.SAVE: "save_checkpoint", Phase.VALIDATE: "testing",
+}  # fmt: skip
+QUIT_DEADLINE_S = 30.0
+
+
+class Acts:
+    """What the leader does in each phase.
+
+    Args:
+        vocab_size: of the policy, for the sync probe.
+    """
+
+    def __init__(
+        self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog, vocab_size: int
+    ) -> None:
+        self._node, self._ports, self._events = node, ports, events
+        self._checkpoints, self._vocab_size = checkpoints, vocab_size
+        self._row: dict[str, Any] = {STEP: 0}
+        self._is_flushed = False
+        self._groups: dict[int, c.GroupFact] = {}
+        self._counters: dict[str, float] = {}
+        self._timing: dict[str, float] = {}
+        self._began_s = clock.monotonic_s()
+
+    async def run(self, act: phases.Act) -> Acted:
+        """Carry out one act."""
+        match act.phase:
+            case Phase.JOIN:
+                await self._ports.ask_all(c.StartWorkers(), self._node.config.launch.start_timeout_s)
+            case Phase.BUILD:
+                return Acted(act.seq, resumed=await self._build())
+            case Phase.PUBLISH:
+                await self._publish(act.iteration)
+            case Phase.VALIDATE:
+                await self._validate(act.iteration)
+            case Phase.SAMPLE | Phase.SCORE:
+                return Acted(act.seq, again=await self._advance(act))
+            case Phase.TRAIN:
+                await self._train(act.iteration)
+            case Phase.SAVE:
+                await self._save(act.iteration)
+        return Acted(act.seq)
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        """An act's duration, for the metrics."""
+        name = TIMING_NAMES.get(phase)
+        if name is not None:
+            self._timing[name] = self._timing.get(name, 0.0) + seconds
+
+    async def end(self, end: phases.End) -> None:
+        """Write what is complete; say goodbye to every node."""
+        if end.exit_code == EXIT_FINISHED:
+            self._flush()
+        await self._ports.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
+
+    # ---- phases ---------------------------------------------------------------------------------
+
+    async def _build(self) -> int:
+        config = self._node.config
+        found = self._checkpoints.newest()
+        for reason in found.skipped:
+            self._events.emit("ckpt.skip", reason=reason)
+        manifest = found.manifest
+        if manifest is None and found.skipped:
+            raise CheckpointError("no checkpoint of this run can be read: " + "; ".join(found.skipped))
+        store = await self._ports.ask(0, c.OpenTrainerStore())
+        assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
+        states = states_for(manifest, config.launch.nodes)
+        orders = [
+            c.BuildTrainer(host=store.host, port=store.port, checkpoint=found.name, state=state)
+            for state in states
+        ]
+        await self._ports.ask_each(orders)
+        resumed = manifest.iteration if manifest else 0
+        self._row = dict(manifest.row) if manifest else {STEP: 0}
+        drop_from(self._node.paths.metrics, resumed)
+        drop_from(self._node.paths.samples, resumed + 1)
+        self._events.emit("attempt.resume", iteration=resumed)
+        return resumed
+
+    async def _publish(self, policy_version: int) -> None:
+        probe = self._probe(policy_version)
+        answers = await self._ports.ask_all(c.PublishOrder(policy_version=policy_version, probe=probe))
+        first = answers[0]
+        assert isinstance(first, m.Published), "PublishOrder is answered by Published"
+        self._row["perf/weights_bytes"] = first.size_bytes
+
+    async def _validate(self, iteration: int) -> None:
+        sums: dict[str, tuple[float, int]] = {}
+        for answer in await self._ports.ask_all(c.ValidateOrder(iteration=iteration)):
+            assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
+            for source, (total, count) in answer.sums.items():
+                before = sums.get(source, (0.0, 0))
+                sums[source] = (before[0] + total, before[1] + count)
+        section = self._node.config.validation
+        for source, (total, count) in sums.items():
+            key = f"val-core/{source}/{section.reward}/mean@{section.n}"
+            self._row[key] = total / count if count else float("nan")
+
+    async def _advance(self, act: phases.Act) -> bool:
+        """True if groups are still missing after the last scoring."""
+        if act.phase is Phase.SAMPLE:
+            self._flush()
+        config, placement = self._node.config, self._node.placement
+        sampling = act.phase is Phase.SAMPLE
+        holders = placement.sampling if sampling else placement.scoring[act.scoring]
+        batch, nodes = config.trainer.train_batch_size, config.launch.nodes
+        first = (act.iteration - 1) * batch
+        orders = [
+            c.Advance(
+                iteration=act.iteration, policy_version=act.iteration - 1,
+                target=share(batch, node=index, num_nodes=nodes, first=first),
+                roles=tuple(sorted(set(holders.values()))),
+            )
+            for index in range(nodes)
+        ]  # fmt: skip
+        advanced = [a for a in await self._ports.ask_each(orders) if isinstance(a, c.Advanced)]
+        assert len(advanced) == nodes, "Advance is answered by Advanced"
+        for answer in advanced:
+            self._groups.update({group.number: group for group in answer.groups})
+            for name, count in answer.counters.items():
+                self._counters[name] = self._counters.get(name, 0.0) + count
+        last = (act.scoring + 1 if not sampling else 0) >= len(placement.scoring)
+        return last and sum(answer.missing for answer in advanced) > 0
+
+    async def _train(self, iteration: int) -> None:
+        config, began_s = self._node.config, clock.monotonic_s()
+        groups = [self._groups[number] for number in sorted(self._groups)]
+        facts = tuple(fact for group in groups for fact in group.samples)
+        parallel = config.trainer
+        tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+        world = config.launch.nodes * config.launch.gpus_per_node
+        dp_size = world // (tp_size * cp_size * parallel.pipeline_model_parallel_size)
+        plan = plan_iteration(
+            facts, groups_per_step=parallel.mini_batch_size, dp_size=dp_size,
+            cap_tokens=parallel.max_tokens_per_micro_batch, cost=Cost(),
+        )  # fmt: skip
+        heads = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
+        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, heads=heads)
+        answers = await self._ports.ask_all(order)
+        numbers = tuple(group.number for group in groups)
+        await self._ports.ask_all(c.CommitNotice(iteration=iteration, numbers=numbers))
+        trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
+        self._timing["update_actor"] = clock.monotonic_s() - began_s
+        self._fill_row(iteration, trained, groups)
+        self._groups = {}
+
+    async def _save(self, iteration: int) -> None:
+        began_s = clock.monotonic_s()
+        prefix = self._checkpoints.prefix(iteration)
+        answers = await self._ports.ask_all(c.SaveOrder(iteration=iteration, url=prefix))
+        saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
+        assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
+        manifest = Manifest(
+            iteration=iteration, epoch=self._node.epoch, config_hash=config_hash(self._node.config),
+            files=tuple(file for node in saved for file in node.files),
+            common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
+            nodes=tuple(msgspec.Raw(node.state) for node in saved),
+            row=dict(self._row),
+        )  # fmt: skip
+        check_newest(self._node.paths, self._node.epoch)
+        self._checkpoints.commit(manifest)
+        size_bytes = sum(file.size_bytes for file in manifest.files)
+        self._row["ckpt/bytes"] = size_bytes
+        self._row["ckpt/stall_s"] = clock.monotonic_s() - began_s
+        self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
+        for gone in self._checkpoints.retain(self._node.config.checkpoint.keep):
+            self._events.emit("ckpt.delete", iteration=gone)
+
+    # ---- metrics --------------------------------------------------------------------------------
+
+    def _fill_row(self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact]) -> None:
+        """The iteration's line, as far as it is known after training."""
+        facts = [fact for group in groups for fact in group.samples]
+        tokens = sum(fact.num_prompt_tokens + fact.num_completion_tokens for fact in facts)
+        self._row = {STEP: iteration, **trained[0].metrics, **self._counters}
+        self._is_flushed = False
+        self._row["rollout/groups"] = len(groups)
+        for name in sorted({name for group in groups for name in group.scores}):
+            self._row[f"critic/score/{name}/mean"] = sum(g.scores[name] for g in groups) / len(groups)
+        for name in {name for node in trained for name in node.timing_s}:
+            self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
+        self._row["perf/total_num_tokens"] = tokens
+        self._counters = {}
+
+    def _flush(self) -> None:
+        """Write the line of the last complete iteration, once."""
+        if self._is_flushed:
+            return
+        self._is_flushed = True
+        step_s = clock.monotonic_s() - self._began_s
+        self._row.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
+        self._row["timing_s/step"] = step_s
+        gpus = self._node.config.launch.nodes * self._node.config.launch.gpus_per_node
+        self._row["perf/throughput"] = self._row.get("perf/total_num_tokens", 0) / step_s / gpus
+        check_newest(self._node.paths, self._node.epoch)
+        if self._row[STEP] or any(key.startswith("val-core/") for key in self._row):
+            write_row(self._node.paths.metrics, self._row)
+        self._timing, self._began_s = {}, clock.monotonic_s()
+
+    def _probe(self, policy_version: int) -> tuple[bytes, ...]:
+        section = self._node.config.sync
+        draw = random.Random(f"probe/{self._node.config.run.seed}/{policy_version}")
+        return tuple(
+            pack_ids([draw.randrange(self._vocab_size) for _ in range(section.probe_tokens)])
+            for _ in range(section.probe_prompts)
+        )
+
+
+def states_for(manifest: Manifest | None, nodes: int) -> list[bytes]:
+    """Each node's controller state; with another number of nodes than saved, dealt anew."""
+    if manifest is None:
+        return [b""] * nodes
+    if len(manifest.nodes) == nodes:
+        return [bytes(state) for state in manifest.nodes]
+    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
+    next_number = max(state.next_number for state in saved)
+    accepted = [group for state in saved for group in state.accepted]
+    unfinished = [group for state in saved for group in state.unfinished]
+    return [
+        msgspec.json.encode(
+            NodeState(next_number=next_number, accepted=accepted[i::nodes], unfinished=unfinished[i::nodes])
+        )
+        for i in range(nodes)
+    ]

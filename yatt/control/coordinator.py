@@ -1,0 +1,177 @@
+"""Drives the iterations from metadata: the leader's loop around `yatt.core.phases`.
+
+Every transition is journalled before anything acts on it, every action may happen twice, and a wait
+that runs out of time is an event that names who owed the answer.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+
+from yatt import clock
+from yatt.control.acts import Acts
+from yatt.control.node import Node
+from yatt.control.ports import Ports
+from yatt.core import phases
+from yatt.core.phases import Phase, Program, RunState
+from yatt.core.placement import Holders
+from yatt.errors import EXIT_FAILED, YattError
+from yatt.obs.events import EventLog
+from yatt.records.cluster import BreakOffSampling, HandOver
+
+
+class Coordinator:
+    """One attempt's leader.
+
+    Args:
+        acts: the phases' own work.
+    """
+
+    def __init__(self, node: Node, ports: Ports, acts: Acts, events: EventLog) -> None:
+        self._node, self._ports, self._acts, self._events = node, ports, acts, events
+        self._program = program_of(node)
+        self._inbox: asyncio.Queue[phases.Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._acting_seq = 0
+        self._journal = Journal(node.paths.attempt(node.epoch) / "journal.jsonl")
+        self._began_s = clock.monotonic_s()
+        self._end: phases.End | None = None
+        self.state: RunState | None = None
+
+    def stop(self, reason: str) -> None:
+        """Wish for an early end, to be continued."""
+        self._inbox.put_nowait(phases.StopWanted(reason))
+
+    def fail(self, error: str, exit_code: int) -> None:
+        """Something that ends the attempt."""
+        self._inbox.put_nowait(phases.Failure(error, exit_code))
+
+    async def run(self) -> phases.End:
+        """From the first phase to the end."""
+        state, actions = phases.start(self._program)
+        while True:
+            self._enter(state)
+            for action in actions:
+                await self._perform(action)
+            if self._end is not None:
+                await self._acts.end(self._end)
+                return self._end
+            event = await self._next(state)
+            state, actions = phases.step(state, event, self._program)
+            self._journal.append(event, state)
+
+    async def _next(self, state: RunState) -> phases.Event:
+        limit_s = self._node.config.launch.phase_timeout_s
+        try:
+            return await asyncio.wait_for(self._inbox.get(), limit_s)
+        except TimeoutError:
+            owed = ", ".join(f"node{index}" for index in sorted(state.owed)) or "the leader's own act"
+            return phases.Failure(
+                f"{state.phase.value}/{state.part.value} had no answer from {owed} for {limit_s:g} s",
+                EXIT_FAILED,
+            )
+
+    def _enter(self, state: RunState) -> None:
+        """Note phase changes."""
+        before, self.state = self.state, state
+        if before is not None and (before.phase, before.scoring) == (state.phase, state.scoring):
+            return
+        now_s = clock.monotonic_s()
+        if before is not None:
+            seconds = now_s - self._began_s
+            self._events.emit(
+                "phase.end", phase=before.phase.value, iteration=before.iteration, seconds=round(seconds, 6)
+            )
+        self._began_s = now_s
+        if state.phase is not Phase.ENDED:
+            self._events.emit("phase.begin", phase=state.phase.value, iteration=state.iteration)
+
+    async def _perform(self, action: phases.Action) -> None:
+        match action:
+            case phases.Order():
+                self._spawn(self._order(action))
+            case phases.Act():
+                self._acting_seq = action.seq
+                self._spawn(self._run_act(action))
+            case phases.BreakOff():
+                self._acting_seq = 0
+                await self._ports.ask_all(BreakOffSampling())
+            case phases.End():
+                self._end = action
+
+    async def _order(self, order: phases.Order) -> None:
+        holders = holders_of(self._node, order.phase, order.scoring)
+        mine = tuple((slab.index, role) for slab, role in holders.items() if slab.node == order.node)
+        await self._ports.ask(order.node, HandOver(seq=order.seq, part=order.part.value, holders=mine))
+        self._inbox.put_nowait(phases.Answered(order.node, order.seq))
+
+    async def _run_act(self, act: phases.Act) -> None:
+        began_s = clock.monotonic_s()
+        try:
+            acted = await self._acts.run(act)
+        except YattError:
+            if self._acting_seq == act.seq:  # an act that was broken off may fail as it likes
+                raise
+            return
+        self._acts.took(act.phase, clock.monotonic_s() - began_s)
+        self._inbox.put_nowait(acted)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except YattError as error:
+                self.fail(str(error), error.exit_code)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(f"a defect in the coordinator: {error!r}", EXIT_FAILED)
+
+
+class Journal:
+    """The coordinator's transitions: append, fsync, then act."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, event: phases.Event, state: RunState) -> None:
+        """Write one line."""
+        entry = {
+            "event": repr(event), "phase": state.phase.value, "part": state.part.value, "seq": state.seq,
+            "owed": sorted(state.owed), "trained": state.trained, "saved": state.saved,
+        }  # fmt: skip
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, (json.dumps(entry) + "\n").encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def program_of(node: Node) -> Program:
+    """The run's program from its config."""
+    config = node.config
+    return Program(
+        nodes=frozenset(range(config.launch.nodes)),
+        total_iterations=config.trainer.total_iterations,
+        save_every=config.checkpoint.save_every,
+        validate_every=config.validation.every,
+        validates=bool(config.validation.reward),
+        num_scorings=len(node.placement.scoring),
+    )
+
+
+def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
+    """Who holds what in a phase."""
+    if phase is Phase.SCORE:
+        return node.placement.scoring[scoring]
+    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.SAMPLE):
+        return node.placement.sampling
+    return node.placement.training
