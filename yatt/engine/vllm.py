@@ -133,11 +133,9 @@ class VllmEngine:
         return scores
 
     def weight_norms(self) -> dict[str, float]:
-        """See Engine.weight_norms. With tensor parallelism a split weight's norm is put together again."""
+        """See Engine.weight_norms. With tensor parallelism none: which of them are slices is unknown here."""
         parts: list[dict[str, float]] = self._llm.collective_rpc("yatt_weight_norms")
-        if len(parts) == 1:
-            return parts[0]
-        return {name: max(part[name] for part in parts) for name in parts[0]}
+        return parts[0] if len(parts) == 1 else {}
 
     def close(self) -> None:
         """End vLLM's executor and its process group; another engine may be built afterwards."""

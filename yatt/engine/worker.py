@@ -22,8 +22,10 @@ from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
+from yatt.engine.compare import compare_norms, published_norms
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.engine.published import read_publication
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -84,7 +86,7 @@ class EngineWorker:
         if isinstance(body, m.Stop):
             self._may_stay = False
             return m.Done()
-        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights), (
+        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights | m.CompareWeights), (
             f"{type(body).__name__} is no order for an engine"
         )
         self._admit(body.token)
@@ -101,6 +103,8 @@ class EngineWorker:
                 return m.Done()
             case m.LoadWeights():
                 return self._load_weights(body)
+            case m.CompareWeights():
+                return self._compare_weights(body)
 
     def _admit(self, token: int) -> None:
         if token < self._newest_token:
@@ -146,6 +150,13 @@ class EngineWorker:
         scores = engine.score([m.unpack_ids(row) for row in order.probe])
         return m.WeightsLoaded(
             policy_version=order.policy_version, probe_logprobs=tuple(m.pack_floats(row) for row in scores)
+        )
+
+    def _compare_weights(self, order: m.CompareWeights) -> m.WeightsCompared:
+        published = published_norms(read_publication(order.folder, order.policy_version))
+        comparison = compare_norms(self._awake_engine().weight_norms(), published)
+        return m.WeightsCompared(
+            worst=comparison.worst, num_compared=comparison.num_compared, num_published=len(published)
         )
 
     def _turn(self) -> None:

@@ -74,22 +74,33 @@ def with_named_templates(folder):
     change_config(folder, chat_template=named, eos_token=AN_ADDED_TOKEN)
 
 
+def saved_qwen2(folder):
+    make_tokenizer(folder)
+    change_config(folder, tokenizer_class="Qwen2Tokenizer")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
+def saved_llama(folder):
+    make_tokenizer(folder)
+    change_config(folder, tokenizer_class="LlamaTokenizer", bos_token="<|endoftext|>")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
 def change_config(folder, **entries):
     path = folder / "tokenizer_config.json"
     config = {k: v for k, v in (json.loads(path.read_text()) | entries).items() if v is not None}
     path.write_text(json.dumps(config))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[plain, with_bos, with_template_file, with_named_templates],
-    ids=lambda f: f.__name__,
-)
+KINDS = [plain, with_bos, with_template_file, with_named_templates, saved_qwen2, saved_llama]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
 def both(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     request.param(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": 2}))
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
     return Tokenizer(str(folder)), theirs
 
 
