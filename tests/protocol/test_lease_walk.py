@@ -14,7 +14,7 @@ from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
 
 TIMING = Timing(ttl_s=2, stall_s=4, ask_s=1, term_s=1, kill_s=1, prove_s=1)
-LAST_TICK = 5
+LAST_TICK = 6
 Step = Callable[[SlabLease, rules.Event, float, Timing], rules.Result]
 
 
@@ -27,7 +27,7 @@ class World:
     doomed: frozenset[str] = frozenset()  # roles sent SIGKILL and not gone yet
     asked: str = ""
     measuring: bool = False
-    wants_left: tuple[str, ...] = ("A", "B")
+    wants_left: tuple[str, ...] = ("A", "B", "A")
     last_token: int = 0
     crashes_left: int = 2
 
@@ -55,8 +55,8 @@ def effect(world: World, action: rules.Action) -> World:
             return replace(world, doomed=world.doomed | {role})
         case rules.Terminate(role):
             return replace(world, crashes_left=max(1, world.crashes_left))
-        case rules.Purge():
-            return replace(world, doomed=world.doomed | world.using | world.memory)
+        case rules.Purge(spare):
+            return replace(world, doomed=world.doomed | ((world.using | world.memory) - {spare}))
         case rules.Measure():
             return replace(world, measuring=True)
     return world
@@ -76,8 +76,8 @@ def moves(world: World, step: Step) -> Iterator[World]:
     if world.wants_left:
         yield feed(replace(world, wants_left=world.wants_left[1:]), rules.Want(world.wants_left[0]), step)
     if world.measuring:
-        # The measurement is true: clean iff nobody but the wanted role keeps memory, and nobody works.
-        clean = not (world.memory - {world.lease.wanted}) and not world.using
+        # The measurement is true: clean iff nobody but the wanted role keeps memory, nobody works or dies.
+        clean = not (world.memory - {world.lease.wanted}) and not world.using and not world.doomed
         yield feed(replace(world, measuring=False), rules.Proof(clean), step)
     if world.asked and world.asked in world.using:
         for keeps in (False, True):
@@ -127,7 +127,7 @@ def test_memory_that_never_comes_back_is_quarantined_after_the_sleepers_were_kil
     purged = False
     for tick in range(20):
         lease, actions = rules.step(lease, rules.Tick(), float(tick), TIMING)
-        purged |= rules.Purge() in actions
+        purged |= rules.Purge("A") in actions
         lease, _ = rules.step(lease, rules.Proof(False, "genrm keeps 16 GiB"), float(tick), TIMING)
     assert purged
     assert lease.stage is Stage.QUARANTINED
@@ -162,7 +162,7 @@ def believes_kill_is_death(lease, event, now_s, timing):
 
 def grants_on_expiry(lease, event, now_s, timing):
     after, actions = rules.step(lease, event, now_s, timing)
-    if after.stage is Stage.TERMINATED and lease.stage is Stage.HELD and after.wanted != lease.holder:
+    if after.stage is Stage.TERMINATED and lease.stage is not Stage.TERMINATED and after.wanted:
         proving = replace(after, stage=Stage.PROVING)
         return rules.step(proving, rules.Proof(True), now_s, timing)
     return after, actions
@@ -173,6 +173,13 @@ def reuses_a_token(lease, event, now_s, timing):
     if any(isinstance(a, rules.Give) for a in actions) and after.token > 1:
         return replace(after, token=1), (rules.Give(after.holder, 1),)
     return after, actions
+
+
+def forgets_whom_it_kills(lease, event, now_s, timing):
+    """Takes memory alone as proof, as the first version of the rules did."""
+    if isinstance(event, rules.Proof) and lease.purged and lease.stage is Stage.PROVING:
+        return rules.step(lease, rules.Proof(True), now_s, timing)
+    return rules.step(lease, event, now_s, timing)
 
 
 def gives_up_proving_and_grants(lease, event, now_s, timing):
@@ -190,6 +197,7 @@ def gives_up_proving_and_grants(lease, event, now_s, timing):
         believes_kill_is_death,
         grants_on_expiry,
         reuses_a_token,
+        forgets_whom_it_kills,
         gives_up_proving_and_grants,
     ],
 )
