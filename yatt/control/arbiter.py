@@ -83,6 +83,7 @@ class Arbiter:
         """Let time pass, for ever."""
         while True:
             for slab in self._node.slabs:
+                self._vouch_for_starting(slab)
                 self._step(slab, rules.Tick())
             await asyncio.sleep(TICK_S)
 
@@ -101,6 +102,13 @@ class Arbiter:
         if all(w.name in beats for w in self._supervisor.of(worker.role, slab)):
             self._step(slab, rules.Beat(token, sum(beats.values())))
             beats.clear()
+
+    def _vouch_for_starting(self, slab: Slab) -> None:
+        """A process that imports its libraries cannot renew yet; `launch.start_timeout_s` bounds that."""
+        lease = self._leases[slab]
+        workers = self._supervisor.of(lease.holder, slab)
+        if lease.stage is Stage.HELD and any(w.is_running and not w.hello.is_set() for w in workers):
+            self._step(slab, rules.Beat(lease.token, -2 - lease.progress))
 
     def died(self, worker: Worker) -> None:
         """A worker is gone; its role has died on the slab once all its workers have."""

@@ -9,11 +9,12 @@ from yatt.adapters.wire import make_keys
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same config with every path absolute, so that it means the same from any folder."""
+def completed(config: RunConfig) -> RunConfig:
+    """The same config with every path absolute and model limits filled in: it means the same anywhere."""
     return replace(
         config,
         run=replace(config.run, dir=_absolute(config.run.dir)),
@@ -24,7 +25,12 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         ),
         model=replace(config.model, path=_absolute(config.model.path)),
         genrms=tuple(
-            replace(g, model=_absolute(g.model), path=_absolute(g.path) if g.path else "")
+            replace(
+                g,
+                model=_absolute(g.model),
+                path=_absolute(g.path) if g.path else "",
+                max_model_tokens=g.max_model_tokens or model_limit(g.model),
+            )
             for g in config.genrms
         ),
         rewards=tuple(

@@ -15,7 +15,7 @@ from yatt.checkpoint.store import open_store
 from yatt.config.schema import RunConfig
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError
-from yatt.reward.functions import load_rewards
+from yatt.reward.functions import load_genrm_function, load_reward
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
@@ -41,18 +41,26 @@ def _fault(check: Callable[[], object]) -> str:
 
 
 def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     yield partial(check_policy, config.model.path, "model.path")
+    yield partial(
+        check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
+    )
     yield partial(read_rows, config.data.train_files, config.data)
     if config.data.val_files:
         yield partial(read_rows, config.data.val_files, config.data)
     for index, genrm in enumerate(config.genrms):
         key = f"genrms[{index}]"
         yield partial(check_model, genrm.model, f"{key}.model")
+        yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
         yield partial(Tokenizer, genrm.model)
         if genrm.template:
             yield partial(check_template, genrm.template, f"{key}.template")
             yield partial(check_verdict, genrm.verdict, f"{key}.verdict")
-    yield partial(load_rewards, config)
+        else:
+            yield partial(load_genrm_function, genrm, config.rollout.request_timeout_s)
+    for reward in config.rewards:
+        yield partial(load_reward, reward)
     yield partial(open_store, config.checkpoint.url or config.run.dir, config.checkpoint.storage_options)
     yield partial(_engines_installed, config)
 
@@ -74,6 +82,25 @@ def check_model(folder: str, key: str) -> dict[str, object]:
         raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
     assert isinstance(found, dict), "config.json is an object"
     return found
+
+
+def model_limit(folder: str) -> int:
+    """Most tokens the model takes at once, by its config.json; 0 if that does not say."""
+    try:
+        return int(json.loads((Path(folder) / "config.json").read_text()).get("max_position_embeddings", 0))
+    except (OSError, json.JSONDecodeError):
+        return 0  # `check_model` says what is wrong
+
+
+def check_length(folder: str, key: str, num_tokens: int) -> None:
+    """The model must take that many tokens.
+
+    Raises:
+        ConfigError: it takes fewer.
+    """
+    limit = model_limit(folder)
+    if limit and num_tokens > limit:
+        raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
 
 
 def check_policy(folder: str, key: str) -> None:

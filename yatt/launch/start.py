@@ -7,7 +7,7 @@ from pathlib import Path
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
-from yatt.launch.folder import open_folder, with_absolute_paths
+from yatt.launch.folder import completed, open_folder
 from yatt.launch.local import Launcher
 from yatt.launch.preflight import preflight
 from yatt.obs.console import Console
@@ -21,7 +21,7 @@ def start_run(config: RunConfig) -> int:
     Raises:
         ConfigError: something of the user's is wrong; nothing was started.
     """
-    config = with_absolute_paths(config)
+    config = completed(config)
     preflight(config)
     return _run(config, open_folder(config))
 
