@@ -30,6 +30,8 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
             "MKL_NUM_THREADS": str(threads),
             # Small @torch.compile helpers cost seconds at first use even with enforce_eager.
             "TORCH_COMPILE_DISABLE": "1",
+            # Engines of several workers would each bind their threads to the same first cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     os.environ.update(variables)
 
