@@ -56,7 +56,12 @@ def choose_engine(wanted: str, key: str) -> EngineKind:
 
 
 def choose_device(wanted: str) -> Literal["cpu", "cuda"]:
-    """The device of the run file's word, without importing torch: CUDA where its driver is loaded."""
+    """The device of the run file's word, without importing torch.
+
+    auto is CUDA where the driver is loaded, unless the controller gave this process no GPU, which it
+    says by an empty CUDA_VISIBLE_DEVICES.
+    """
     if wanted == "auto":
-        return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+        may_see_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+        return "cuda" if may_see_gpus and os.path.exists("/dev/nvidiactl") else "cpu"
     return "cuda" if wanted == "cuda" else "cpu"
