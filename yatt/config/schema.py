@@ -262,7 +262,7 @@ class AlgorithmSection:
     """What is optimised."""
 
     adv_estimator: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gae"
+        "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
     ] = "grpo"
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
@@ -282,7 +282,8 @@ class AlgorithmSection:
     kl_coef: float = 0.001
     entropy_coeff: float = 0.0
     gamma: float = 1.0
-    lam: float = 1.0
+    """Discount per token, of reinforce_plus_plus."""
+
     tis_clip: float = 2.0
     """Truncated importance weight between sampler and trainer; 0 turns the correction off."""
 

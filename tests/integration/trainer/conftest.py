@@ -1,0 +1,106 @@
+"""Tiny models, and worlds of real trainer processes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.trainer.program import VOCAB
+
+PROGRAM = Path(__file__).with_name("program.py")
+TIMEOUT_S = 110
+
+
+def make_model(folder: Path, kind: str, *, is_tied: bool) -> Path:
+    """A random Hugging Face model with norms and biases that are not trivial."""
+    import transformers
+
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": is_tied,
+    }
+    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+    extra = {"head_dim": 16} if kind == "qwen3" else {}
+    config = getattr(transformers, classes[kind])(**sizes, **extra)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.1 if parameter.dim() == 1 else 0.05
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folder of each architecture; Qwen2's embeddings are tied."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        kind: make_model(root / kind, kind, is_tied=kind == "qwen2") for kind in ("llama", "qwen2", "qwen3")
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job left behind."""
+
+    folder: Path
+    notes: list[dict]
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        index = json.loads((self.folder / name / "index.json").read_text())
+        return {k: v for file in index["files"] for k, v in load_file(self.folder / name / file).items()}
+
+
+def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]:
+    """Run jobs in `world_size` processes; every process started is waited for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(folder), str(rank), str(world_size)],
+            env=environment,
+            stdout=logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        codes = [process.wait(TIMEOUT_S) for process in processes]
+    finally:
+        for process, log in zip(processes, logs, strict=True):
+            process.kill()
+            process.wait()
+            log.close()
+    tails = "\n".join((folder / f"log-{rank}").read_text()[-3000:] for rank in range(world_size))
+    assert codes == [0] * world_size, tails
+    return {job["name"]: _job(folder / job["name"], world_size) for job in jobs}
+
+
+def _job(folder: Path, world_size: int) -> Job:
+    return Job(folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)])

@@ -1,0 +1,190 @@
+"""What one rank of a test world does: a list of jobs, each in a layout of its own, through real orders.
+
+    python program.py FOLDER RANK WORLD_SIZE
+
+FOLDER/jobs.json lists the jobs; a job trains, saves, publishes and sleeps as it says and leaves its
+results in FOLDER/<name>/. Jobs share the process, because importing megatron costs most of the time.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.store import FolderStore
+from yatt.config.schema import (
+    AlgorithmSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RolloutSection,
+    RunConfig,
+    RunSection,
+    TrainerSection,
+)
+from yatt.records import message as m
+
+NUM_SAMPLES, N, VOCAB = 16, 4, 62
+"""Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
+
+
+def make_config(model: str, layout: dict, algorithm: dict | None = None, **optimizer) -> RunConfig:
+    steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
+    return RunConfig(
+        run=RunSection(dir="unused"),
+        data=DataSection(train_files=("unused",)),
+        model=ModelSection(path=model, dtype=layout.get("dtype", "float32"), spec="torch"),
+        optimizer=OptimizerSection(**{"lr": 1e-3, "adam_eps": 1e-4, "lr_warmup_steps": 2, **optimizer}),
+        trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k != "dtype"}}),
+        rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
+        algorithm=AlgorithmSection(**(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01})),
+    )
+
+
+def samples(iteration: int):
+    """Facts and rollouts, the same in every world."""
+    generator = torch.Generator().manual_seed(iteration)
+
+    def draw(low: int, high: int, count: int = 1) -> list[int]:
+        return torch.randint(low, high, (count,), generator=generator).tolist()
+
+    facts, rollouts = [], []
+    for number in range(NUM_SAMPLES):
+        prompt, completion = draw(0, VOCAB, draw(2, 7)[0]), draw(0, VOCAB, draw(1, 10)[0])
+        logprobs = (-4.2 + 0.1 * torch.randn(len(completion), generator=generator)).tolist()
+        reward = torch.rand(1, generator=generator).item()
+        facts.append(m.SampleFact(number, number // N, reward, len(prompt), len(completion)))
+        rollouts.append(
+            m.Rollout(
+                sample_id=number,
+                prompt_ids=m.pack_ids(prompt),
+                completion_ids=m.pack_ids(completion),
+                sampler_logprobs=m.pack_floats(logprobs),
+                policy_versions=((0, 0, len(completion)),),
+                finish_reason="stop",
+            )
+        )
+    return tuple(facts), tuple(rollouts)
+
+
+def plans(dp_size: int, micro_size: int = 3):
+    """Two mini-batches dealt round robin, in micro-batches of three, the last ones short or empty."""
+    out = []
+    for first in (0, NUM_SAMPLES // 2):
+        numbers = list(range(first, first + NUM_SAMPLES // 2))
+        hands = [numbers[rank::dp_size] for rank in range(dp_size)]
+        count = -(-max(map(len, hands)) // micro_size) + 1
+        out.append(
+            m.MiniBatchPlan(
+                tuple(
+                    tuple(tuple(hand[i * micro_size : (i + 1) * micro_size]) for i in range(count))
+                    for hand in hands
+                )
+            )
+        )
+    return tuple(out)
+
+
+def train_order(iteration: int, token: int) -> m.Train:
+    """This rank's order: rollouts go to the first rank of each model copy only."""
+    from megatron.core import parallel_state as mpu
+
+    facts, rollouts = samples(iteration)
+    plan = plans(mpu.get_data_parallel_world_size())
+    mine = {
+        number
+        for mini in plan
+        for micro in mini.micro_batches[mpu.get_data_parallel_rank()]
+        for number in micro
+    }
+    is_first = mpu.get_pipeline_model_parallel_rank() == 0 and mpu.get_tensor_and_context_parallel_rank() == 0
+    held = tuple(rollout for rollout in rollouts if rollout.sample_id in mine) if is_first else ()
+    return m.Train(token=token, iteration=iteration, facts=facts, plan=plan, rollouts=held)
+
+
+def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
+    from megatron.core import parallel_state as mpu
+
+    from yatt.trainer.device import prepare_process
+    from yatt.trainer.model import join_model_parallel
+    from yatt.trainer.worker import TrainerRank
+
+    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
+    device = prepare_process(config, 0)
+    mpu.destroy_model_parallel()
+    join_model_parallel(config.trainer, config.run.seed)
+    ticks: list[int] = []
+    store = FolderStore(Path(job.get("store", str(folder / "unused"))))
+    worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
+    place = folder / job["name"]
+    place.mkdir(exist_ok=True)
+    worker.handle(m.Build(token=1, checkpoint=job.get("restore", "")))
+    notes: dict = {"metrics": [], "left_bytes": []}
+    for action, argument in job["actions"]:
+        if action == "train":
+            trained = worker.handle(train_order(argument, 1))
+            notes["metrics"].append(trained.metrics)
+        elif action == "publish":
+            generator = torch.Generator().manual_seed(5)
+            ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
+            order = m.Publish(
+                token=1,
+                policy_version=1,
+                folder=str(place / argument),
+                probe=tuple(m.pack_ids(row) for row in ids),
+            )
+            answer = worker.handle(order)
+            notes["probe"] = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+        elif action == "save":
+            save(worker, store, argument, rank, world_size)
+        elif action == "nap":
+            swap = worker._ready.swap
+            worker.handle(m.Sleep(token=1))
+            notes["left_bytes"].append(swap.device_bytes)
+            assert worker.held_token == 0
+            worker.handle(m.Wake(token=1))
+            notes["held_bytes"] = swap.device_bytes
+        elif action == "export":
+            worker.handle(m.ExportHF(token=1, folder=str(place / argument)))
+    notes["ticks"] = len(ticks)
+    (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
+    """Shards by every rank, reported through the store, and the commit by rank 0: as controllers do."""
+    prefix = f"global_step_{iteration}/1-test"
+    saved = worker.handle(m.SaveShards(token=1, iteration=iteration, url=prefix))
+    store.write(f"reports/{rank}", msgspec.msgpack.encode(saved))
+    dist.barrier()
+    if rank == 0:
+        names = [f"reports/{other}" for other in range(world_size)]
+        reports = [msgspec.msgpack.decode(store.read(name), type=m.ShardsSaved) for name in names]
+        manifest = Manifest(
+            iteration=iteration,
+            epoch=1,
+            config_hash="test",
+            files=tuple(file for report in reports for file in report.files),
+            common=msgspec.Raw(reports[0].common),
+            nodes=(),
+        )
+        Checkpoints(store, 1).commit(manifest)
+    dist.barrier()
+
+
+def main() -> None:
+    folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+    for job in json.loads((folder / "jobs.json").read_text()):
+        run_job(job, folder, rank, world_size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

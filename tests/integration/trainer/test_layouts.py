@@ -1,0 +1,235 @@
+"""Real trainer ranks over gloo: every layout learns the same, saves the same, resumes the same."""
+
+import pytest
+import torch
+
+from tests.integration.trainer.conftest import run_world
+
+TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
+VPP = "virtual_pipeline_model_parallel_size"
+TWO = {
+    "tp2": {TP: 2},
+    "tp2sp": {TP: 2, "sequence_parallel": True},
+    "pp2": {PP: 2},
+    "vpp2": {PP: 2, VPP: 2},
+    "dp2": {},
+    "dp2overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
+    "cp2": {CP: 2},
+    "recompute": {"recompute": True},
+}
+SAVED = ("tp2", "pp2", "vpp2", "dp2")
+LEARN = [["publish", "start"], ["train", 1], ["publish", "after1"], ["train", 2], ["publish", "final"]]
+GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
+
+
+def saving(folder, name):
+    """A job's part: learn, and save after the first iteration."""
+    actions = [LEARN[0], ["train", 1], ["save", 1], *LEARN[2:]]
+    return {"actions": actions, "store": str(folder / f"checkpoints-{name}")}
+
+
+def resuming(folder, name):
+    """A job's part: go on from what another job saved."""
+    store = str(folder / f"checkpoints-{name}")
+    return {"actions": GO_ON, "store": store, "restore": "manifests/00000001.json"}
+
+
+@pytest.fixture(scope="session")
+def alone(models, tmp_path_factory):
+    """One rank: what everything else is compared with."""
+    folder = tmp_path_factory.mktemp("alone")
+    qwen3 = str(models["qwen3"])
+    nap = [["nap", 0], ["train", 1], ["nap", 0], ["train", 2], ["publish", "final"]]
+    jobs = [
+        {"name": "one", "model": qwen3, **saving(folder, "one")},
+        {"name": "napping", "model": qwen3, "actions": nap},
+        {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
+        {
+            "name": "export",
+            "model": qwen3,
+            "actions": [["train", 1], ["export", "hf"], ["publish", "after1"]],
+        },
+        {
+            "name": "bf16",
+            "model": qwen3,
+            "layout": {"dtype": "bfloat16"},
+            "actions": [["publish", "start"], ["nap", 0], ["train", 1]],
+        },
+        {
+            "name": "kl-in-reward",
+            "model": qwen3,
+            "algorithm": {"kl_in": "reward", "kl_coef": 0.1, "adv_estimator": "reinforce_plus_plus"},
+            "actions": LEARN,
+        },
+    ]
+    jobs += [
+        {"name": kind, "model": str(models[kind]), "actions": [["publish", "start"]]}
+        for kind in ("llama", "qwen2")
+    ]
+    return folder, run_world(folder, 1, jobs)
+
+
+@pytest.fixture(scope="session")
+def pair(models, alone, tmp_path_factory):
+    """Two ranks, in every layout they can have."""
+    folder = tmp_path_factory.mktemp("pair")
+    qwen3 = str(models["qwen3"])
+    jobs = [
+        {"name": name, "model": qwen3, "layout": layout, **saving(folder, name)}
+        for name, layout in TWO.items()
+    ]
+    for name in SAVED:
+        common = {"model": qwen3, "layout": TWO[name]}
+        jobs.append({"name": f"{name}-resumed", **resuming(folder, name), **common})
+        jobs.append({"name": f"{name}-from-one", **resuming(alone[0], "one"), **common})
+    for kind in ("llama", "qwen2"):
+        for name in ("tp2", "pp2"):
+            job = {"model": str(models[kind]), "layout": TWO[name]}
+            jobs.append({"name": f"{kind}-{name}", "actions": [["publish", "start"]], **job})
+    algorithm = {"kl_in": "reward", "kl_coef": 0.1, "adv_estimator": "reinforce_plus_plus"}
+    jobs.append(
+        {"name": "kl-in-reward", "model": qwen3, "layout": {CP: 2}, "algorithm": algorithm, "actions": LEARN}
+    )
+    return folder, run_world(folder, 2, jobs)
+
+
+@pytest.fixture(scope="session")
+def alone_again(models, pair, tmp_path_factory):
+    """One rank, from the checkpoints of two."""
+    folder = tmp_path_factory.mktemp("again")
+    jobs = [{"name": name, "model": str(models["qwen3"]), **resuming(pair[0], name)} for name in SAVED]
+    return run_world(folder, 1, jobs)
+
+
+def hf_logprobs(folder, jobs_probe):
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for length in (7, 2, 12):
+        ids = torch.randint(0, 62, (length,), generator=generator)
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits.float().log_softmax(-1)[0, :-1]
+        rows.append(logprobs.gather(1, ids[1:, None]).squeeze(1))
+    return max(
+        (row - torch.tensor(got)).abs().max().item() for row, got in zip(rows, jobs_probe, strict=True)
+    )
+
+
+def largest_difference(left, right):
+    assert left.keys() == right.keys()
+    return max((left[name].float() - right[name].float()).abs().max().item() for name in left)
+
+
+def assert_bit_equal(left, right):
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def test_one_rank_computes_what_transformers_computes(alone, models):
+    jobs = alone[1]
+    assert hf_logprobs(models["llama"], jobs["llama"].notes[0]["probe"]) < 1e-5
+    assert hf_logprobs(models["qwen2"], jobs["qwen2"].notes[0]["probe"]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_two_ranks_compute_what_transformers_computes(pair, models, kind, layout):
+    job = pair[1][f"{kind}-{layout}"]
+    assert hf_logprobs(models[kind], job.notes[0]["probe"]) < 1e-5
+    assert job.notes[0]["probe"] == job.notes[1]["probe"]
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_published_weights_are_the_folders_bit_for_bit(pair, models, name):
+    from safetensors.torch import load_file
+
+    assert_bit_equal(pair[1][name].weights("start"), load_file(models["qwen3"] / "model.safetensors"))
+
+
+def test_a_tied_model_round_trips_bit_for_bit(pair, models):
+    from safetensors.torch import load_file
+
+    source = load_file(models["qwen2"] / "model.safetensors")
+    for layout in ("tp2", "pp2"):
+        assert_bit_equal(pair[1][f"qwen2-{layout}"].weights("start"), source)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_every_layout_learns_what_one_rank_learns(alone, pair, name):
+    one, two = alone[1]["one"], pair[1][name]
+    assert largest_difference(one.weights("start"), one.weights("final")) > 1e-3
+    assert largest_difference(two.weights("final"), one.weights("final")) < 1e-5
+    for iteration in (0, 1):
+        expected = one.notes[0]["metrics"][iteration]
+        for notes in two.notes:
+            assert notes["metrics"][iteration] == pytest.approx(expected, abs=2e-5, rel=2e-5)
+        assert two.notes[0]["metrics"] == two.notes[1]["metrics"]
+
+
+def test_kl_in_the_reward_is_the_same_in_another_layout(alone, pair):
+    one, two = alone[1]["kl-in-reward"], pair[1]["kl-in-reward"]
+    assert largest_difference(two.weights("final"), one.weights("final")) < 1e-5
+    plain = alone[1]["one"].notes[0]["metrics"][1]["critic/advantages/mean"]
+    assert one.notes[0]["metrics"][1]["critic/advantages/mean"] != pytest.approx(plain)
+
+
+def test_four_ranks_have_the_gradients_of_one(models, alone, tmp_path):
+    layouts = {"dp2tp2": {TP: 2}, "tp2pp2": {TP: 2, PP: 2, "sequence_parallel": True}}
+    jobs = [
+        {"name": name, "model": str(models["qwen3"]), "layout": layout, "actions": LEARN}
+        for name, layout in layouts.items()
+    ]
+    one = alone[1]["one"]
+    for job in run_world(tmp_path, 4, jobs).values():
+        assert largest_difference(job.weights("final"), one.weights("final")) < 1e-5
+        for iteration in (0, 1):
+            expected = one.notes[0]["metrics"][iteration]["actor/grad_norm"]
+            assert job.notes[3]["metrics"][iteration]["actor/grad_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_off_the_device_no_byte_is_left_and_learning_goes_on_bit_for_bit(alone):
+    napping = alone[1]["napping"]
+    assert napping.notes[0]["left_bytes"] == [0, 0]
+    assert napping.notes[0]["held_bytes"] > 100_000
+    assert_bit_equal(napping.weights("final"), alone[1]["one"].weights("final"))
+    assert alone[1]["bf16"].notes[0]["left_bytes"] == [0]
+
+
+def test_bfloat16_trains_and_publishes_bfloat16(alone):
+    job = alone[1]["bf16"]
+    assert {tensor.dtype for tensor in job.weights("start").values()} == {torch.bfloat16}
+    expected = alone[1]["one"].notes[0]["metrics"][0]["actor/grad_norm"]
+    assert job.notes[0]["metrics"][0]["actor/grad_norm"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_resumed_run_ends_bit_equal_to_an_undisturbed_one(alone, pair):
+    cases = [(alone[1]["resumed"], alone[1]["one"])]
+    cases += [(pair[1][f"{name}-resumed"], pair[1][name]) for name in SAVED]
+    for resumed, undisturbed in cases:
+        assert_bit_equal(resumed.weights("after1"), undisturbed.weights("after1"))
+        assert_bit_equal(resumed.weights("final"), undisturbed.weights("final"))
+        assert resumed.notes[0]["metrics"][0] == undisturbed.notes[0]["metrics"][1]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_one_rank_goes_on_from_two_and_two_from_one(alone, pair, alone_again, name):
+    assert_bit_equal(alone_again[name].weights("after1"), pair[1][name].weights("after1"))
+    assert largest_difference(alone_again[name].weights("final"), pair[1][name].weights("final")) < 1e-6
+    one, moved = alone[1]["one"], pair[1][f"{name}-from-one"]
+    assert_bit_equal(moved.weights("after1"), one.weights("after1"))
+    assert largest_difference(moved.weights("final"), one.weights("final")) < 1e-6
+
+
+def test_an_exported_folder_is_read_by_transformers(alone):
+    from transformers import AutoModelForCausalLM
+
+    job = alone[1]["export"]
+    weights = job.weights("after1")
+    model = AutoModelForCausalLM.from_pretrained(job.folder / "hf")
+    assert_bit_equal({name: model.state_dict()[name] for name in weights}, weights)
+
+
+def test_progress_is_told_once_a_micro_batch(alone):
+    assert alone[1]["napping"].notes[0]["ticks"] > 20

@@ -1,0 +1,116 @@
+"""Advantages from rewards: one number for every completion token of a rollout batch.
+
+Everything is computed from a table that every rank has (rewards, prompt groups, lengths), so every
+rank computes all advantages and takes its own; nothing is exchanged and no layout can differ.
+Statistics are taken in float64, so the order of samples cannot be seen in float32 results.
+
+Suffixes: N samples, T completion tokens of all samples one after the other, L longest completion.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+STD_FLOOR = 1e-6
+VARIANCE_FLOOR = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTable:
+    """What advantages are made from.
+
+    Args:
+        rewards_N: final rewards, float.
+        groups_N: number of the prompt group of each sample, int64; samples need not be sorted.
+        lengths_N: completion tokens of each sample, int64.
+        penalties_T: subtracted from the reward at its token (KL in the reward), float; None: nothing is.
+    """
+
+    rewards_N: Tensor
+    groups_N: Tensor
+    lengths_N: Tensor
+    penalties_T: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Of each sample's group: size, mean, unbiased std; a group of one has mean 0 and std 1."""
+
+    sizes_N: Tensor
+    means_N: Tensor
+    stds_N: Tensor
+
+
+def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> Tensor:
+    """Advantages of all completion tokens.
+
+    Args:
+        gamma: discount per token; only reinforce_plus_plus looks at it.
+
+    Returns:
+        float32 [T], samples in the order of the table.
+
+    Source:
+        grpo: DeepSeekMath (arXiv 2402.03300) 4.1.2. dr_grpo: arXiv 2503.20783, 3.2. rloo: arXiv
+        2402.14740, eq. 9. reinforce_plus_plus and its baseline form: arXiv 2501.03262, 3.1 and 3.2.
+        As in verl, a group of one sample has no baseline: its reward is its advantage.
+    """
+    if estimator == "reinforce_plus_plus":
+        return _whitened(_discounted_returns(table, gamma)).float()
+    returns_N = _returns(table)
+    groups = _group_statistics(returns_N, table.groups_N)
+    centered_N = returns_N - groups.means_N
+    if estimator == "grpo":
+        centered_N = centered_N / (groups.stds_N + STD_FLOOR)
+    elif estimator == "rloo":
+        centered_N = centered_N * groups.sizes_N / (groups.sizes_N - 1).clamp(min=1)
+    advantages_T = centered_N.repeat_interleave(table.lengths_N)
+    if estimator == "reinforce_plus_plus_baseline":
+        advantages_T = _whitened(advantages_T)
+    return advantages_T.float()
+
+
+def _returns(table: RewardTable) -> Tensor:
+    """Reward less all its penalties, float64 [N]."""
+    returns_N = table.rewards_N.double()
+    if table.penalties_T is None:
+        return returns_N
+    samples_T = torch.arange(len(table.lengths_N)).repeat_interleave(table.lengths_N)
+    return returns_N - torch.zeros_like(returns_N).index_add(0, samples_T, table.penalties_T.double())
+
+
+def _group_statistics(values_N: Tensor, groups_N: Tensor) -> _Groups:
+    distinct_G = torch.tensor(sorted(set(groups_N.tolist())), dtype=torch.int64)
+    index_N = torch.searchsorted(distinct_G, groups_N)
+    zeros_G = values_N.new_zeros(len(distinct_G))
+    sizes_N = zeros_G.index_add(0, index_N, torch.ones_like(values_N))[index_N]
+    means_N = zeros_G.index_add(0, index_N, values_N)[index_N] / sizes_N
+    squares_N = (values_N - means_N).square()
+    stds_N = (zeros_G.index_add(0, index_N, squares_N)[index_N] / (sizes_N - 1).clamp(min=1)).sqrt()
+    alone_N = sizes_N == 1
+    return _Groups(sizes_N, means_N.masked_fill(alone_N, 0.0), stds_N.masked_fill(alone_N, 1.0))
+
+
+def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
+    """Return-to-go of every token, the reward being paid at the last one; float64 [T]."""
+    lengths_N, longest = table.lengths_N, int(table.lengths_N.max())
+    is_token_NL = torch.arange(longest)[None, :] < lengths_N[:, None]
+    paid_NL = torch.zeros(is_token_NL.shape, dtype=torch.float64)
+    if table.penalties_T is not None:
+        paid_NL[is_token_NL] = -table.penalties_T.double()
+    spoke = (lengths_N > 0).nonzero().squeeze(1)
+    paid_NL[spoke, lengths_N[spoke] - 1] += table.rewards_N.double()[spoke]
+    running_N = torch.zeros(len(lengths_N), dtype=torch.float64)
+    for position in reversed(range(longest)):
+        running_N = paid_NL[:, position] + gamma * running_N
+        paid_NL[:, position] = running_N
+    return paid_NL[is_token_NL]
+
+
+def _whitened(values_T: Tensor) -> Tensor:
+    """Mean 0 and unbiased variance 1 over all tokens."""
+    variance = values_T.var() if len(values_T) > 1 else values_T.new_ones(())
+    return (values_T - values_T.mean()) * torch.rsqrt(variance + VARIANCE_FLOOR)

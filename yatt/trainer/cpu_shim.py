@@ -1,0 +1,101 @@
+"""A CPU meaning for the CUDA calls that megatron-core makes unconditionally.
+
+megatron-core names CUDA in three ways, and each is answered in the smallest way:
+
+1. ``device=torch.cuda.current_device()``, RNG and stream calls: those torch.cuda functions get
+   their CPU meaning;
+2. literals (``device="cuda"``, ``.cuda()``, ``pin_memory=True``): a TorchFunctionMode rewrites them,
+   only for callers inside ``megatron``; nobody else is lied to;
+3. optimizers that compare ``p.type()`` with ``"torch.cuda.FloatTensor"``: the same mode answers.
+
+``torch.cuda.is_available()`` stays False. Installed by a process's entry point, never where CUDA
+exists. Upstream: Megatron-LM pull request 6270 is about conversion on CPU; nothing is about
+training, so this stays for the versions we support (0.16 to 0.19).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+class CudaLiteralsInMegatron(TorchFunctionMode):
+    """Rewrites CUDA literals of callers in `megatron` to CPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `func`, for callers in megatron with CUDA replaced by CPU."""
+        kwargs = kwargs or {}
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs = {**kwargs, "device": CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+class InertStream:
+    """CPU execution is synchronous: streams order nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, _: Any) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def _current_device() -> torch.device:
+    return CPU
+
+
+def is_installed() -> bool:
+    """Whether this process runs megatron-core on CPU through this shim."""
+    installed: object = torch.cuda.current_device
+    return installed is _current_device
+
+
+def install() -> None:
+    """Give this process the shim; call it in the main thread, before megatron objects are built."""
+    assert not torch.cuda.is_available(), "the shim is for machines without CUDA"
+    if is_installed():
+        return
+    generator, stream = torch.default_generator, InertStream()
+    meanings: dict[str, Any] = {
+        "current_device": _current_device,
+        "synchronize": lambda *_, **__: None,
+        "get_rng_state": lambda *_, **__: generator.get_state(),
+        "manual_seed": lambda seed: generator.manual_seed(seed),
+        "current_stream": lambda *_, **__: stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "Stream": InertStream,
+    }
+    for name, meaning in meanings.items():
+        setattr(torch.cuda, name, meaning)
+    torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
+
+    import megatron.core.tensor_parallel.random as mcore_random
+
+    def set_rng_state(state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:  # noqa: ARG001
+        generator.set_state(state)
+
+    mcore_random._set_cuda_rng_state = set_rng_state
+    mode: Any = CudaLiteralsInMegatron()
+    mode.__enter__()

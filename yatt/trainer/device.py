@@ -1,0 +1,38 @@
+"""Where a trainer rank computes, and the process-wide settings that follow; called by entry points only."""
+
+import torch
+
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+
+
+def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
+    """Choose the device, set threads and determinism, make megatron-core run there.
+
+    Raises:
+        ConfigError: launch.device asks for CUDA and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if config.launch.device == "cuda" and not has_cuda:
+        raise ConfigError("launch.device is cuda, but torch sees no CUDA device; write auto or cpu.")
+    torch.set_num_threads(config.launch.threads_per_worker)
+    torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
+    if has_cuda:
+        # A controller shows each worker its own GPUs only; then this rank's is the first.
+        device = torch.device("cuda", local_rank if local_rank < torch.cuda.device_count() else 0)
+        torch.cuda.set_device(device)
+    else:
+        from yatt.trainer import cpu_shim
+
+        cpu_shim.install()
+        device = torch.device("cpu")
+
+    from yatt.trainer import mcore_fixes
+
+    mcore_fixes.install()
+    return device
+
+
+def collective_backend(device: torch.device) -> str:
+    """torch.distributed's backend for tensors on this device."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

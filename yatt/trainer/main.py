@@ -1,0 +1,89 @@
+"""Entry point of a trainer rank: says Hello, takes orders until Stop, answers each one.
+
+    python -m yatt.trainer --run RUN --epoch E --worker NAME --endpoint ipc://... --local-rank L --node N
+
+An order that fails is answered with Failed, and the process goes on: whether to go on is the
+controller's decision.
+"""
+
+import argparse
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.checkpoint.store import open_store
+from yatt.config.load import load_resolved
+from yatt.errors import ConfigError
+from yatt.paths import RunPaths
+from yatt.records import message as m
+
+WAIT_S = 1.0
+Handle = Callable[[m.Message], m.Message]
+
+
+def main() -> None:
+    """Serve one trainer rank."""
+    arguments = _arguments()
+    run = Path(arguments.run)
+    config = load_resolved(RunPaths(run).config)
+    url = config.checkpoint.url or str(run / "checkpoints")
+    store = open_store(url, config.checkpoint.storage_options)
+    # Heavy imports come after the arguments are known to be right; Hello says that they are done.
+    from yatt.trainer.device import prepare_process
+
+    device = prepare_process(config, arguments.local_rank)
+    from yatt.trainer.worker import TrainerRank
+
+    link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
+
+    def tick() -> None:
+        link.turns += 1
+
+    rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick)
+    pulse = Pulse(
+        arguments.endpoint,
+        worker=arguments.worker,
+        epoch=arguments.epoch,
+        renew_s=config.lease.renew_s,
+        beat=lambda: (rank.held_token, link.turns),
+    )
+    pulse.start()
+    link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
+    try:
+        serve(link, rank.handle)
+    finally:
+        pulse.stop()
+        rank.leave()
+        link.close()
+
+
+def serve(link: WorkerLink, handle: Handle) -> None:
+    """Answer orders until Stop."""
+    while True:
+        order = link.receive(WAIT_S)
+        if order is None:
+            continue
+        if isinstance(order.body, m.Stop):
+            link.send(m.Done(), order.seq)
+            return
+        link.send(answer(order, handle), order.seq)
+
+
+def answer(order: Order, handle: Handle) -> m.Message:
+    """What the order gives, or Failed with the reason."""
+    try:
+        return handle(order.body)
+    except Exception as error:  # noqa: BLE001  (a process's main: recorded, answered, and the controller decides)
+        reason = str(error) or type(error).__name__
+        return m.Failed(error=reason, trace=traceback.format_exc(), user=isinstance(error, ConfigError))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m yatt.trainer", description=__doc__)
+    for name in ("run", "worker", "endpoint"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("epoch", "local-rank", "node"):
+        parser.add_argument(f"--{name}", required=True, type=int)
+    return parser.parse_args()

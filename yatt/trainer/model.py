@@ -1,0 +1,323 @@
+"""The policy as megatron-core objects: model chunks, distributed optimizer, schedule, reference.
+
+One code path for CPU and GPU; the run file decides layout and layers. The traps of megatron-core
+that a run file can spring (see `check_layout` and the comments) are dealt with here and only here.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+
+from yatt.config.schema import RunConfig, TrainerSection
+from yatt.errors import ConfigError
+from yatt.trainer.mcore_fixes import create_adam_state
+from yatt.trainer.spec import torch_block_spec
+from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
+from yatt.weights.shape import ModelShape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The trained model and what trains it. `chunks` are `models` wrapped for data parallelism."""
+
+    shape: ModelShape
+    mcore: TransformerConfig
+    models: list[GPTModel]
+    chunks: list[DistributedDataParallel]
+    optimizer: Any
+    scheduler: OptimizerParamScheduler
+    groups: ParallelGroups
+    device: torch.device
+
+
+def check_layout(shape: ModelShape, layout: TrainerSection, world_size: int) -> None:
+    """Refuse layouts that cannot be, before anything is built.
+
+    Raises:
+        ConfigError: names the sizes that do not fit.
+    """
+    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    vpp, cp = layout.virtual_pipeline_model_parallel_size, layout.context_parallel_size
+    rules = [
+        (
+            world_size % (tp * pp * cp) == 0,
+            f"{world_size} ranks are no multiple of TP {tp} x PP {pp} x CP {cp}",
+        ),
+        (
+            shape.num_heads % tp == 0,
+            f"tensor_model_parallel_size {tp} does not divide {shape.num_heads} heads",
+        ),
+        (
+            shape.num_kv_heads % tp == 0,
+            f"tensor_model_parallel_size {tp} > {shape.num_kv_heads} key/value heads",
+        ),
+        (
+            shape.ffn_size % tp == 0,
+            f"tensor_model_parallel_size {tp} does not divide FFN size {shape.ffn_size}",
+        ),
+        (
+            shape.num_layers % (pp * vpp) == 0,
+            f"{shape.num_layers} layers do not divide into PP {pp} x VPP {vpp}",
+        ),
+        (
+            vpp == 1 or pp > 1,
+            "virtual_pipeline_model_parallel_size needs pipeline_model_parallel_size above 1",
+        ),
+        (layout.expert_model_parallel_size == 1, "expert_model_parallel_size must be 1: the model is dense"),
+    ]
+    for holds, says in rules:
+        if not holds:
+            raise ConfigError(f"trainer: {says}.")
+
+
+def join_model_parallel(layout: TrainerSection, seed: int) -> None:
+    """Make megatron-core's process groups and seed its generators. Collective."""
+    vpp = layout.virtual_pipeline_model_parallel_size
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor_model_parallel_size,
+        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+        context_parallel_size=layout.context_parallel_size,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def parallel_groups() -> ParallelGroups:
+    """The groups that share one copy of the model."""
+    return ParallelGroups(
+        mpu.get_tensor_model_parallel_group(), mpu.get_pipeline_model_parallel_group(check_initialized=True)
+    )
+
+
+def build_policy(
+    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors | None
+) -> Policy:
+    """Model, optimizer and schedule of this rank. Collective.
+
+    Args:
+        source: weights to start from; None draws them from the seed.
+    """
+    mcore = transformer_config(config, shape, device)
+    models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
+    groups = parallel_groups()
+    if source is not None:
+        load_weights(models, source, shape, groups.tp)
+    chunks = _data_parallel_chunks(mcore, models, config.trainer)
+    optimizer, scheduler = _optimizer(config, mcore, chunks)
+    create_adam_state(optimizer)
+    mcore.finalize_model_grads_func = finalize_model_grads
+    mcore.grad_scale_func = optimizer.scale_loss
+    if config.trainer.overlap_grad_reduce:
+        no_syncs = [chunk.no_sync for chunk in chunks]
+        mcore.no_sync_func = no_syncs if len(no_syncs) > 1 else no_syncs[0]
+    return Policy(
+        shape=shape,
+        mcore=mcore,
+        models=models,
+        chunks=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        groups=groups,
+        device=device,
+    )
+
+
+def build_reference(
+    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors
+) -> list[nn.Module]:
+    """The frozen model of the KL term, in the policy's layout."""
+    mcore = transformer_config(config, shape, device)
+    models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
+    load_weights(models, source, shape, parallel_groups().tp)
+    for model in models:
+        model.requires_grad_(False)
+        model.eval()
+    return [Float16Module(mcore, model) if mcore.bf16 else model for model in models]
+
+
+def transformer_config(config: RunConfig, shape: ModelShape, device: torch.device) -> TransformerConfig:
+    """megatron-core's config of this model in this layout."""
+    layout, dtype = config.trainer, DTYPES[config.model.dtype]
+    vpp, is_cpu = layout.virtual_pipeline_model_parallel_size, device.type == "cpu"
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        layernorm_epsilon=shape.norm_eps,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.has_qkv_bias,
+        qk_layernorm=shape.has_qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        tensor_model_parallel_size=layout.tensor_model_parallel_size,
+        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+        context_parallel_size=layout.context_parallel_size,
+        sequence_parallel=layout.sequence_parallel,
+        # Interleaved stages with batched sends are silently wrong: two ranks' messages match by order.
+        overlap_p2p_comm=vpp > 1,
+        batch_p2p_comm=vpp == 1,
+        # With a loss function that gives (sum, tokens): the true token mean in every layout.
+        calculate_per_token_loss=True,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # demanded by variable_seq_lengths, also of dense models
+        use_cpu_initialization=is_cpu,
+        # Also before loading weights: initialization marks parameters as cut by tensor parallelism, and
+        # without the mark the gradient norm counts one rank's part only.
+        perform_initialization=True,
+        deterministic_mode=config.run.deterministic and not is_cpu,
+        recompute_granularity="full" if layout.recompute else None,
+        recompute_method="uniform" if layout.recompute else None,
+        recompute_num_layers=1 if layout.recompute else None,
+        # Fusions that want Transformer Engine, Apex or a GPU.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _uses_te(config: RunConfig, device: torch.device) -> bool:
+    has_te = device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+    if config.model.spec == "te" and not has_te:
+        raise ConfigError(
+            "model.spec is te, but Transformer Engine (on CUDA) is not there; write auto or torch."
+        )
+    return has_te and config.model.spec != "torch"
+
+
+def _gpt_models(
+    mcore: TransformerConfig, shape: ModelShape, *, uses_te: bool, device: torch.device
+) -> list[GPTModel]:
+    """One GPTModel, or one for each virtual stage."""
+    tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
+    models = []
+    for index in range(vpp or 1):
+        stage = index if vpp else None
+        if uses_te:
+            spec = get_gpt_decoder_block_spec(mcore, use_transformer_engine=True, vp_stage=stage)
+        else:
+            spec = torch_block_spec(mcore, stage)
+        model = GPTModel(
+            mcore,
+            spec,
+            vocab_size=shape.vocab_size + -shape.vocab_size % tp,
+            max_sequence_length=shape.max_positions,
+            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,
+            rope_scaling=shape.rope_scaling_factor > 0,
+            rope_scaling_factor=shape.rope_scaling_factor or 8.0,
+            share_embeddings_and_output_weights=shape.is_tied,
+            vp_stage=stage,
+        )
+        models.append(model.to(device))
+    return models
+
+
+def _data_parallel_chunks(
+    mcore: TransformerConfig, models: list[GPTModel], layout: TrainerSection
+) -> list[DistributedDataParallel]:
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=layout.overlap_grad_reduce or layout.overlap_param_gather,
+        overlap_param_gather=layout.overlap_param_gather,
+    )
+    wrapped = [Float16Module(mcore, model) if mcore.bf16 else model for model in models]
+    return [
+        DistributedDataParallel(mcore, settings, model, disable_bucketing=index > 0)
+        for index, model in enumerate(wrapped)
+    ]
+
+
+def _optimizer(
+    config: RunConfig, mcore: TransformerConfig, chunks: list[DistributedDataParallel]
+) -> tuple[Any, OptimizerParamScheduler]:
+    """AdamW in megatron-core's distributed form, also at one rank, so that checkpoints are of one kind.
+
+    Its schedule is not optional: per-group weight decay (none for norms) acts only through it.
+    """
+    section, layout = config.optimizer, config.trainer
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=section.lr,
+            min_lr=section.min_lr,
+            weight_decay=section.weight_decay,
+            adam_beta1=section.adam_beta1,
+            adam_beta2=section.adam_beta2,
+            adam_eps=section.adam_eps,
+            clip_grad=section.clip_grad,
+            bf16=mcore.bf16,
+            params_dtype=mcore.params_dtype,
+            use_distributed_optimizer=True,
+            overlap_param_gather=layout.overlap_param_gather,
+        ),
+        chunks,
+    )
+    total_steps = layout.total_iterations * steps_per_iteration(layout)
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=section.lr,
+        min_lr=min(section.min_lr, section.lr),
+        lr_warmup_steps=section.lr_warmup_steps,
+        lr_decay_steps=max(total_steps, section.lr_warmup_steps + 1),
+        lr_decay_style=section.lr_decay_style,
+        start_wd=section.weight_decay,
+        end_wd=section.weight_decay,
+        wd_incr_steps=max(total_steps, 1),
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,  # a resumed run may be longer than the one that saved
+    )
+    return optimizer, scheduler
+
+
+def steps_per_iteration(layout: TrainerSection) -> int:
+    """Optimizer steps of one iteration."""
+    return layout.ppo_epochs * layout.train_batch_size // layout.mini_batch_size
+
+
+def broadcast_over_model(tensor: torch.Tensor) -> None:
+    """From the first rank of a data-parallel rank's model copy to all its tensor, context and pipeline
+    ranks, in place."""
+    tensor_and_context = mpu.get_tensor_and_context_parallel_group()
+    if mpu.is_pipeline_first_stage(ignore_virtual=True) and tensor_and_context.size() > 1:
+        dist.broadcast(tensor, group_src=0, group=tensor_and_context)
+    pipeline = mpu.get_pipeline_model_parallel_group()
+    if pipeline.size() > 1:
+        dist.broadcast(tensor, group_src=0, group=pipeline)

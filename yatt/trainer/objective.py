@@ -1,0 +1,109 @@
+"""The loss of one micro-batch, and the sums from which an iteration's metrics are made.
+
+Suffix: T completion tokens of the micro-batch on this rank.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from yatt.algo.correction import probability_differences, truncated_importance_weights
+from yatt.algo.kl import kl_estimate
+from yatt.algo.loss import ClipRange, policy_losses
+from yatt.config.schema import AlgorithmSection
+from yatt.trainer.batches import MicroBatch
+from yatt.trainer.passes import Reader, speaks_for_its_tokens
+
+SUMS = (
+    "pg_loss",
+    "pg_clipfrac",
+    "pg_clipfrac_lower",
+    "ppo_kl",
+    "entropy",
+    "kl_loss",
+    "diff",
+    "diff_squared",
+    "tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a micro-batch's tokens are trained towards, float32 [T] each.
+
+    `old_T` None means the policy as it is now; `reference_T` None means no KL in the loss.
+    """
+
+    advantages_T: Tensor
+    old_T: Tensor | None
+    reference_T: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Sums over the tokens of micro-batches, named by SUMS, float64 [9]; and the largest difference."""
+
+    sums: Tensor
+    largest_diff: Tensor
+
+
+class Objective:
+    """The run file's objective.
+
+    Args:
+        reader: how log-probs come off the logits.
+        targets: one for each micro-batch of the mini-batch.
+    """
+
+    def __init__(self, section: AlgorithmSection, reader: Reader, targets: list[Target]) -> None:
+        self._section, self._reader, self._targets = section, reader, targets
+        self._clip = ClipRange(
+            low=section.clip_ratio_low, high=section.clip_ratio_high, dual=section.clip_ratio_c
+        )
+
+    def __call__(self, index: int, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, Measured]:
+        """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
+        target, section = self._targets[index], self._section
+        logprobs_T, entropy_T = self._reader(micro, logits)
+        old_T = logprobs_T.detach() if target.old_T is None else target.old_T
+        policy = policy_losses(logprobs_T, old_T, target.advantages_T, self._clip)
+        losses_T = policy.losses_T
+        if section.tis_clip:
+            losses_T = losses_T * truncated_importance_weights(old_T, micro.sampler_T, section.tis_clip)
+        pg_loss = (losses_T * micro.weights_T).sum()
+        loss = pg_loss
+        if section.entropy_coeff:
+            loss = loss - section.entropy_coeff * (entropy_T * micro.weights_T).sum()
+        kl_T = torch.zeros_like(entropy_T)
+        if target.reference_T is not None:
+            kl_T = kl_estimate(section.kl_type, logprobs_T, target.reference_T)
+            loss = loss + section.kl_coef * (kl_T * micro.weights_T).sum()
+        diff_T = probability_differences(old_T, micro.sampler_T)
+        parts = [
+            pg_loss,
+            policy.is_clipped_T,
+            policy.is_dual_clipped_T,
+            policy.approx_kl_T,
+            entropy_T,
+            kl_T,
+            diff_T,
+            diff_T.double().square(),
+            torch.ones_like(diff_T),
+        ]
+        sums = torch.stack([part.detach().double().sum() for part in parts])
+        largest = torch.cat([diff_T, diff_T.new_zeros(1)]).max().double()
+        return loss, sums[-1].to(torch.int32), Measured(sums, largest)
+
+
+def totals(measured: list[Measured], device: torch.device) -> dict[str, float]:
+    """Sums over all micro-batches of all ranks by name, and 'largest_diff'; the same on every rank."""
+    sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+    largest = torch.zeros((), dtype=torch.float64, device=device)
+    if measured and speaks_for_its_tokens():
+        sums = torch.stack([one.sums for one in measured]).sum(0)
+        largest = torch.stack([one.largest_diff for one in measured]).max()
+    dist.all_reduce(sums)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return {**dict(zip(SUMS, sums.tolist(), strict=True)), "largest_diff": float(largest)}

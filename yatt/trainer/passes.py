@@ -1,0 +1,132 @@
+"""Forward and backward passes over micro-batches, through megatron-core's own schedules.
+
+Suffix: T completion tokens of one micro-batch on this rank.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state as mpu
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from yatt.trainer.batches import MicroBatch
+from yatt.trainer.logprobs import VocabularyShard, token_logprobs
+from yatt.trainer.model import Policy
+
+Finish = Callable[[int, MicroBatch, Tensor], Any]
+"""(index of the micro-batch, itself, logits [1, S, V / tp]) to what the schedule wants of a loss."""
+Tick = Callable[[], None]
+"""Called once a micro-batch: the progress a watcher sees."""
+
+
+def run_pass(
+    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], finish: Finish, tick: Tick, *, trains: bool
+) -> list[Any]:
+    """Run all micro-batches, with gradients if `trains`. Collective over the whole model.
+
+    Returns:
+        What `finish` gave for each micro-batch; empty on pipeline stages other than the last.
+    """
+
+    def forward_step(items: Iterator[tuple[int, MicroBatch]], model: nn.Module) -> tuple[Tensor, Any]:
+        index, micro = next(items)
+        tick()
+        output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed)
+
+        def finish_this(logits: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
+            return finish(index, micro, logits)
+
+        return output, finish_this
+
+    iterators = [enumerate(micros) for _ in chunks]
+    schedule = get_forward_backward_func()
+    longest = max(micro.tokens.size(1) for micro in micros)
+    run = functools.partial(
+        schedule,
+        forward_step_func=forward_step,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=list(chunks) if len(chunks) > 1 else chunks[0],
+        num_microbatches=len(micros),
+        seq_length=longest,
+        micro_batch_size=1,
+        decoder_seq_length=longest,
+    )
+    if trains:
+        return list(run(forward_only=False))
+    with torch.no_grad():
+        return list(run(forward_only=True, collect_non_loss_data=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads log-probs off a model's logits, at the sampling temperature."""
+
+    shard: VocabularyShard
+    temperature: float
+
+    def __call__(self, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
+        return token_logprobs(logits[0, micro.where_T], micro.labels_T, self.shard, self.temperature)
+
+
+def reader_of(policy: Policy, temperature: float) -> Reader:
+    """Reader for this model's vocabulary."""
+    return Reader(VocabularyShard(policy.groups.tp, policy.shape.vocab_size), temperature)
+
+
+def completion_logprobs(
+    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], reader: Reader, tick: Tick
+) -> list[Tensor]:
+    """Log-probs of all completion tokens, float32 [T] a micro-batch; empty but on the last stage."""
+
+    def finish(_: int, micro: MicroBatch, logits: Tensor) -> Tensor:
+        return reader(micro, logits)[0]
+
+    return run_pass(chunks, micros, finish, tick, trains=False)
+
+
+def optimizer_step(
+    policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick
+) -> tuple[list[Any], float]:
+    """One update from these micro-batches.
+
+    The schedule moves first, so that the first step of a warm-up has a learning rate above 0.
+
+    Returns:
+        What `finish` gave beside loss and token count, and the gradient norm before clipping.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the parameters are spoilt.
+    """
+    for chunk in policy.chunks:
+        chunk.zero_grad_buffer()
+    policy.optimizer.zero_grad()
+    measured = run_pass(policy.chunks, micros, finish, tick, trains=True)
+    policy.scheduler.step(increment=1)
+    _, grad_norm, _ = policy.optimizer.step()
+    norm = float(grad_norm)
+    if not torch.isfinite(torch.tensor(norm)):
+        raise FloatingPointError(f"the gradient norm is {norm}; start again from the last checkpoint")
+    return measured, norm
+
+
+def gather_parameters(policy: Policy) -> None:
+    """After the last update of an iteration: have every rank's parameters whole and new."""
+    if policy.chunks[0].ddp_config.overlap_param_gather:
+        for chunk in policy.chunks:
+            chunk.start_param_sync(force_sync=True)
+
+
+def learning_rate(policy: Policy) -> float:
+    """Of the step just taken."""
+    return float(policy.optimizer.param_groups[0]["lr"])
+
+
+def speaks_for_its_tokens() -> bool:
+    """Whether this rank's numbers go into sums over all ranks, so that every token is counted once."""
+    is_last = mpu.is_pipeline_last_stage(ignore_virtual=True)
+    return bool(is_last and mpu.get_tensor_model_parallel_rank() == 0)

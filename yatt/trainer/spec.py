@@ -1,0 +1,187 @@
+"""Plain-torch layers for megatron-core, through its ModuleSpec extension point; nothing is patched.
+
+megatron-core's own local spec refuses sequence parallelism (its norm), and packed sequences and
+context parallelism (its attention). These three modules do them, on CPU and CUDA, with Transformer
+Engine's parameter names, so that converters and checkpoints see one set of names.
+
+Suffixes: S tokens on this rank, B sequences side by side, H heads, D head size.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.parallel_state import get_context_parallel_group
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+
+
+class TorchRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm whose weight's gradient `finalize_model_grads` sums over TP under sequence parallelism."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class TorchNormColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
+    """RMSNorm and column-parallel linear in one module, named like Transformer Engine's."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **rest: Any) -> None:
+        for name in ("tp_comm_buffer_name", "name"):
+            rest.pop(name, None)
+        super().__init__(input_size, output_size, config=config, **rest)
+        ones = torch.ones(input_size, dtype=config.params_dtype, device=self.weight.device)
+        self.layer_norm_weight = torch.nn.Parameter(ones)
+        self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.eps = config.layernorm_epsilon
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Normalise over the last dimension, then multiply."""
+        normed = F.rms_norm(hidden, hidden.shape[-1:], self.layer_norm_weight, self.eps)
+        return super().forward(normed, *args, **kwargs)
+
+
+class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention on torch's SDPA: packed or not, GQA, context parallel by all-gather of K and V."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *_: Any,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **__: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.cp_group = getattr(pg_collection, "cp", None) or get_context_parallel_group()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,  # noqa: ARG002  (megatron's signature; causal is built in)
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Attend within each sequence.
+
+        Args:
+            query, key, value: [S, B, H, D], or packed [S, H, D] with `packed_seq_params`.
+
+        Returns:
+            [S, B, H * D], or packed [S, H * D].
+        """
+        if packed_seq_params is None:
+            return self._attend(query, key, value)
+        bounds = packed_seq_params.cu_seqlens_q
+        lengths = ((bounds[1:] - bounds[:-1]) // self.cp_group.size()).tolist()
+        runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
+        sizes = [length * count for length, count in runs]
+        split = (torch.split(x, sizes) for x in (query, key, value))
+        pieces = zip(runs, *split, strict=True)
+        return torch.cat([self._attend_run(length, count, *qkv) for (length, count), *qkv in pieces])
+
+    def _attend_run(self, length: int, count: int, *qkv: Tensor) -> Tensor:
+        """`count` neighbouring sequences of the same length, as one batch: a loop over many is slow."""
+        stacked = (x.view(count, length, *x.shape[1:]).transpose(0, 1) for x in qkv)
+        return self._attend(*stacked).transpose(0, 1).reshape(count * length, -1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[S, B, H, D] to [S, B, H * D]. Context parallel: rank r of n holds chunks r and 2n-1-r of 2n."""
+        size, rank = self.cp_group.size(), self.cp_group.rank()
+        if size == 1:
+            return self._sdpa(query, key, value, None)
+        half = query.size(0) // 2
+        held = [chunk for r in range(size) for chunk in (r, 2 * size - 1 - r)]
+        in_order = [held.index(chunk) for chunk in range(2 * size)]
+
+        def whole(x: Tensor) -> Tensor:
+            gathered = gather_from_sequence_parallel_region(
+                x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group
+            )
+            chunks = torch.split(gathered, half)
+            return torch.cat([chunks[index] for index in in_order])
+
+        offsets = torch.arange(half, device=query.device)
+        rows = torch.cat([offsets + rank * half, offsets + (2 * size - 1 - rank) * half])
+        columns = torch.arange(2 * size * half, device=query.device)
+        return self._sdpa(query, whole(key), whole(value), rows[:, None] >= columns[None, :])
+
+    def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        is_grouped = query.size(1) != key.size(1)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=is_grouped
+        )
+        return attended.permute(2, 0, 1, 3).flatten(2)
+
+
+class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
+    """megatron-core's third backend beside its own local one and Transformer Engine."""
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        """The norm lives in the linear layer, as in Transformer Engine."""
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        """Norm and linear in one."""
+        return TorchNormColumnLinear
+
+    def layer_norm(self, rms_norm: bool = False, **_: Any) -> type:
+        """The only norm there is."""
+        assert rms_norm, "supported architectures use RMSNorm"
+        return TorchRMSNorm
+
+    def core_attention(self) -> type:
+        """SDPA."""
+        return SdpaCoreAttention
+
+
+def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
+    """One dense decoder layer, with the parameter names of Transformer Engine's spec."""
+    backend = TorchSpecProvider()
+    qk_norm = TorchRMSNorm if has_qk_norm else IdentityOp
+    attention = SelfAttentionSubmodules(
+        linear_qkv=backend.column_parallel_layer_norm_linear(),
+        core_attention=backend.core_attention(),
+        linear_proj=backend.row_parallel_linear(),
+        q_layernorm=qk_norm,
+        k_layernorm=qk_norm,
+    )
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            self_attention=ModuleSpec(
+                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            mlp=get_mlp_module_spec_for_backend(backend=backend, moe_grouped_gemm=False),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def torch_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The decoder layers of one model chunk; a block spec, because the final norm is ours too."""
+    layer = torch_layer_spec(has_qk_norm=config.qk_layernorm)
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=TorchRMSNorm)

@@ -1,0 +1,51 @@
+"""An iteration's metrics by verl's names, from sums that are the same on every rank."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from yatt.records.message import SampleFact
+
+
+def batch_metrics(
+    facts: Sequence[SampleFact], advantages_F: Tensor, max_response_tokens: int
+) -> dict[str, float]:
+    """What the table of facts says.
+
+    Args:
+        advantages_F: of all completion tokens.
+    """
+    lengths = [float(fact.num_completion_tokens) for fact in facts]
+    return {
+        **_spread("critic/rewards", [fact.reward for fact in facts]),
+        **_spread("critic/advantages", advantages_F.tolist()),
+        **_spread("response_length", lengths),
+        "response_length/clip_ratio": sum(length >= max_response_tokens for length in lengths) / len(lengths),
+        "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
+    }
+
+
+def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
+    """What the passes measured: token means over all optimizer steps, loss and gradient norm step means."""
+    tokens = max(sums["tokens"], 1.0)
+    diff = sums["diff"] / tokens
+    metrics = {
+        f"actor/{name}": sums[name] / tokens
+        for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
+    }
+    return metrics | {
+        "actor/pg_loss": sums["pg_loss"] / tokens,
+        "actor/grad_norm": sum(grad_norms) / len(grad_norms),
+        "training/rollout_probs_diff_mean": diff,
+        "training/rollout_probs_diff_max": sums["largest_diff"],
+        "training/rollout_probs_diff_std": math.sqrt(max(sums["diff_squared"] / tokens - diff**2, 0.0)),
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {
+        f"{name}/mean": sum(values) / len(values),
+        f"{name}/max": max(values),
+        f"{name}/min": min(values),
+    }

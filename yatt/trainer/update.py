@@ -1,0 +1,212 @@
+"""One iteration of training: rollouts in, updated parameters and metrics out.
+
+Every rank knows the whole table of facts, so every rank computes all advantages and all loss
+denominators, and only log-probs and gradients come from computing. The result does not depend on
+the layout, and the same inputs give bit-equal parameters.
+
+Suffix: F completion tokens of the whole rollout batch.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from torch import Tensor, nn
+
+from yatt.algo.advantage import RewardTable, advantages
+from yatt.algo.kl import kl_estimate
+from yatt.algo.loss import BatchTotals, token_weights
+from yatt.clock import monotonic_s
+from yatt.config.schema import RunConfig
+from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
+from yatt.trainer.batches import MicroBatch, Sample, Slice, micro_batch, sample_of
+from yatt.trainer.model import Policy, broadcast_over_model
+from yatt.trainer.objective import Measured, Objective, Target, totals
+from yatt.trainer.passes import (
+    Tick,
+    completion_logprobs,
+    gather_parameters,
+    learning_rate,
+    optimizer_step,
+    reader_of,
+    speaks_for_its_tokens,
+)
+from yatt.trainer.stats import batch_metrics, update_metrics
+
+Result = TypeVar("Result")
+ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The policy, the reference if the objective has a KL term, and the run file."""
+
+    config: RunConfig
+    policy: Policy
+    reference: list[nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLogprobs:
+    """Of each micro-batch, in order; empty where not computed."""
+
+    old: list[Tensor]
+    reference: list[Tensor]
+
+
+def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
+    """Do all optimizer steps of one iteration. Collective over all ranks."""
+    timing: dict[str, float] = {}
+    rollouts = share_rollouts(order.rollouts, learner.policy.device)
+    steps = _mini_batches(learner, order, rollouts)
+    known = _known_logprobs(learner, steps, tick, timing)
+    advantages_F = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
+    measured: list[Measured] = []
+    norms: list[float] = []
+
+    def update() -> None:
+        for _ in range(learner.config.trainer.ppo_epochs):
+            first = 0
+            for micros in steps:
+                targets = _targets(learner, micros, known, first, advantages_F)
+                reader = reader_of(learner.policy, learner.config.rollout.temperature)
+                objective = Objective(learner.config.algorithm, reader, targets)
+                got, norm = optimizer_step(learner.policy, micros, objective, tick)
+                measured.extend(got)
+                norms.append(norm)
+                first += len(micros)
+        gather_parameters(learner.policy)
+
+    _timed(timing, "update_actor", update)
+    metrics = batch_metrics(order.facts, advantages_F, learner.config.rollout.max_response_tokens)
+    metrics |= update_metrics(totals(measured, learner.policy.device), norms)
+    return Trained(metrics={**metrics, "actor/lr": learning_rate(learner.policy)}, timing_s=timing)
+
+
+def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
+    """The rollouts of this data-parallel rank, on every rank of its model copy. Collective over these."""
+    body = torch.frombuffer(bytearray(msgspec.msgpack.encode(rollouts)), dtype=torch.uint8).to(device)
+    size = torch.tensor([len(body)], device=device)
+    broadcast_over_model(size)
+    if len(body) != int(size):
+        body = torch.empty(int(size), dtype=torch.uint8, device=device)
+    broadcast_over_model(body)
+    return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
+
+
+def sequence_cut(learner: Learner) -> Slice:
+    """How this layout cuts sequences."""
+    layout = learner.config.trainer
+    cp = layout.context_parallel_size
+    tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
+    align = tp * (2 * cp if cp > 1 else 1)
+    return Slice(align=align, cp_size=cp, cp_rank=mpu.get_context_parallel_rank())
+
+
+def _mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) -> list[list[MicroBatch]]:
+    """This rank's micro-batches of each optimizer step."""
+    facts = {fact.sample_id: fact for fact in order.facts}
+    starts = dict(zip(facts, _starts(order.facts), strict=True))
+    samples = {number: sample_of(rollout, starts[number]) for number, rollout in rollouts.items()}
+    for number, sample in samples.items():
+        assert sample.num_completion_tokens == facts[number].num_completion_tokens, (
+            f"sample {number} has {sample.num_completion_tokens} completion tokens, "
+            f"its fact says {facts[number].num_completion_tokens}"
+        )
+    return [_micro_batches(learner, plan, facts, samples) for plan in order.plan]
+
+
+def _micro_batches(
+    learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, Sample]
+) -> list[MicroBatch]:
+    everyone = [facts[number] for rank in plan.micro_batches for micro in rank for number in micro]
+    whole = BatchTotals(
+        num_tokens=sum(fact.num_completion_tokens for fact in everyone), num_samples=len(everyone)
+    )
+    mine = [*plan.micro_batches[mpu.get_data_parallel_rank()]]
+    if learner.config.trainer.virtual_pipeline_model_parallel_size > 1:  # the interleaved schedule's rule
+        mine += [()] * (-len(mine) % learner.config.trainer.pipeline_model_parallel_size)
+    cut = sequence_cut(learner)
+    section = learner.config.algorithm
+    norm_length = section.loss_scale_factor or learner.config.rollout.max_response_tokens
+
+    def packed(numbers: tuple[int, ...]) -> MicroBatch:
+        chosen = [samples[number] for number in numbers]
+        lengths_N = torch.tensor([sample.num_completion_tokens for sample in chosen], dtype=torch.int64)
+        # megatron-core divides by the mini-batch's tokens what these weights already average.
+        weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * whole.num_tokens
+        return micro_batch(chosen, torch.split(weights_T, lengths_N.tolist()), cut, learner.policy.device)
+
+    return [packed(numbers) for numbers in mine]
+
+
+def _known_logprobs(
+    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: dict[str, float]
+) -> _KnownLogprobs:
+    """Old log-probs if the policy moves before their last use; the reference's if there is one."""
+    config, micros = learner.config, list(itertools.chain(*steps))
+    old: list[Tensor] = []
+    reference: list[Tensor] = []
+    reader = reader_of(learner.policy, config.rollout.temperature)
+    if config.trainer.ppo_epochs * len(steps) > 1 or config.algorithm.kl_in == "reward":
+        chunks = learner.policy.chunks
+        old = _timed(timing, "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
+    if learner.reference:
+        models = learner.reference
+        reference = _timed(timing, "ref", lambda: completion_logprobs(models, micros, reader, tick))
+    return _KnownLogprobs(old, reference)
+
+
+def _advantages(
+    learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs
+) -> Tensor:
+    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank."""
+    section, penalties_F = learner.config.algorithm, None
+    lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
+    if section.kl_in == "reward":
+        flat_F = torch.zeros(int(lengths_N.sum()), device=learner.policy.device)
+        if speaks_for_its_tokens():
+            micros = itertools.chain(*steps)
+            for micro, old_T, reference_T in zip(micros, known.old, known.reference, strict=True):
+                flat_F[micro.flat_T] = section.kl_coef * kl_estimate(section.kl_type, old_T, reference_T)
+        dist.all_reduce(flat_F)  # exact: one rank has a token's number, the others have 0
+        penalties_F = flat_F.cpu()
+    table = RewardTable(
+        rewards_N=torch.tensor([fact.reward for fact in facts], dtype=torch.float64),
+        groups_N=torch.tensor([fact.prompt_group for fact in facts], dtype=torch.int64),
+        lengths_N=lengths_N,
+        penalties_T=penalties_F,
+    )
+    return advantages(section.adv_estimator, table, section.gamma)
+
+
+def _targets(
+    learner: Learner, micros: list[MicroBatch], known: _KnownLogprobs, first: int, advantages_F: Tensor
+) -> list[Target]:
+    """Targets of one mini-batch's micro-batches, the first of which has number `first` in the iteration."""
+    is_kl_in_loss = learner.config.algorithm.kl_in == "loss"
+    return [
+        Target(
+            advantages_T=advantages_F[micro.flat_T].to(learner.policy.device),
+            old_T=known.old[index] if known.old else None,
+            reference_T=known.reference[index] if is_kl_in_loss and known.reference else None,
+        )
+        for index, micro in enumerate(micros, start=first)
+    ]
+
+
+def _starts(facts: tuple[SampleFact, ...]) -> list[int]:
+    """Where each sample's completion tokens begin among all."""
+    return [0, *itertools.accumulate(fact.num_completion_tokens for fact in facts)][:-1]
+
+
+def _timed(timing: dict[str, float], part: str, work: Callable[[], Result]) -> Result:
+    begin_s = monotonic_s()
+    result = work()
+    timing[part] = monotonic_s() - begin_s
+    return result

@@ -1,0 +1,155 @@
+"""What a trainer rank does for each order of its controller.
+
+Orders that touch the device carry the lease's token; a lower one than seen before is refused, so a
+controller that lost the lease cannot use this process by mistake. Every order may come twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.store import Store
+from yatt.config.schema import RunConfig
+from yatt.errors import LeaseLost, WorkerFailed
+from yatt.records import message as m
+from yatt.trainer.model import Policy, build_policy, build_reference, check_layout
+from yatt.trainer.offload import HostSwap, swap_of
+from yatt.trainer.passes import Tick
+from yatt.trainer.publish import export_hf, probe_logprobs, publish_weights
+from yatt.trainer.ranks import Meeting
+from yatt.trainer.snapshot import restore, save_shards
+from yatt.trainer.update import Learner, sequence_cut, train_iteration
+from yatt.weights.convert import HFTensors
+from yatt.weights.shape import read_shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The model, and what moves it off the device and back."""
+
+    learner: Learner
+    swap: HostSwap
+
+
+class TrainerRank:
+    """One rank's state and the orders it takes.
+
+    Args:
+        store: where checkpoints lie.
+        local_rank: the rank that is 0 writes files for its node.
+        tick: called once a micro-batch.
+    """
+
+    def __init__(
+        self, config: RunConfig, device: torch.device, store: Store, *, local_rank: int, tick: Tick
+    ) -> None:
+        self._config, self._device, self._store = config, device, store
+        self._local_rank, self._tick = local_rank, tick
+        self._meeting = Meeting(config, device)
+        self._built: _Built | None = None
+        self._newest_token = 0
+        self.held_token = 0
+        """Token of the lease under which this rank is on the device; 0 while it is off."""
+        self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
+            m.OpenStore: self._open_store,
+            m.Join: self._join,
+            m.Build: self._build,
+            m.Wake: self._wake,
+            m.Sleep: self._sleep,
+            m.Train: self._train,
+            m.Publish: self._publish,
+            m.SaveShards: self._save_shards,
+            m.ExportHF: self._export_hf,
+        }
+
+    def handle(self, order: m.Message) -> m.Message:
+        """Carry out one order and give its answer.
+
+        Raises:
+            LeaseLost: the order carries a token lower than the newest.
+            WorkerFailed: an order this rank does not know, or not yet.
+        """
+        handler = self._handlers.get(type(order))
+        if handler is None:
+            raise WorkerFailed(f"a trainer rank has no use for {type(order).__name__}")
+        token = getattr(order, "token", None)
+        if token is not None:
+            if token < self._newest_token:
+                raise LeaseLost(
+                    f"token {token} is older than {self._newest_token}; the lease was granted anew"
+                )
+            self._newest_token = self.held_token = token
+        return handler(order)
+
+    def leave(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _ready(self) -> _Built:
+        if self._built is None:
+            raise WorkerFailed("this trainer rank has no model yet; Build comes first")
+        return self._built
+
+    @property
+    def _policy(self) -> Policy:
+        return self._ready.learner.policy
+
+    def _open_store(self, order: m.OpenStore) -> m.Message:
+        return m.StoreOpened(host=order.host, port=self._meeting.open_store(order.host))
+
+    def _join(self, order: m.Join) -> m.Message:
+        self._meeting.join(order)
+        return m.Done()
+
+    def _build(self, order: m.Build) -> m.Message:
+        config = self._config
+        shape = read_shape(config.model.path)
+        check_layout(shape, config.trainer, dist.get_world_size())
+        source = HFTensors(config.model.path)
+        policy = build_policy(config, shape, self._device, source)
+        reference: list[nn.Module] = []
+        if config.algorithm.kl_in != "none":
+            reference = build_reference(config, shape, self._device, source)
+        if order.checkpoint:
+            restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
+        self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
+        return m.Done()
+
+    def _wake(self, _: m.Wake) -> m.Message:
+        if self._built is not None:
+            self._built.swap.onload()
+        return m.Done()
+
+    def _sleep(self, _: m.Sleep) -> m.Message:
+        if self._built is not None:
+            self._built.swap.offload()
+        self.held_token = 0
+        return m.Done()
+
+    def _train(self, order: m.Train) -> m.Message:
+        return train_iteration(self._ready.learner, order, self._tick)
+
+    def _publish(self, order: m.Publish) -> m.Message:
+        learner = self._ready.learner
+        size = publish_weights(
+            learner.policy, Path(order.folder), order.policy_version, writes=self._local_rank == 0
+        )
+        sequences = [torch.tensor(m.unpack_ids(raw)) for raw in order.probe]
+        rows = probe_logprobs(learner.policy, sequences, sequence_cut(learner), self._tick)
+        return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
+
+    def _save_shards(self, order: m.SaveShards) -> m.Message:
+        return save_shards(self._policy, self._store, order.url)
+
+    def _export_hf(self, order: m.ExportHF) -> m.Message:
+        is_writer = dist.get_rank() == 0
+        export_hf(self._policy, Path(order.folder), Path(self._config.model.path), writes=is_writer)
+        return m.Done()

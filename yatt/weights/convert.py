@@ -1,0 +1,196 @@
+"""Weights in and out of a megatron-core model, bit for bit: Hugging Face folder -> shards -> full tensors.
+
+Both ways go parameter by parameter, so nobody ever holds a second copy of the model.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from yatt.errors import ConfigError
+from yatt.weights.names import Entry, entries
+from yatt.weights.shape import ModelShape
+
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroups:
+    """The process groups that share one copy of the model."""
+
+    tp: dist.ProcessGroup
+    pp: dist.ProcessGroup
+
+
+class HFTensors:
+    """Tensors of a Hugging Face folder by name, read when asked for.
+
+    Raises:
+        ConfigError: the folder has no safetensors.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        files = sorted(self._folder.glob("*.safetensors"))
+        if not files:
+            raise ConfigError(f"model.path: {folder} has no *.safetensors; convert the model to safetensors.")
+        self._file_of: dict[str, Path] = {}
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                self._file_of.update(dict.fromkeys(opened.keys(), file))
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on CPU, in the folder's dtype.
+
+        Raises:
+            ConfigError: the folder has no tensor of that name.
+        """
+        if name not in self._file_of:
+            raise ConfigError(
+                f"model.path: {self._folder} has no tensor {name}; its config.json promises one."
+            )
+        with safe_open(self._file_of[name], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+
+def global_name(name: str, model: Any) -> str:
+    """Name with the layer's number in the whole model instead of in this pipeline stage."""
+    match = LAYER.fullmatch(name)
+    if match is None:
+        return name
+    first = model.decoder.layers[0].layer_number - 1
+    return f"decoder.layers.{int(match[1]) + first}.{match[2]}"
+
+
+@torch.no_grad()
+def load_weights(
+    models: Sequence[nn.Module], source: HFTensors, shape: ModelShape, tp: dist.ProcessGroup
+) -> None:
+    """Fill every parameter of this rank's model chunks from the folder.
+
+    Raises:
+        ConfigError: a tensor is missing.
+    """
+    table = {entry.name: entry for entry in entries(shape)}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            wanted = global_name(name, model)
+            entry = table.get(wanted) or table[EMBEDDING]
+            full = fuse(entry, [source.read(hf_name) for hf_name in entry.hf_names], shape)
+            shard = cut_shard(entry, full, rank=tp.rank(), size=tp.size())
+            assert shard.shape == parameter.shape, f"{wanted}: {shard.shape} is not {parameter.shape}"
+            parameter.copy_(shard)
+
+
+@torch.no_grad()
+def export_weights(
+    models: Sequence[nn.Module], shape: ModelShape, groups: ParallelGroups
+) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face names and full tensors, one after the other, the same on every rank.
+
+    Collective over both groups: every rank must exhaust the iterator.
+    """
+    mine = {global_name(n, model): p.data for model in models for n, p in model.named_parameters()}
+    example = next(iter(mine.values()))
+    table = entries(shape)
+    owners = torch.tensor([groups.pp.rank() if entry.name in mine else -1 for entry in table])
+    owners = owners.to(example.device)
+    dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=groups.pp)
+    for entry, owner in zip(table, owners.tolist(), strict=True):
+        if owner == groups.pp.rank():
+            full = join_shards(entry, _gather(mine[entry.name], groups.tp))[: _num_rows(entry, shape)]
+            full = full.contiguous()
+        else:
+            full = example.new_empty(_full_shape(entry, shape))
+        if groups.pp.size() > 1:
+            dist.broadcast(full, group_src=owner, group=groups.pp)
+        yield from zip(entry.hf_names, unfuse(entry, full, shape), strict=True)
+
+
+def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:
+    """Hugging Face's `model.safetensors.index.json`: which tensor is in which file."""
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+
+
+def fuse(entry: Entry, parts: list[Tensor], shape: ModelShape) -> Tensor:
+    """The full megatron-core parameter made of Hugging Face tensors."""
+    if entry.cut == "qkv":
+        grouped = [part.reshape(shape.num_kv_heads, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(grouped, 1).reshape(-1, *parts[0].shape[1:])
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def unfuse(entry: Entry, full: Tensor, shape: ModelShape) -> list[Tensor]:
+    """Inverse of `fuse`."""
+    if entry.cut == "qkv":
+        queries = shape.num_heads // shape.num_kv_heads * shape.head_dim
+        sizes = [queries, shape.head_dim, shape.head_dim]
+        grouped = full.reshape(shape.num_kv_heads, sum(sizes), *full.shape[1:])
+        return [part.reshape(-1, *full.shape[1:]) for part in torch.split(grouped, sizes, 1)]
+    return list(full.chunk(len(entry.hf_names), 0))
+
+
+def cut_shard(entry: Entry, full: Tensor, *, rank: int, size: int) -> Tensor:
+    """The part of tensor-parallel rank `rank`; zeros pad the vocabulary to a multiple of `size`."""
+    if entry.cut == "whole" or size == 1:
+        return full
+    if entry.cut == "columns":
+        return full.chunk(size, 1)[rank]
+    if entry.cut == "gate_up":
+        return torch.cat([half.chunk(size, 0)[rank] for half in full.chunk(2, 0)])
+    if entry.cut == "vocabulary":
+        full = F.pad(full, (0, 0, 0, -full.shape[0] % size))
+    return full.chunk(size, 0)[rank]
+
+
+def join_shards(entry: Entry, shards: list[Tensor]) -> Tensor:
+    """Inverse of `cut_shard`, vocabulary padding still there."""
+    if len(shards) == 1 or entry.cut == "whole":
+        return shards[0]
+    if entry.cut == "columns":
+        return torch.cat(shards, 1)
+    if entry.cut == "gate_up":
+        halves = [shard.chunk(2, 0) for shard in shards]
+        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
+    return torch.cat(shards)
+
+
+def _gather(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    if group.size() == 1:
+        return [shard]
+    shards = [torch.empty_like(shard) for _ in range(group.size())]
+    dist.all_gather(shards, shard.contiguous(), group=group)
+    return shards
+
+
+def _num_rows(entry: Entry, shape: ModelShape) -> int:
+    return _full_shape(entry, shape)[0]
+
+
+def _full_shape(entry: Entry, shape: ModelShape) -> tuple[int, ...]:
+    leaf = entry.name.removeprefix("decoder.").split(".", 2)[-1] if "layers" in entry.name else entry.name
+    qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    sizes: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (shape.vocab_size, shape.hidden_size),
+        OUTPUT: (shape.vocab_size, shape.hidden_size),
+        "self_attention.linear_qkv.weight": (qkv_rows, shape.hidden_size),
+        "self_attention.linear_qkv.bias": (qkv_rows,),
+        "self_attention.q_layernorm.weight": (shape.head_dim,),
+        "self_attention.k_layernorm.weight": (shape.head_dim,),
+        "self_attention.linear_proj.weight": (shape.hidden_size, shape.num_heads * shape.head_dim),
+        "mlp.linear_fc1.weight": (2 * shape.ffn_size, shape.hidden_size),
+        "mlp.linear_fc2.weight": (shape.hidden_size, shape.ffn_size),
+    }
+    return sizes.get(leaf, (shape.hidden_size,))
