@@ -2,8 +2,8 @@
 
 Token ids in, token ids out. Log-probs are those of the distribution that was sampled from (after
 temperature, top-p, top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after
-`yatt.engine.environment` has set what it reads from the environment. What differs between vLLM 0.26
-and 0.33 is asked of the library itself (has it this method, this field), never of a version table.
+`yatt.engine.environment` has set what it reads from the environment. Only calls that vLLM 0.26 to 0.33
+share are made; the one that differs is asked for by name (has it this method), not by version.
 
 Not promised: on CPU, memory coming back in `sleep`; vLLM's CPU build ignores it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from yatt.engine.protocol import CPU_KV_CACHE_BYTES, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
-from yatt.errors import WorkerFailed
+from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
 
 
@@ -47,11 +47,14 @@ class VllmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        known = {item.name for item in dataclasses.fields(EngineArgs)}
-        wanted = engine_arguments(self._options)
-        self._llm = LLMEngine.from_engine_args(
-            EngineArgs(**{name: value for name, value in wanted.items() if name in known})
-        )
+        arguments = engine_arguments(self._options)
+        unknown = arguments.keys() - {item.name for item in dataclasses.fields(EngineArgs)}
+        if unknown:
+            raise ConfigError(
+                f"this vLLM does not know {', '.join(sorted(unknown))}; install a version yatt was made "
+                "for (see the engine extra in pyproject.toml)."
+            )
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights = self._has_kv_cache = True
 
@@ -176,7 +179,7 @@ class VllmEngine:
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
-    """vLLM's EngineArgs for these options. Names a vLLM does not know are dropped by the caller."""
+    """vLLM's EngineArgs for these options."""
     arguments: dict[str, Any] = {
         "model": options.model,
         "dtype": options.dtype,

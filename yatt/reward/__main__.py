@@ -25,9 +25,9 @@ from yatt.records import message as m
 from yatt.reward.functions import (
     RewardFunction,
     ScoredSample,
+    asking_limit_s,
     call_reward,
-    load_genrm_function,
-    load_reward,
+    load_rewards,
     where_raised,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
@@ -85,7 +85,7 @@ class RewardWorker:
             return None
         assert self._channel is not None, "attached before the first order"
         return GenRMClient(
-            self._channel, genrm, run_seed=self._config.run.seed, limit_s=_asking_limit_s(self._config)
+            self._channel, genrm, run_seed=self._config.run.seed, limit_s=asking_limit_s(self._config)
         )
 
 
@@ -94,24 +94,6 @@ class _Row(msgspec.Struct, frozen=True):
     ground_truth: str = ""
     extra_info: object = None
     columns: dict[str, object] = {}
-
-
-def load_functions(config: RunConfig) -> dict[str, RewardFunction]:
-    """Every function of the run file, by reward or GenRM name.
-
-    Raises:
-        ConfigError: one of them cannot be loaded.
-    """
-    functions = {reward.name: load_reward(reward) for reward in config.rewards}
-    limit_s = _asking_limit_s(config)
-    return functions | {
-        genrm.name: load_genrm_function(genrm, limit_s) for genrm in config.genrms if genrm.path
-    }
-
-
-def _asking_limit_s(config: RunConfig) -> float:
-    """A GenRM's answer may wait for engines to wake and be asked for again."""
-    return config.rollout.request_timeout_s * (config.rollout.max_retries + 1)
 
 
 def _sample(order: m.Score) -> ScoredSample:
@@ -175,7 +157,7 @@ def main() -> int:
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
         config = load_resolved(RunPaths(Path(arguments.run)).config)
-        functions = load_functions(config)
+        functions = load_rewards(config)
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)

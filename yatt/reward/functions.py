@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from yatt.adapters.thread_call import call_in_thread
-from yatt.config.schema import GenRMSection, RewardSection
+from yatt.config.schema import GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError, DeadlineExceeded
 from yatt.reward.builtins import BUILTINS
 
@@ -53,6 +53,24 @@ class RewardFunction:
     style: Literal["verl", "trl", "genrm"]
     kwargs: dict[str, Any]
     timeout_s: float
+
+
+def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
+    """Every function of the run file, by the name of its reward or GenRM.
+
+    Raises:
+        ConfigError: one of them cannot be loaded.
+    """
+    functions = {reward.name: load_reward(reward) for reward in config.rewards}
+    limit_s = asking_limit_s(config)
+    return functions | {
+        genrm.name: load_genrm_function(genrm, limit_s) for genrm in config.genrms if genrm.path
+    }
+
+
+def asking_limit_s(config: RunConfig) -> float:
+    """How long a GenRM's answer may take: it may be asked for again from other engines."""
+    return config.rollout.request_timeout_s * (config.rollout.max_retries + 1)
 
 
 def load_reward(reward: RewardSection) -> RewardFunction:

@@ -1,6 +1,7 @@
 """Choosing engine and device, and the options made from sections."""
 
 import importlib.util
+import os
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_what_is_not_installed_is_named(monkeypatch):
 def test_the_device_is_the_run_files_word():
     assert choose_device("cpu") == "cpu"
     assert choose_device("cuda") == "cuda"
+
+
+def test_auto_is_cuda_only_with_a_driver_and_a_gpu_given(monkeypatch):
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert choose_device("auto") == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose_device("auto") == "cpu"
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert choose_device("auto") == "cpu"
 
 
 @pytest.fixture
