@@ -261,6 +261,31 @@ def test_a_publication_of_another_version_is_refused(subject, tmp_path):
         subject.engine.load_weights(8888, folder)
 
 
+def test_half_an_update_is_never_sampled_from(subject, tmp_path):
+    if subject.kind == "scripted":
+        pytest.skip("a script has no weights")
+    model = load(subject, tmp_path, 0)
+    folder = publish(tmp_path / "torn", model=subject.models[1], policy_version=100)
+    spoil(tmp_path / "torn" / "model.safetensors")
+    with pytest.raises(Exception, match="nobody_knows_this"):
+        subject.engine.load_weights(100, folder)
+    if subject.kind == "vllm":
+        with pytest.raises(WorkerFailed, match="has no whole weights"):
+            subject.engine.add(sample("torn"))
+        model = load(subject, tmp_path, 1)
+    scored = subject.engine.score([PROMPT])[0]
+    assert largest_difference(scored, subject.reference(model, PROMPT)) < 1e-4
+
+
+def spoil(file):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    name = next(each for each in tensors if "layers.1" in each)
+    tensors["model.layers.1.nobody_knows_this.weight"] = tensors.pop(name)
+    save_file(tensors, file)
+
+
 def test_weight_norms_follow_the_weights(subject, tmp_path):
     load(subject, tmp_path, 0)
     before = subject.engine.weight_norms()

@@ -4,7 +4,8 @@ A controller tokenises on nodes' host cores and must start in milliseconds, so i
 tokenizer's own file. Equality with transformers' AutoTokenizer is tested on several kinds of tokenizer.
 
 Not promised: tokenizers that exist only as Python code or SentencePiece files; save those once with
-transformers' `save_pretrained`, which writes `tokenizer.json`.
+transformers' `save_pretrained`, which writes `tokenizer.json`. Nor is a `tokenizer_class` followed that
+contradicts `tokenizer.json` (transformers then rebuilds its own): the file counts.
 """
 
 import json

@@ -93,16 +93,18 @@ def listening_socket(
 
 
 def calling_socket(
-    context: zmq.asyncio.Context, address: str, identity: str, keys: CurveKeys
+    context: zmq.asyncio.Context, address: str, identity: str, keys: CurveKeys | None = None
 ) -> zmq.asyncio.Socket:
-    """A controller's line to a peer's hub."""
+    """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
-    server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
-    public, secret = zmq.auth.load_certificate(keys.secret("client"))
-    assert secret is not None, "the secret file holds the secret key"
-    socket.curve_serverkey = server_public
-    socket.curve_secretkey, socket.curve_publickey = secret, public
+    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
+    if keys is not None:
+        server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
+        public, secret = zmq.auth.load_certificate(keys.secret("client"))
+        assert secret is not None, "the secret file holds the secret key"
+        socket.curve_serverkey = server_public
+        socket.curve_secretkey, socket.curve_publickey = secret, public
     socket.connect(address)
     return socket
 

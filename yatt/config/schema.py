@@ -223,7 +223,9 @@ class GenRMSection:
     weight: float = 1.0
     max_tokens: int = 512
     temperature: float = 0.0
-    max_model_tokens: int = 8192
+    max_model_tokens: int = 0
+    """Prompt and verdict together; 0 is the model's own limit, filled in when the run starts."""
+
     stop: tuple[str, ...] = ()
     retries: int = 1
     """How often an unreadable verdict is asked for again, with another seed."""

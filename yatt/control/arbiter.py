@@ -66,6 +66,7 @@ class Arbiter:
         self._watches = {slab: _Watch() for slab in node.slabs}
         self._awake: dict[Slab, int] = {}
         self._residue: dict[str, int] = {}
+        self._doomed: set[str] = set()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,6 +83,7 @@ class Arbiter:
         """Let time pass, for ever."""
         while True:
             for slab in self._node.slabs:
+                self._vouch_for_starting(slab)
                 self._step(slab, rules.Tick())
             await asyncio.sleep(TICK_S)
 
@@ -101,14 +103,20 @@ class Arbiter:
             self._step(slab, rules.Beat(token, sum(beats.values())))
             beats.clear()
 
+    def _vouch_for_starting(self, slab: Slab) -> None:
+        """A process that imports its libraries cannot renew yet; `launch.start_timeout_s` bounds that."""
+        lease = self._leases[slab]
+        workers = self._supervisor.of(lease.holder, slab)
+        if lease.stage is Stage.HELD and any(w.is_running and not w.hello.is_set() for w in workers):
+            self._step(slab, rules.Beat(lease.token, -2 - lease.progress))
+
     def died(self, worker: Worker) -> None:
         """A worker is gone; its role has died on the slab once all its workers have."""
         if worker.slab is None:
             return
         rest = [w for w in self._supervisor.of(worker.role, worker.slab) if w.is_running]
-        for other in rest:  # a half-dead holder is no holder
-            assert other.child is not None, "running means a child"
-            other.child.signal_group(signal.SIGKILL)
+        if rest:  # a half-dead holder is no holder
+            self._signal(worker.slab, (worker.role,), signal.SIGKILL)
         if not rest:
             self._step(worker.slab, rules.Died(worker.role))
 
@@ -172,8 +180,9 @@ class Arbiter:
                 self._signal(slab, (role,), signal.SIGTERM)
             case rules.Kill(role):
                 self._signal(slab, (role,), signal.SIGKILL)
-            case rules.Purge():
-                self._signal(slab, self._node.placement.roles_of(slab), signal.SIGKILL)
+            case rules.Purge(spare):
+                roles = tuple(r for r in self._node.placement.roles_of(slab) if r != spare)
+                self._signal(slab, roles, signal.SIGKILL)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
                 self._on_quarantine(slab, cause)
@@ -204,6 +213,8 @@ class Arbiter:
             for worker in workers:
                 assert worker.child is not None, "filtered above"
                 worker.child.signal_group(number)
+                if number is signal.SIGKILL:
+                    self._doomed.add(worker.wire)
             if not workers:
                 self._step(slab, rules.Died(role))
 
@@ -221,6 +232,9 @@ class Arbiter:
             self._residue[worker.wire] = self.weigh(worker)
 
     def _measure(self, slab: Slab) -> rules.Proof:
+        dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.wire in self._doomed]
+        if any(w.is_running for w in dying):
+            return rules.Proof(False, f"{', '.join(w.name for w in dying)} is being killed")
         wanted = self._leases[slab].wanted
         roles = [role for role in self._node.placement.roles_of(slab) if role != wanted]
         sleepers = {

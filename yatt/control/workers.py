@@ -155,6 +155,7 @@ class Workers:
     async def _wake(self, worker: Worker, token: int) -> None:
         """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
         self._supervisor.start(worker)
+        wire = worker.wire
         try:
             await self._supervisor.ready(worker)
             self._tokens[worker.name] = token
@@ -168,6 +169,8 @@ class Workers:
         except SyncMismatch as error:
             self._trouble(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
+            if worker.wire != wire:
+                return  # a later start has taken its place
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + 1
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
                 self._trouble(str(error), error.exit_code)

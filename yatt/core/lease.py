@@ -4,7 +4,8 @@ One `SlabLease` a slab, one arbiter a node, so there is one authority and no clo
 role *holds* the slab by a grant with a fencing token, one higher than any grant before. The rules:
 
 - A grant is given only over memory proved free: after the last holder released or died, a `Proof`
-  that says clean must come, measured after that. Never on hope.
+  that says clean must come, measured after that. Never on hope. While a process of the slab is being
+  killed and is not reaped yet, no proof is clean: else the one that is dying could be granted.
 - A holder that is unwanted is asked, then terminated, then killed; one that is not heard of for
   ``ttl_s``, or makes no progress for ``stall_s``, is terminated and killed. From that moment on its
   token is refused.
@@ -140,7 +141,9 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """SIGKILL to every role on this slab: somebody asleep keeps memory."""
+    """SIGKILL to every role on this slab but `spare`: somebody asleep keeps memory."""
+
+    spare: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,7 @@ def _keep_proving(lease: SlabLease, waited_s: float, now_s: float, timing: Timin
     if waited_s < timing.prove_s:
         return lease, (Measure(),)
     if not lease.purged:
-        return replace(lease, purged=True, since_s=now_s), (Purge(),)
+        return replace(lease, purged=True, since_s=now_s), (Purge(lease.wanted),)
     return _quarantine(lease, f"memory did not come back: {lease.cause or 'no measurement'}", now_s)
 
 

@@ -30,6 +30,8 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
             "MKL_NUM_THREADS": str(threads),
             # Small @torch.compile helpers cost seconds at first use even with enforce_eager.
             "TORCH_COMPILE_DISABLE": "1",
+            # Engines of several workers would each bind their threads to the same first cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     os.environ.update(variables)
 
@@ -54,7 +56,12 @@ def choose_engine(wanted: str, key: str) -> EngineKind:
 
 
 def choose_device(wanted: str) -> Literal["cpu", "cuda"]:
-    """The device of the run file's word, without importing torch: CUDA where its driver is loaded."""
+    """The device of the run file's word, without importing torch.
+
+    auto is CUDA where the driver is loaded, unless the controller gave this process no GPU, which it
+    says by an empty CUDA_VISIBLE_DEVICES.
+    """
     if wanted == "auto":
-        return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+        may_see_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+        return "cuda" if may_see_gpus and os.path.exists("/dev/nvidiactl") else "cpu"
     return "cuda" if wanted == "cuda" else "cpu"

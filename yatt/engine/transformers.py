@@ -129,12 +129,11 @@ class TransformersEngine:
         """See Engine.load_weights; in place, so that tied weights stay tied."""
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
+        published = {name: value for file in publication.files for name, value in load_file(file).items()}
         weights = dict(self._model.named_parameters(remove_duplicate=False))
-        for file in publication.files:
-            for name, tensor in load_file(file).items():
-                if name not in weights:
-                    raise WorkerFailed(f"{file} holds {name}, which the model of this engine does not have")
-                weights[name].copy_(tensor)
+        _refuse_other_weights(weights, published, folder)
+        for name, tensor in published.items():
+            weights[name].copy_(tensor)
         self._policy_version = policy_version
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -244,6 +243,20 @@ def sampled(logits_V: Tensor, sample: m.Sample, chance: torch.Generator) -> tupl
     logprobs_V = logits_V.log_softmax(-1)
     token = int(torch.multinomial(logprobs_V.exp(), 1, generator=chance))
     return token, float(logprobs_V[token])
+
+
+def _refuse_other_weights(weights: dict[str, Tensor], published: dict[str, Tensor], folder: str) -> None:
+    """Before anything is copied: half an update must not be sampled from. A tied weight counts once."""
+    wrong = [
+        name for name, value in published.items() if name not in weights or weights[name].shape != value.shape
+    ]
+    given = {id(weights[name]) for name in published if name in weights}
+    missing = [name for name, weight in weights.items() if id(weight) not in given]
+    if wrong or missing:
+        raise WorkerFailed(
+            f"the weights in {folder} are not of this engine's model: wrong name or shape "
+            f"{', '.join(wrong[:5]) or 'none'}; missing {', '.join(missing[:5]) or 'none'}"
+        )
 
 
 def _assembled(requests: list[_Request], device: str) -> _Cohort:

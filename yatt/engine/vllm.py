@@ -2,8 +2,8 @@
 
 Token ids in, token ids out. Log-probs are those of the distribution that was sampled from (after
 temperature, top-p, top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after
-`yatt.engine.environment` has set what it reads from the environment. What differs between vLLM 0.26
-and 0.33 is asked of the library itself (has it this method, this field), never of a version table.
+`yatt.engine.environment` has set what it reads from the environment. Only calls that vLLM 0.26 to 0.33
+share are made; the one that differs is asked for by name (has it this method), not by version.
 
 Not promised: on CPU, memory coming back in `sleep`; vLLM's CPU build ignores it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from yatt.engine.protocol import CPU_KV_CACHE_BYTES, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
-from yatt.errors import WorkerFailed
+from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
 
 
@@ -35,6 +35,7 @@ class VllmEngine:
         self._running: dict[str, _Running] = {}
         self._policy_version = 0
         self._has_weights = False
+        self._has_kv_cache = False
 
     @property
     def is_busy(self) -> bool:
@@ -46,13 +47,16 @@ class VllmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        known = {item.name for item in dataclasses.fields(EngineArgs)}
-        wanted = engine_arguments(self._options)
-        self._llm = LLMEngine.from_engine_args(
-            EngineArgs(**{name: value for name, value in wanted.items() if name in known})
-        )
+        arguments = engine_arguments(self._options)
+        unknown = arguments.keys() - {item.name for item in dataclasses.fields(EngineArgs)}
+        if unknown:
+            raise ConfigError(
+                f"this vLLM does not know {', '.join(sorted(unknown))}; install a version yatt was made "
+                "for (see the engine extra in pyproject.toml)."
+            )
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-        self._has_weights = True
+        self._has_weights = self._has_kv_cache = True
 
     def add(self, sample: m.Sample) -> None:
         """See Engine.add."""
@@ -93,26 +97,25 @@ class VllmEngine:
         assert not self._running, "requests are aborted before sleep"
         drops_weights = self._options.weights_are_replaced and self._options.device == "cuda"
         self._llm.sleep(level=2 if drops_weights else 1)
-        self._has_weights = not drops_weights
+        self._has_weights, self._has_kv_cache = not drops_weights, False
 
     def wake(self) -> None:
         """Weights first; the KV cache only once they are there, so that an update fits beside them."""
-        if self._has_weights:
-            self._llm.wake_up(["weights", "kv_cache"])
-        else:
-            self._llm.wake_up(["weights"])
+        self._llm.wake_up(["weights", "kv_cache"] if self._has_weights else ["weights"])
+        self._has_kv_cache = self._has_weights
 
     def load_weights(self, policy_version: int, folder: str) -> None:
         """See Engine.load_weights."""
         assert not self._running, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
         files = [str(file) for file in publication.files]
+        self._has_weights = False  # until all of them are in: half an update must not be sampled from
         self._llm.collective_rpc("start_weight_update")
         self._llm.collective_rpc("update_weights", kwargs={"update_info": {"files": files}})
         self._llm.collective_rpc("finish_weight_update")
-        if not self._has_weights:
+        if not self._has_kv_cache:
             self._llm.wake_up(["kv_cache"])
-        self._has_weights, self._policy_version = True, policy_version
+        self._has_weights, self._has_kv_cache, self._policy_version = True, True, policy_version
         self._reset_caches()
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -133,11 +136,9 @@ class VllmEngine:
         return scores
 
     def weight_norms(self) -> dict[str, float]:
-        """See Engine.weight_norms. With tensor parallelism a split weight's norm is put together again."""
+        """See Engine.weight_norms. With tensor parallelism none: which of them are slices is unknown here."""
         parts: list[dict[str, float]] = self._llm.collective_rpc("yatt_weight_norms")
-        if len(parts) == 1:
-            return parts[0]
-        return {name: max(part[name] for part in parts) for name in parts[0]}
+        return parts[0] if len(parts) == 1 else {}
 
     def close(self) -> None:
         """End vLLM's executor and its process group; another engine may be built afterwards."""
@@ -165,7 +166,8 @@ class VllmEngine:
     def _refuse_without_weights(self) -> None:
         if not self._has_weights:
             raise WorkerFailed(
-                "this engine dropped its weights when it went to sleep; send LoadWeights after Wake"
+                "this engine has no whole weights: it dropped them when it went to sleep, or an update "
+                "failed; send LoadWeights"
             )
 
     def _reset_caches(self) -> None:
@@ -177,7 +179,7 @@ class VllmEngine:
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
-    """vLLM's EngineArgs for these options. Names a vLLM does not know are dropped by the caller."""
+    """vLLM's EngineArgs for these options."""
     arguments: dict[str, Any] = {
         "model": options.model,
         "dtype": options.dtype,

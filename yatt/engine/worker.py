@@ -9,7 +9,6 @@ A failed order is answered with Failed and the loop goes on: whether a worker is
 controller's decision. The worker ends with its controller (parent-death signal).
 """
 
-import argparse
 import logging
 import os
 import traceback
@@ -19,11 +18,14 @@ from pathlib import Path
 
 from yatt.adapters.process import die_with_parent
 from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
+from yatt.engine.compare import compare_norms, published_norms
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.engine.published import read_publication
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -84,7 +86,7 @@ class EngineWorker:
         if isinstance(body, m.Stop):
             self._may_stay = False
             return m.Done()
-        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights), (
+        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights | m.CompareWeights), (
             f"{type(body).__name__} is no order for an engine"
         )
         self._admit(body.token)
@@ -101,6 +103,8 @@ class EngineWorker:
                 return m.Done()
             case m.LoadWeights():
                 return self._load_weights(body)
+            case m.CompareWeights():
+                return self._compare_weights(body)
 
     def _admit(self, token: int) -> None:
         if token < self._newest_token:
@@ -148,6 +152,13 @@ class EngineWorker:
             policy_version=order.policy_version, probe_logprobs=tuple(m.pack_floats(row) for row in scores)
         )
 
+    def _compare_weights(self, order: m.CompareWeights) -> m.WeightsCompared:
+        published = published_norms(read_publication(order.folder, order.policy_version))
+        comparison = compare_norms(self._awake_engine().weight_norms(), published)
+        return m.WeightsCompared(
+            worst=comparison.worst, num_compared=comparison.num_compared, num_published=len(published)
+        )
+
     def _turn(self) -> None:
         """One turn of the engine. What it raises ends every request in it, not the worker."""
         assert self._engine is not None, "a busy engine has been built"
@@ -183,30 +194,6 @@ def _errored(request_id: str, error: str) -> m.Completed:
         policy_version=0,
         error=error,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerArguments:
-    """The command line of every worker process."""
-
-    run: str
-    epoch: int
-    worker: str
-    endpoint: str
-    node: int
-    genrm: str
-
-
-def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--run", required=True, help="run folder")
-    parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
-    parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
-    parser.add_argument("--node", type=int, default=0)
-    parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
-    return WorkerArguments(**vars(parser.parse_args(argv)))
 
 
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:

@@ -2,11 +2,12 @@
 
 import sys
 
+from yatt.adapters.worker_arguments import parse_arguments
 from yatt.config.schema import RunConfig
 from yatt.engine.build import build_engine
 from yatt.engine.environment import choose_device, choose_engine
 from yatt.engine.protocol import genrm_options
-from yatt.engine.worker import EnginePlan, main, parse_arguments
+from yatt.engine.worker import EnginePlan, main
 from yatt.errors import ConfigError
 
 

@@ -145,6 +145,22 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
     probe_logprobs: tuple[bytes, ...]
 
 
+class CompareWeights(Message, frozen=True, kw_only=True):
+    """After a sync mismatch: which weights differ from the publication? Answer: WeightsCompared."""
+
+    token: int
+    policy_version: int
+    folder: str
+
+
+class WeightsCompared(Message, frozen=True, kw_only=True):
+    """By norm: a sentence for each of the worst weights, worst first, and how many could be compared."""
+
+    worst: tuple[str, ...]
+    num_compared: int
+    num_published: int
+
+
 # ---- trainer ------------------------------------------------------------------------------------
 
 

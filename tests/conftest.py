@@ -1,0 +1,39 @@
+"""Shared by all tests: a clean environment, and no child process left behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for name, value in {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}.items():
+    os.environ.setdefault(name, value)
+
+
+def children_of(pid: int) -> set[int]:
+    """Living direct children, by the kernel's own list."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_child_left_behind() -> Iterator[None]:
+    before = children_of(os.getpid())
+    yield
+    left = children_of(os.getpid()) - before
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
+    helpers = (b"resource_tracker", b"multiprocessing.spawn", b"torch._inductor")
+    assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands

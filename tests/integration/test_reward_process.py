@@ -1,0 +1,179 @@
+"""The reward process over a real ipc socket, with functions as users write them."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from tests.tiny_models import make_scripted_model
+from tests.worker_process import worker_under_hub, write_run
+from yatt.errors import EXIT_USER_MISTAKE
+from yatt.records import message as m
+
+FUNCTIONS = """
+import asyncio, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    return {"score": float(solution_str == ground_truth) + bonus, "length": len(solution_str), "note": "text"}
+
+async def patient(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0.5)
+    return extra_info["value"]
+
+def blocking(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0.5)
+    return 1
+
+def stuck(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(60)
+
+def broken(data_source, solution_str, ground_truth, extra_info=None):
+    return 1 / len(solution_str)
+
+def leaving(data_source, solution_str, ground_truth, extra_info=None):
+    raise SystemExit(3)
+
+def wordless(data_source, solution_str, ground_truth, extra_info=None):
+    return None
+
+def trl_style(prompts, completions, answer, **columns):
+    return [float(completion[0]["content"] == right) for completion, right in zip(completions, answer)]
+
+async def judged(data_source, solution_str, ground_truth, extra_info, prompt, client):
+    first = await client.complete("is it right? " + solution_str)
+    second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
+    return float(first == "yes") + 0.5 * float(second == "yes")
+"""
+NAMES = ["patient", "blocking", "stuck", "broken", "leaving", "wordless"]
+
+
+def order(reward: str, completion: str = "4", **row: object) -> m.Score:
+    facts = {"data_source": "sums", "ground_truth": "4", "extra_info": {"value": 0.25}, "columns": {}} | row
+    return m.Score(reward=reward, prompt="2 + 2 = ", completion=completion, row=json.dumps(facts).encode())
+
+
+@pytest.fixture
+def run(tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(FUNCTIONS)
+    rewards = [{"name": "plain", "path": str(file), "kwargs": {"bonus": 0.5}}]
+    rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 5.0} for each in NAMES]
+    rewards[NAMES.index("stuck") + 1]["timeout_s"] = 0.3
+    rewards += [{"name": "chat", "path": str(file), "function": "trl_style", "style": "trl"}]
+    rewards += [{"name": "gsm8k", "path": "builtin:gsm8k"}]
+    judge = make_scripted_model(tmp_path / "judge")
+    genrm = {"name": "judge", "model": judge, "path": str(file), "function": "judged", "max_tokens": 9}
+    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm]})
+
+
+def over_rewards(run, scene, handler=None):
+    async def play():
+        async with worker_under_hub(run, "yatt.reward", handler=handler) as hub:
+            await scene(hub)
+
+    asyncio.run(play())
+
+
+def test_functions_are_called_in_their_style(run):
+    async def scene(hub):
+        scored = await hub.order(order("plain"))
+        assert scored == m.Scored(score=1.5, extra={"length": 1.0})
+        assert (await hub.order(order("patient"))).score == 0.25
+        messages = [{"role": "user", "content": "2 + 2 = "}]
+        row = {"columns": {"prompt": messages, "answer": "4"}}
+        assert (await hub.order(order("chat", **row))).score == 1.0
+        assert (await hub.order(order("chat", completion="5", **row))).score == 0.0
+        assert (await hub.order(order("gsm8k", completion="so\n#### 4"))).score == 1.0
+        assert await hub.order(m.Stop()) == m.Done()
+        assert await hub.ended() == 0
+
+    over_rewards(run, scene)
+
+
+def test_many_orders_run_at_once(run):
+    async def scene(hub):
+        start = time.monotonic()
+        names = ["patient"] * 50 + ["blocking"] * 20
+        answers = await asyncio.gather(*(hub.order(order(name)) for name in names))
+        assert {type(each) for each in answers} == {m.Scored}
+        assert time.monotonic() - start < 5.0  # one after another: 35 s
+
+    over_rewards(run, scene)
+
+
+def test_a_failure_is_one_sentence_with_the_line_and_the_sample(run, tmp_path):
+    async def scene(hub):
+        failed = await hub.order(order("broken", completion=""))
+        line = 1 + FUNCTIONS.splitlines().index("    return 1 / len(solution_str)")
+        file = tmp_path / "rewards.py"
+        assert failed.error == (
+            f"{file}:broken failed at {file}:{line} on the sums sample with prompt '2 + 2 = ': "
+            "ZeroDivisionError: division by zero"
+        )
+        assert "its score is None, not a number" in (await hub.order(order("wordless"))).error
+        assert "SystemExit(3)" in (await hub.order(order("leaving"))).error
+        assert "no reward function is named 'nobody'" in (await hub.order(order("nobody"))).error
+        assert (await hub.order(order("plain"))).score == 1.5
+
+    over_rewards(run, scene)
+
+
+def test_a_stuck_function_fails_its_sample_and_holds_nobody_up(run):
+    async def scene(hub):
+        stuck = [asyncio.create_task(hub.order(order("stuck"))) for _ in range(40)]
+        failed = await asyncio.gather(*stuck)
+        assert all("took longer than its timeout_s 0.3, on the sums sample" in each.error for each in failed)
+        assert (await hub.order(order("blocking"))).score == 1.0
+        assert await hub.order(m.Stop()) == m.Done()
+        assert await hub.ended() == 0
+
+    over_rewards(run, scene)
+
+
+def test_a_genrm_function_asks_through_the_controller(run):
+    asked = []
+
+    async def answer(sender, ask):
+        asked.append(ask)
+        return m.Answered(text="yes" if ask.text.startswith("is it right") else "no", finish_reason="stop")
+
+    async def scene(hub):
+        assert (await hub.order(order("judge"))).score == 1.0
+        again = await hub.order(order("judge"))
+        assert again.score == 1.0
+
+    over_rewards(run, scene, answer)
+    assert [(ask.text, ask.max_tokens, ask.temperature) for ask in asked[:2]] == [
+        ("is it right? 4", 9, 0.0),
+        ("sure? 2 + 2 = ", 3, 1.0),
+    ]
+    assert [ask.seed for ask in asked[:2]] == [ask.seed for ask in asked[2:]]
+    assert asked[0].seed != asked[1].seed
+
+
+def test_a_genrm_that_cannot_answer_fails_the_sample(run):
+    async def answer(sender, ask):
+        return m.Failed(error="no engine")
+
+    async def scene(hub):
+        failed = await hub.order(order("judge"))
+        assert "GenRM 'judge' could not answer: no engine" in failed.error
+
+    over_rewards(run, scene, answer)
+
+
+def test_a_missing_function_ends_the_process_as_the_users_mistake(tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text("def other(): pass\n")
+    run = write_run(tmp_path, {"rewards": [{"name": "mine", "path": str(file)}]})
+
+    async def play():
+        with pytest.raises(
+            AssertionError, match=r"has no function 'compute_score' \(it has: other\)"
+        ) as caught:
+            async with worker_under_hub(run, "yatt.reward") as hub:
+                assert await hub.ended() == EXIT_USER_MISTAKE
+        assert "user=True" in str(caught.value)
+
+    asyncio.run(play())

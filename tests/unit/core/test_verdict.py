@@ -1,0 +1,82 @@
+"""Templates and verdicts."""
+
+import pytest
+
+from yatt.config.schema import VerdictSection
+from yatt.core.verdict import JudgedSample, check_template, check_verdict, parse, render
+from yatt.errors import ConfigError
+
+SAMPLE = JudgedSample(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
+
+
+def test_fields_are_filled_and_never_read_again():
+    text = render("{data_source}|{prompt}|{completion}|{ground_truth}|{{literal}}", SAMPLE)
+    assert text == "d|p{x}|{completion} }|g|{literal}"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{answer}", "{answer}"),
+        ("{row[key]}", "{row[key]}"),
+        ("{prompt.__class__}", "{prompt.__class__}"),
+        ("{prompt[0]}", "{prompt[0]}"),
+        ("{prompt!r}", "{prompt!r}"),
+        ("{prompt:>9}", "{prompt:>9}"),
+        ("{}", "{}"),
+        ('give {"score": 1}', '{"score": 1}'),
+    ],
+)
+def test_anything_but_a_known_field_is_refused(template, shown):
+    with pytest.raises(ConfigError) as caught:
+        check_template(template, "genrms[0].template")
+    assert str(caught.value) == (
+        f"genrms[0].template: unknown field {shown}; known are {{prompt}}, {{completion}}, {{ground_truth}}, "
+        "{data_source}. Write {{ and }} for braces that are text."
+    )
+
+
+@pytest.mark.parametrize("template", ["open { end", "close } end"])
+def test_a_lone_brace_is_refused_with_the_cure(template):
+    with pytest.raises(ConfigError, match=r"Write \{\{ and \}\} for braces that are text"):
+        check_template(template, "genrms[0].template")
+
+
+def test_a_good_template_passes():
+    check_template("Q {prompt} A {completion} {{json}}", "k")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("", "is empty"), ("(", "is no regular expression"), ("score", "has no group")],
+)
+def test_a_pattern_that_can_give_no_verdict_is_refused(pattern, says):
+    with pytest.raises(ConfigError, match=rf"genrms\[0\].verdict.pattern.*{says}"):
+        check_verdict(VerdictSection(pattern=pattern), "genrms[0].verdict")
+
+
+def test_a_good_pattern_passes():
+    check_verdict(VerdictSection(pattern="score: (.)"), "k")
+
+
+TABLE = VerdictSection(pattern=r"\[\[(\w+)\]\]", scores={"A": 1.0, "B": 0.0})
+NUMBER = VerdictSection(pattern=r"score: (\S+)")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text", "score"),
+    [
+        (TABLE, "either [[A]] or [[B]] ... I say [[B]]", 0.0),
+        (TABLE, "[[B]] then [[A]]", 1.0),
+        (TABLE, "[[C]]", None),
+        (TABLE, "[[A]] but also [[C]]", None),
+        (TABLE, "nothing", None),
+        (NUMBER, "score: 3 ... score: 7.5", 7.5),
+        (NUMBER, "score: seven", None),
+        (NUMBER, "score: nan", None),
+        (NUMBER, "score: inf", None),
+        (VerdictSection(pattern="(a)|b"), "b", None),
+    ],
+)
+def test_the_last_match_decides(verdict, text, score):
+    assert parse(text, verdict) == score

@@ -1,0 +1,101 @@
+"""The worker's loop around an engine that fails."""
+
+import threading
+
+import pytest
+import zmq
+
+from tests.tiny_models import make_scripted_model
+from yatt.adapters.wire import WorkerLink
+from yatt.engine.protocol import EngineOptions
+from yatt.engine.scripted import ScriptedEngine
+from yatt.engine.worker import EnginePlan, EngineWorker
+from yatt.records import message as m
+from yatt.records.codec import decode_body, decode_frame, encode_frame
+
+EPOCH = 2
+
+
+class FailingEngine(ScriptedEngine):
+    """An engine whose device breaks on the third turn."""
+
+    turns = 0
+
+    def step(self):
+        self.turns += 1
+        if self.turns == 3:
+            raise RuntimeError("device-side assert")
+        return super().step()
+
+
+class Controller:
+    """The other end of the worker's socket."""
+
+    def __init__(self, socket):
+        self.socket, self.seq = socket, 0
+
+    def send(self, body):
+        self.seq += 1
+        self.socket.send_multipart([b"w", encode_frame(EPOCH, self.seq, 0, body)])
+
+    def hear(self):
+        assert self.socket.poll(10_000), "the worker is silent"
+        return decode_body(decode_frame(self.socket.recv_multipart()[1]))
+
+
+@pytest.fixture
+def controller(tmp_path):
+    options = EngineOptions(
+        model=make_scripted_model(tmp_path / "model"),
+        dtype="float32",
+        device="cpu",
+        eos_ids=(2,),
+        max_model_tokens=64,
+    )
+    endpoint = f"ipc://{tmp_path}/hub"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        link = WorkerLink(endpoint, worker="w", epoch=EPOCH)
+        plan = EnginePlan(kind="scripted", options=options, build=lambda kind, given: FailingEngine(given))
+        worker = EngineWorker(link, plan)
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        link.send(m.Hello(worker="w", pid=1))
+        controller = Controller(socket)
+        assert isinstance(controller.hear(), m.Hello)
+        yield controller
+        controller.send(m.Stop())
+        assert controller.hear() == m.Done()
+        thread.join(10)
+        link.close()
+
+
+def sample(request_id):
+    return m.Sample(
+        token=1,
+        request_id=request_id,
+        prompt_ids=m.pack_ids([9]),
+        seed=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        max_tokens=30,
+        ignore_eos=True,
+    )
+
+
+def test_a_turn_that_fails_ends_its_requests_and_not_the_worker(controller):
+    controller.send(m.Wake(token=1))
+    assert controller.hear() == m.Done()
+    controller.send(sample("unlucky"))
+    failed = controller.hear()
+    assert (failed.request_id, failed.finish_reason) == ("unlucky", "error")
+    assert failed.error == "the engine failed: device-side assert"
+    controller.send(sample("next"))
+    assert controller.hear().finish_reason == "length"
+
+
+def test_an_order_that_is_none_is_refused(controller):
+    controller.send(m.OpenStore(host="x"))
+    assert "OpenStore is no order for an engine" in controller.hear().error

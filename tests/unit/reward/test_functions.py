@@ -1,0 +1,68 @@
+"""Loading and built-ins."""
+
+import pytest
+
+from yatt.config.schema import GenRMSection, RewardSection
+from yatt.errors import ConfigError
+from yatt.reward.builtins import exact, gsm8k
+from yatt.reward.functions import load_genrm_function, load_reward
+
+
+def refused(match, **section):
+    with pytest.raises(ConfigError, match=match):
+        load_reward(RewardSection(name="mine", **section))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    refused(r"rewards\[mine\].path: no file .*nothing.py", path=str(tmp_path / "nothing.py"))
+
+
+def test_an_unknown_builtin_names_the_known_ones():
+    refused(r"no built-in 'gsm'; there are exact, gsm8k", path="builtin:gsm")
+
+
+def test_a_syntax_error_is_placed(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    refused(r"bad.py:2: invalid syntax", path=str(tmp_path / "bad.py"))
+
+
+def test_an_import_error_is_placed(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\nimport not_there_at_all\n")
+    refused(
+        r"bad.py:2: ModuleNotFoundError: No module named 'not_there_at_all'", path=str(tmp_path / "bad.py")
+    )
+
+
+def test_a_file_beside_it_can_be_imported(tmp_path):
+    (tmp_path / "beside_the_reward.py").write_text("value = 2.0\n")
+    (tmp_path / "good.py").write_text(
+        "import beside_the_reward\ndef compute_score(**_): return beside_the_reward.value\n"
+    )
+    assert load_reward(RewardSection(name="mine", path=str(tmp_path / "good.py"))).call() == 2.0
+
+
+def test_a_genrm_function_must_be_async(tmp_path):
+    (tmp_path / "judge.py").write_text("def compute_score(): pass\n")
+    genrm = GenRMSection(name="judge", model="m", path=str(tmp_path / "judge.py"))
+    with pytest.raises(ConfigError, match="must be `async def`"):
+        load_genrm_function(genrm, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "score"),
+    [
+        ("#### 4", "4", 1.0),
+        ("#### 3\nno, #### 1,234.00.", "1234", 1.0),
+        ("#### $5", "so it is\n#### 5", 1.0),
+        ("4", "4", 0.0),
+        ("#### five", "5", 0.0),
+        ("#### 1234567.5", "1234567", 0.0),
+    ],
+)
+def test_gsm8k_compares_final_answers_as_numbers(completion, truth, score):
+    assert gsm8k("gsm8k", completion, truth) == score
+
+
+def test_exact_ignores_blanks_around():
+    assert exact("x", " yes\n", "yes") == 1.0
+    assert exact("x", "yes!", "yes") == 0.0

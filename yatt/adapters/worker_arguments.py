@@ -1,0 +1,28 @@
+"""The command line that a controller starts its engine and reward processes with."""
+
+import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerArguments:
+    """The command line of every worker process."""
+
+    run: str
+    epoch: int
+    worker: str
+    endpoint: str
+    node: int
+    genrm: str
+
+
+def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--run", required=True, help="run folder")
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
+    parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
+    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
+    return WorkerArguments(**vars(parser.parse_args(argv)))

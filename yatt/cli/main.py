@@ -1,0 +1,113 @@
+"""The `yatt` command. Every subcommand imports what it needs when it runs, so that help is instant."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from yatt import __version__
+from yatt.errors import EXIT_USER_MISTAKE, YattError
+
+
+def main() -> int:
+    """Parse, run, and turn our own errors into a message and an exit code."""
+    arguments = _parser().parse_args()
+    try:
+        action: Callable[[argparse.Namespace], int] = arguments.action
+        return action(arguments)
+    except BrokenPipeError:
+        return 0
+    except YattError as error:
+        sys.stderr.write(f"yatt: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
+        return EXIT_USER_MISTAKE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="yatt", description="Reinforcement learning of language models with generative reward models."
+    )
+    parser.add_argument("--version", action="version", version=f"yatt {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    run = commands.add_parser("run", help="train here; run it again to go on")
+    run.add_argument("config", type=Path, help="run file (YAML)")
+    run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    run.set_defaults(action=_run)
+    for name, action, text in (
+        ("resume", _resume, "go on with a run from its folder"),
+        ("status", _status, "what a run is doing"),
+        ("watch", _watch, "follow a run on the terminal"),
+        ("report", _report, "one self-contained HTML page about a run"),
+        ("logs", _logs, "the logs of a run's processes"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run", type=Path, help="run folder")
+        command.set_defaults(action=action)
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="print one JSON object")
+        if name == "report":
+            command.add_argument("--out", type=Path, help="where to write it (default: RUN/report.html)")
+        if name == "logs":
+            command.add_argument("--role", default="", help="only workers whose name begins so")
+            command.add_argument("-f", "--follow", action="store_true", help="go on as they grow")
+            command.add_argument("-n", "--lines", type=int, default=20, help="last lines of each (20)")
+    sft = commands.add_parser("sft", help="supervised training: make or warm up a model")
+    sft.add_argument("config", type=Path, help="SFT file (YAML)")
+    sft.add_argument("more", nargs="*", help="overlay files (*.yaml) and key=value")
+    sft.set_defaults(action=_sft)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from yatt.config.load import load
+    from yatt.launch.start import start_run
+
+    overlays = [Path(part) for part in arguments.more if "=" not in part]
+    settings = [part for part in arguments.more if "=" in part]
+    return start_run(load([arguments.config, *overlays], settings))
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from yatt.launch.start import resume_run
+
+    return resume_run(arguments.run)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from yatt.cli.look import status
+
+    return status(arguments.run, as_json=arguments.json)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from yatt.cli.look import watch
+
+    return watch(arguments.run)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from yatt.cli.look import logs
+
+    return logs(arguments.run, role=arguments.role, follow=arguments.follow, lines=arguments.lines)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from yatt.obs.report import write_report
+    from yatt.paths import RunPaths
+
+    path = write_report(RunPaths(arguments.run), arguments.out)
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from yatt.launch.sft import run_sft
+
+    return run_sft(arguments.config, arguments.more)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The run folder at the start: made, or found and compared."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.files import make_private, publish
+from yatt.adapters.wire import make_keys
+from yatt.config.load import load_resolved, resolved_text
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+from yatt.launch.preflight import model_limit
+from yatt.paths import RunPaths
+
+
+def completed(config: RunConfig) -> RunConfig:
+    """The same config with every path absolute and model limits filled in: it means the same anywhere."""
+    return replace(
+        config,
+        run=replace(config.run, dir=_absolute(config.run.dir)),
+        data=replace(
+            config.data,
+            train_files=tuple(map(_absolute, config.data.train_files)),
+            val_files=tuple(map(_absolute, config.data.val_files)),
+        ),
+        model=replace(config.model, path=_absolute(config.model.path)),
+        genrms=tuple(
+            replace(
+                g,
+                model=_absolute(g.model),
+                path=_absolute(g.path) if g.path else "",
+                max_model_tokens=g.max_model_tokens or model_limit(g.model),
+            )
+            for g in config.genrms
+        ),
+        rewards=tuple(
+            r if r.path.startswith("builtin:") else replace(r, path=_absolute(r.path)) for r in config.rewards
+        ),
+        checkpoint=replace(config.checkpoint, url=_absolute_url(config.checkpoint.url)),
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _absolute_url(url: str) -> str:
+    return url if not url or "://" in url else _absolute(url)
+
+
+def open_folder(config: RunConfig) -> RunPaths:
+    """Make the run's folder, or find it with the same config.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or belongs to a run with another config.
+    """
+    paths = RunPaths(Path(config.run.dir))
+    make_private(paths.root)
+    text = resolved_text(config)
+    if paths.config.exists():
+        _compare(load_resolved(paths.config), config, paths.root)
+    else:
+        publish(paths.config, text.encode())
+    make_keys(paths.keys)
+    return paths
+
+
+def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
+    changed = list(_differences(asdict(before), asdict(now), ""))
+    if changed:
+        listed = "\n".join(f"  {line}" for line in changed)
+        raise ConfigError(
+            f"{root} holds a run with another config:\n{listed}\nA run goes on with the config it was "
+            f"started with: `yatt resume {root}`. For a new run name another run.dir."
+        )
+
+
+def _differences(before: Any, now: Any, key: str) -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        return [
+            line
+            for name in before
+            for line in _differences(before[name], now[name], f"{key}.{name}" if key else name)
+        ]
+    return [] if before == now else [f"{key}: was {before!r}, is {now!r}"]

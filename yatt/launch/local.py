@@ -1,0 +1,137 @@
+"""A whole run on this machine: attempt after attempt, each with one controller a virtual node.
+
+The launcher does no work of the run. It claims an epoch, starts the controllers, waits, and decides by
+`yatt.core.restart` whether to start again. It dies with nothing left: its children are bound to it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.process import describe_exit, log_tail, spawn
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.config.schema import RunConfig
+from yatt.control.epochs import claim_epoch
+from yatt.control.session import open_run_store
+from yatt.core.restart import AttemptEnd, decide
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.paths import RunPaths
+
+POLL_S = 0.1
+END_TOGETHER_S = 15.0
+
+
+@dataclass(slots=True)
+class Launcher:
+    """One `yatt run`.
+
+    Attributes:
+        show: called often while an attempt runs, to update what a person sees.
+        say: prints one line for people.
+    """
+
+    config: RunConfig
+    paths: RunPaths
+    device: str
+    show: Callable[[], None]
+    say: Callable[[str], None]
+    signals: list[int] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Until finished or given up; gives the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, lambda received, _frame: self.signals.append(received))
+        ends: list[AttemptEnd] = []
+        while not self.paths.finished.exists():
+            epoch = claim_epoch(self.paths)
+            self._note(epoch, "started.json", {"pid": os.getpid(), "wall": clock.wall_iso()})
+            self._link_latest(epoch)
+            exit_code, reason = self._attempt(epoch)
+            committed = self._committed(epoch)
+            ends.append(AttemptEnd(exit_code, committed))
+            self._note(
+                epoch, "ended.json", {"exit_code": exit_code, "reason": reason, "committed": committed}
+            )
+            decision = decide(ends, max_without_progress=self.config.run.max_attempts_without_progress)
+            if exit_code == EXIT_FINISHED:
+                publish(self.paths.finished, sealed({"wall": clock.wall_iso()}, epoch))
+                continue
+            self.say(f"attempt {epoch} ended: {reason}")
+            if not decision.again:
+                self.say(decision.reason) if decision.reason else None
+                return decision.exit_code
+            self.say(f"starting again from iteration {committed}")
+        return EXIT_FINISHED
+
+    def _attempt(self, epoch: int) -> tuple[int, str]:
+        children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
+        told = 0
+        deadline_s: float | None = None
+        while any(child.poll() is None for child in children):
+            self.show()
+            if len(self.signals) > told:
+                told = len(self.signals)
+                os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
+            if deadline_s is None and any(child.poll() is not None for child in children):
+                deadline_s = clock.monotonic_s() + END_TOGETHER_S
+            if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
+                self._kill(children)
+            time.sleep(POLL_S)
+        self.show()
+        codes = [child.returncode for child in children]
+        if told and EXIT_FINISHED not in codes[:1]:
+            return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"
+        return self._verdict(epoch, codes)
+
+    def _verdict(self, epoch: int, codes: list[int]) -> tuple[int, str]:
+        """The attempt's exit code is the leader's, unless a controller was killed."""
+        for index, code in enumerate(codes):
+            if code < 0:
+                return EXIT_FAILED, f"controller node{index} was {describe_exit(code)}"
+        if codes[0] != EXIT_FINISHED or not any(codes):
+            return codes[0], self._reason(epoch, 0)
+        worst = next(index for index, code in enumerate(codes) if code)
+        return EXIT_FAILED, self._reason(epoch, worst)
+
+    def _reason(self, epoch: int, index: int) -> str:
+        """The last thing the leader said why, else the end of a controller's log."""
+        if self.paths.events.exists():
+            for line in reversed(self.paths.events.read_text().splitlines()):
+                event: dict[str, Any] = json.loads(line)
+                if event["kind"] == "attempt.end" and event["epoch"] == epoch:
+                    return str(event["reason"])
+        log = self.paths.log(epoch, f"node{index}")
+        return f"see {log}, which ends:\n{log_tail(log)}"
+
+    def _start(self, epoch: int, index: int) -> "Any":
+        argv = [sys.executable, "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch)]
+        argv += ["--node", str(index), "--device", self.device]
+        return spawn(argv, env=os.environ, log=self.paths.log(epoch, f"node{index}"))
+
+    def _kill(self, children: list[Any]) -> None:
+        for child in children:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def _committed(self, epoch: int) -> int:
+        manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
+        return manifest.iteration if manifest else 0
+
+    def _note(self, epoch: int, name: str, content: dict[str, Any]) -> None:
+        folder = self.paths.attempt(epoch)
+        make_private(folder)
+        publish(folder / name, sealed(content, epoch))
+
+    def _link_latest(self, epoch: int) -> None:
+        link = self.paths.root / f".latest.{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("attempts") / f"{epoch:06d}")
+        os.replace(link, self.paths.latest)

@@ -1,0 +1,85 @@
+"""A run on a terminal: a live line for people who watch, plain lines where nobody can.
+
+Plain lines are one an iteration and one for each thing worth knowing; they are the same text that
+stands above the live line.
+"""
+
+import sys
+from typing import Any, TextIO
+
+from yatt.obs.metrics import STEP
+from yatt.obs.view import RunView
+
+
+class Console:
+    """Shows a `RunView`.
+
+    Args:
+        out: where to; a terminal gets the live line.
+    """
+
+    def __init__(self, view: RunView, out: TextIO = sys.stdout) -> None:
+        self._view, self._out = view, out
+        self._live: Any = None
+        if out.isatty():
+            from rich.console import Console as RichConsole
+            from rich.live import Live
+
+            self._live = Live(console=RichConsole(file=out), refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def update(self) -> None:
+        """Take in what is new and show it."""
+        rows = self._view.refresh()
+        for sentence in self._view.news:
+            self.say(sentence)
+        for row in rows:
+            self.say(row_line(row, self._view.total_iterations))
+        if self._live is not None:
+            self._live.update(live_line(self._view))
+
+    def say(self, sentence: str) -> None:
+        """One line that stays."""
+        if self._live is not None:
+            self._live.console.print(sentence, markup=False, highlight=False)
+        else:
+            self._out.write(sentence + "\n")
+            self._out.flush()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def row_line(row: dict[str, Any], total: int) -> str:
+    """One iteration in a line."""
+    parts = [f"iteration {row[STEP]}/{total}"]
+    shown = (
+        ("reward", "critic/rewards/mean", ".3f"), ("length", "response_length/mean", ".1f"),
+        ("loss", "actor/pg_loss", ".4f"), ("kl", "actor/ppo_kl", ".4f"),
+        ("grad norm", "actor/grad_norm", ".3f"), ("tokens/s", "perf/throughput", ".0f"),
+        ("step s", "timing_s/step", ".1f"),
+    )  # fmt: skip
+    parts += [
+        f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
+    ]
+    parts += [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.startswith("val-core/")]
+    return "  ".join(parts)
+
+
+def live_line(view: RunView) -> str:
+    """Where the run is now."""
+    holders = " ".join(f"{slab}:{role}" for slab, role in sorted(view.holders.items()))
+    eta_s = view.eta_s()
+    eta = "" if eta_s is None else f"  left {duration(eta_s)}"
+    return f"{view.phase}  {view.iteration}/{view.total_iterations}{eta}  {holders}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1h02m, 3m05s or 7s."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"

@@ -1,0 +1,188 @@
+"""What a run is doing, folded from its event log and metrics: for the terminal, `status` and the report.
+
+Reads only the run folder, so it works from anywhere the folder is seen, while the run goes on or after.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from yatt.obs.metrics import STEP
+from yatt.paths import RunPaths
+
+
+class Tail:
+    """New whole lines of a growing file, at each call. Starts over if the file was rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._inode = path, 0, 0
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The new lines as records, and whether the file was started over."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return [], False
+        fresh = stat.st_ino != self._inode or stat.st_size < self._offset
+        if fresh:
+            self._inode, self._offset = stat.st_ino, 0
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()], fresh
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run's present state. Call `refresh`, then read the fields."""
+
+    paths: RunPaths
+    total_iterations: int
+    phase: str = "starting"
+    iteration: int = 0
+    epoch: int = 0
+    nodes: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    holders: dict[str, str] = field(default_factory=dict)
+    committed: int = 0
+    workers: dict[str, str] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)
+    """Sentences for people that came with the last refresh."""
+
+    ended: str = ""
+    _events: Tail = field(init=False)
+    _metrics: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._events = Tail(self.paths.events)
+        self._metrics = Tail(self.paths.metrics)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is complete."""
+        return self.paths.finished.exists()
+
+    def refresh(self) -> list[dict[str, Any]]:
+        """Take in what is new; gives the new metrics rows."""
+        self.news = []
+        events, _ = self._events.read()
+        for event in events:
+            self._fold(event)
+        rows, fresh = self._metrics.read()
+        known = {row[STEP] for row in self.rows}
+        if fresh:
+            self.rows = []
+        self.rows += rows
+        return [row for row in rows if row[STEP] not in known]
+
+    def eta_s(self) -> float | None:
+        """Seconds to the end at the pace of the last iterations, if there were any."""
+        steps: list[float] = [
+            row["timing_s/step"] for row in self.rows[-10:] if row[STEP] and "timing_s/step" in row
+        ]
+        if not steps:
+            return None
+        done = int(max(row[STEP] for row in self.rows))
+        return (self.total_iterations - done) * sum(steps) / len(steps)
+
+    def summary(self) -> dict[str, Any]:
+        """One JSON object: what `yatt status --json` prints."""
+        last = self.rows[-1] if self.rows else {}
+        return {
+            "run": str(self.paths.root),
+            "state": "finished" if self.is_finished else self.ended or "running",
+            "epoch": self.epoch,
+            "phase": self.phase,
+            "iteration": self.iteration,
+            "total_iterations": self.total_iterations,
+            "reward": last.get("critic/rewards/mean"),
+            "throughput": last.get("perf/throughput"),
+            "step_s": last.get("timing_s/step"),
+            "eta_s": self.eta_s(),
+            "committed": self.committed,
+            "holders": dict(sorted(self.holders.items())),
+            "workers": dict(sorted(self.workers.items())),
+        }
+
+    def _fold(self, event: dict[str, Any]) -> None:
+        handler = _FOLDS.get(event["kind"])
+        if handler is not None:
+            handler(self, event)
+
+
+def _start(view: RunView, event: dict[str, Any]) -> None:
+    if event["epoch"] > view.epoch:
+        view.epoch, view.nodes, view.phase, view.ended = event["epoch"], event["nodes"], "join", ""
+        view.holders, view.workers = {}, {}
+
+
+def _end(view: RunView, event: dict[str, Any]) -> None:
+    view.ended = {0: "finished", 75: "stopped"}.get(event["exit_code"], "failed")
+    view.phase = "ended"
+
+
+def _phase(view: RunView, event: dict[str, Any]) -> None:
+    view.phase, view.iteration = event["phase"], event["iteration"]
+
+
+def _grant(view: RunView, event: dict[str, Any]) -> None:
+    view.holders[event["slab"]] = event["holder"]
+
+
+def _release(view: RunView, event: dict[str, Any]) -> None:
+    view.holders.pop(event["slab"], None)
+
+
+def _expire(view: RunView, event: dict[str, Any]) -> None:
+    view.holders.pop(event["slab"], None)
+    view.news.append(f"lease of slab {event['slab']} expired: {event['cause']}")
+
+
+def _quarantine(view: RunView, event: dict[str, Any]) -> None:
+    view.holders[event["slab"]] = "QUARANTINED"
+    view.news.append(f"slab {event['slab']} is quarantined: {event['cause']}")
+
+
+def _worker_start(view: RunView, event: dict[str, Any]) -> None:
+    view.workers[event["worker"].rpartition(".")[0]] = f"pid {event['pid']}"
+    if not event["worker"].endswith(".1"):
+        view.news.append(f"{event['worker']} was started again")
+
+
+def _worker_end(view: RunView, event: dict[str, Any]) -> None:
+    view.workers[event["worker"].rpartition(".")[0]] = f"ended: {event['how']}"
+    if event["how"] != "exit code 0" and view.phase != "ended":
+        view.news.append(f"{event['worker']} ended: {event['how']}")
+
+
+def _commit(view: RunView, event: dict[str, Any]) -> None:
+    view.committed = event["iteration"]
+    view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
+
+
+def _resume(view: RunView, event: dict[str, Any]) -> None:
+    if event["iteration"]:
+        view.news.append(f"resumed from iteration {event['iteration']}")
+
+
+def _skip(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(f"checkpoint passed over: {event['reason']}")
+
+
+_FOLDS = {
+    "attempt.start": _start,
+    "attempt.end": _end,
+    "attempt.resume": _resume,
+    "phase.begin": _phase,
+    "lease.grant": _grant,
+    "lease.release": _release,
+    "lease.expire": _expire,
+    "lease.quarantine": _quarantine,
+    "worker.start": _worker_start,
+    "worker.end": _worker_end,
+    "ckpt.commit": _commit,
+    "ckpt.skip": _skip,
+}

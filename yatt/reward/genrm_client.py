@@ -1,0 +1,55 @@
+"""What a GenRM's Python function is handed: `await client.complete(text)`.
+
+A request goes to the controller, which sends it to whichever engine of that GenRM has least to do.
+The seed comes from (run seed, text, number of the call), so a rerun asks for the same completions.
+"""
+
+import hashlib
+import itertools
+
+from yatt.adapters.wire import Channel
+from yatt.config.schema import GenRMSection
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+
+CONTROLLER = "controller"
+
+
+class GenRMClient:
+    """One GenRM, for one sample.
+
+    Args:
+        limit_s: how long one completion may take.
+    """
+
+    def __init__(self, channel: Channel, genrm: GenRMSection, *, run_seed: int, limit_s: float) -> None:
+        self._channel, self._genrm = channel, genrm
+        self._run_seed, self._limit_s = run_seed, limit_s
+        self._calls = itertools.count()
+
+    async def complete(
+        self, text: str, *, max_tokens: int | None = None, temperature: float | None = None
+    ) -> str:
+        """The GenRM's completion of `text`; lengths and temperature are the run file's unless given.
+
+        Raises:
+            WorkerFailed: the GenRM could not answer.
+            DeadlineExceeded: it did not answer in time.
+        """
+        ask = m.Ask(
+            genrm=self._genrm.name,
+            text=text,
+            seed=_seed(self._run_seed, text, next(self._calls)),
+            max_tokens=self._genrm.max_tokens if max_tokens is None else max_tokens,
+            temperature=self._genrm.temperature if temperature is None else temperature,
+        )
+        answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
+        if isinstance(answer, m.Failed):
+            raise WorkerFailed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
+        assert isinstance(answer, m.Answered), f"an Ask is answered by Answered, not {answer!r}"
+        return answer.text
+
+
+def _seed(run_seed: int, text: str, call: int) -> int:
+    digest = hashlib.blake2b(f"{run_seed}/{call}/{text}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
