@@ -146,11 +146,20 @@ class Workers:
         worst = max(map(largest_difference, published.expected, answer.probe_logprobs), default=0.0)
         self.worst_sync[worker.name] = worst
         if not worst <= sync_tolerance(self._node.config):
-            raise SyncMismatch(
-                f"{worker.name}: after taking policy version {published.policy_version} its log-probs differ "
-                f"from the trainer's by up to {worst:.2e}; {sync_tolerance(self._node.config):g} is allowed. "
-                f"The published tensors are in {published.folder}."
-            )
+            raise await self._mismatch(worker, published, worst)
+
+    async def _mismatch(self, worker: Worker, published: "_Publication", worst: float) -> SyncMismatch:
+        """The error, with the names of the tensors that differ most where the engine can be read."""
+        folder = str(published.folder)
+        body = m.CompareWeights(token=0, policy_version=published.policy_version, folder=folder)
+        compared = await self.order(worker, body)
+        assert isinstance(compared, m.WeightsCompared), "CompareWeights is answered by WeightsCompared"
+        return SyncMismatch(
+            f"{worker.name}: after taking policy version {published.policy_version} its log-probs differ "
+            f"from the trainer's by up to {worst:.2e}; {sync_tolerance(self._node.config):g} is allowed. "
+            f"{compared.num_compared} of {compared.num_published} tensors could be compared; worst: "
+            f"{'; '.join(compared.worst) or 'none differs'}. See docs/runbook.md, 'Sync mismatch'."
+        )
 
     async def _wake(self, worker: Worker, token: int) -> None:
         """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""

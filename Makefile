@@ -1,0 +1,32 @@
+# The commands of this repository; `make demo` and `make test` set everything up themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test quick check lint type layers bench
+setup:
+	@$(PYTHON) tools/setup_env.py
+
+demo: setup
+	@$(BIN)/python tools/demo.py
+
+test: setup
+	@$(BIN)/python -m pytest
+
+quick: setup
+	@$(BIN)/python -m pytest -m "not slow and not faults"
+
+check: lint type layers test
+
+lint: setup
+	@$(BIN)/ruff format --check yatt tests tools
+	@$(BIN)/ruff check yatt tests tools
+
+type: setup
+	@$(BIN)/mypy
+
+layers: setup
+	@$(BIN)/lint-imports
+
+bench: setup
+	@$(BIN)/python -m tests.bench.run
