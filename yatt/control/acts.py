@@ -227,10 +227,12 @@ class Acts:
         self._timing, self._began_s = {}, clock.monotonic_s()
 
     def _probe(self, policy_version: int) -> tuple[bytes, ...]:
-        section = self._node.config.sync
-        draw = random.Random(f"probe/{self._node.config.run.seed}/{policy_version}")
+        config, section = self._node.config, self._node.config.sync
+        longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1
+        num_tokens = min(section.probe_tokens, longest)
+        draw = random.Random(f"probe/{config.run.seed}/{policy_version}")
         return tuple(
-            pack_ids([draw.randrange(self._vocab_size) for _ in range(section.probe_tokens)])
+            pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
             for _ in range(section.probe_prompts)
         )
 

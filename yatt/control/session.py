@@ -114,7 +114,6 @@ class Session:
 
     async def _lead(self, coordinator: Coordinator) -> None:
         end = await coordinator.run()
-        self._events.emit("attempt.end", exit_code=end.exit_code, reason=end.reason)
         if end.exit_code:
             sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
 
