@@ -123,7 +123,8 @@ def new_config(new: NewModel) -> Any:
         num_hidden_layers=new.num_hidden_layers, num_attention_heads=new.num_attention_heads,
         num_key_value_heads=new.num_key_value_heads, head_dim=new.head_dim,
         max_position_embeddings=new.max_position_embeddings, rope_theta=new.rope_theta,
-        tie_word_embeddings=new.tie_word_embeddings, bos_token_id=None, eos_token_id=end, pad_token_id=end,
+        tie_word_embeddings=new.tie_word_embeddings,
+        initializer_range=new.initializer_range, bos_token_id=None, eos_token_id=end, pad_token_id=end,
     )  # fmt: skip
 
 
