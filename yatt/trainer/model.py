@@ -35,6 +35,18 @@ from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
 from yatt.weights.shape import ModelShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NO_FUSIONS = dict.fromkeys(
+    (
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "apply_rope_fusion",
+        "gradient_accumulation_fusion",
+        "persist_layer_norm",
+    ),
+    False,
+)
+"""Fusions that want Transformer Engine, Apex or a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +172,7 @@ def transformer_config(config: RunConfig, shape: ModelShape, device: torch.devic
         recompute_granularity="full" if layout.recompute else None,
         recompute_method="uniform" if layout.recompute else None,
         recompute_num_layers=1 if layout.recompute else None,
-        # Fusions that want Transformer Engine, Apex or a GPU.
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
+        **NO_FUSIONS,
     )
 
 
