@@ -23,6 +23,7 @@ SHAPE = ModelShape(
     has_qkv_bias=False,
     has_qk_norm=True,
     max_positions=64,
+    init_std=0.02,
 )
 
 
