@@ -1,6 +1,13 @@
 """`python -m yatt.trainer`: one trainer rank."""
 
+import sys
+
+from yatt.errors import YattError
 from yatt.trainer.main import main
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except YattError as error:
+        sys.stderr.write(f"trainer: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,7 +1,7 @@
 """The policy as megatron-core objects: model chunks, distributed optimizer, schedule, reference.
 
 One code path for CPU and GPU; the run file decides layout and layers. The traps of megatron-core
-that a run file can spring (see `check_layout` and the comments) are dealt with here and only here.
+that a run file can spring are dealt with here; layouts that cannot be are refused in `layout.py`.
 """
 
 import importlib.util
@@ -28,12 +28,25 @@ from torch import nn
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
+from yatt.trainer.layout import steps_per_iteration
 from yatt.trainer.mcore_fixes import create_adam_state
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
 from yatt.weights.shape import ModelShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NO_FUSIONS = dict.fromkeys(
+    (
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "apply_rope_fusion",
+        "gradient_accumulation_fusion",
+        "persist_layer_norm",
+    ),
+    False,
+)
+"""Fusions that want Transformer Engine, Apex or a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,46 +61,6 @@ class Policy:
     scheduler: OptimizerParamScheduler
     groups: ParallelGroups
     device: torch.device
-
-
-def check_layout(shape: ModelShape, layout: TrainerSection, world_size: int) -> None:
-    """Refuse layouts that cannot be, before anything is built.
-
-    Raises:
-        ConfigError: names the sizes that do not fit.
-    """
-    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    vpp, cp = layout.virtual_pipeline_model_parallel_size, layout.context_parallel_size
-    rules = [
-        (
-            world_size % (tp * pp * cp) == 0,
-            f"{world_size} ranks are no multiple of TP {tp} x PP {pp} x CP {cp}",
-        ),
-        (
-            shape.num_heads % tp == 0,
-            f"tensor_model_parallel_size {tp} does not divide {shape.num_heads} heads",
-        ),
-        (
-            shape.num_kv_heads % tp == 0,
-            f"tensor_model_parallel_size {tp} > {shape.num_kv_heads} key/value heads",
-        ),
-        (
-            shape.ffn_size % tp == 0,
-            f"tensor_model_parallel_size {tp} does not divide FFN size {shape.ffn_size}",
-        ),
-        (
-            shape.num_layers % (pp * vpp) == 0,
-            f"{shape.num_layers} layers do not divide into PP {pp} x VPP {vpp}",
-        ),
-        (
-            vpp == 1 or pp > 1,
-            "virtual_pipeline_model_parallel_size needs pipeline_model_parallel_size above 1",
-        ),
-        (layout.expert_model_parallel_size == 1, "expert_model_parallel_size must be 1: the model is dense"),
-    ]
-    for holds, says in rules:
-        if not holds:
-            raise ConfigError(f"trainer: {says}.")
 
 
 def join_model_parallel(layout: TrainerSection, seed: int) -> None:
@@ -199,13 +172,7 @@ def transformer_config(config: RunConfig, shape: ModelShape, device: torch.devic
         recompute_granularity="full" if layout.recompute else None,
         recompute_method="uniform" if layout.recompute else None,
         recompute_num_layers=1 if layout.recompute else None,
-        # Fusions that want Transformer Engine, Apex or a GPU.
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
+        **NO_FUSIONS,
     )
 
 
@@ -306,11 +273,6 @@ def _optimizer(
         override_opt_param_scheduler=True,  # a resumed run may be longer than the one that saved
     )
     return optimizer, scheduler
-
-
-def steps_per_iteration(layout: TrainerSection) -> int:
-    """Optimizer steps of one iteration."""
-    return layout.ppo_epochs * layout.train_batch_size // layout.mini_batch_size
 
 
 def broadcast_over_model(tensor: torch.Tensor) -> None:

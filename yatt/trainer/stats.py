@@ -19,7 +19,9 @@ def batch_metrics(
     lengths = [float(fact.num_completion_tokens) for fact in facts]
     return {
         **_spread("critic/rewards", [fact.reward for fact in facts]),
-        **_spread("critic/advantages", advantages_F.tolist()),
+        "critic/advantages/mean": float(advantages_F.double().mean()),
+        "critic/advantages/max": float(advantages_F.max()),
+        "critic/advantages/min": float(advantages_F.min()),
         **_spread("response_length", lengths),
         "response_length/clip_ratio": sum(length >= max_response_tokens for length in lengths) / len(lengths),
         "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),

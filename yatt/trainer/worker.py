@@ -18,7 +18,8 @@ from yatt.checkpoint.store import Store
 from yatt.config.schema import RunConfig
 from yatt.errors import LeaseLost, WorkerFailed
 from yatt.records import message as m
-from yatt.trainer.model import Policy, build_policy, build_reference, check_layout
+from yatt.trainer.layout import check_layout
+from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
 from yatt.trainer.publish import copy_side_files, export_hf, probe_logprobs, publish_weights
@@ -53,6 +54,7 @@ class TrainerRank:
         self._local_rank, self._tick = local_rank, tick
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
+        self._trained: tuple[int, m.Message] | None = None
         self._newest_token = 0
         self.held_token = 0
         """Token of the lease under which this rank is on the device; 0 while it is off."""
@@ -121,6 +123,7 @@ class TrainerRank:
         if order.checkpoint:
             restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
+        self._trained = None
         return m.Done()
 
     def _wake(self, _: m.Wake) -> m.Message:
@@ -135,7 +138,11 @@ class TrainerRank:
         return m.Done()
 
     def _train(self, order: m.Train) -> m.Message:
-        return train_iteration(self._ready.learner, order, self._tick)
+        """An order that comes again gets its answer again; training twice would not be the same."""
+        if self._trained is None or self._trained[0] != order.iteration:
+            answer = train_iteration(self._ready.learner, order, self._tick)
+            self._trained = (order.iteration, answer)
+        return self._trained[1]
 
     def _publish(self, order: m.Publish) -> m.Message:
         learner = self._ready.learner

@@ -6,8 +6,11 @@ FOLDER/jobs.json lists the jobs; a job trains, saves, publishes and sleeps as it
 results in FOLDER/<name>/. Jobs share the process, because importing megatron costs most of the time.
 """
 
+import gc
+import itertools
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -107,7 +110,7 @@ def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
     return m.Train(token=token, iteration=iteration, facts=facts, plan=plan, rollouts=held)
 
 
-def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
+def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from megatron.core import parallel_state as mpu
 
     from yatt.trainer.device import prepare_process
@@ -116,8 +119,9 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
 
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
     device = prepare_process(config, 0)
-    mpu.destroy_model_parallel()
-    join_model_parallel(config.trainer, config.run.seed)
+    if not keeps_groups:
+        mpu.destroy_model_parallel()
+        join_model_parallel(config.trainer, config.run.seed)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
@@ -141,11 +145,12 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
             answer = worker.handle(order)
             notes["probe"] = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
         elif action == "save":
-            save(worker, store, argument, rank, world_size)
+            save(worker, store, argument, rank, dist.get_world_size())
         elif action == "nap":
             swap = worker._ready.swap
             worker.handle(m.Sleep(token=1))
             notes["left_bytes"].append(swap.device_bytes)
+            notes["live_bytes"] = live_bytes(swap)
             assert worker.held_token == 0
             worker.handle(m.Wake(token=1))
             notes["held_bytes"] = swap.device_bytes
@@ -153,6 +158,17 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
             worker.handle(m.ExportHF(token=1, folder=str(place / argument)))
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def live_bytes(swap) -> int:
+    """Storage of every tensor Python knows of, but for the host copies."""
+    hosts = {held.host.untyped_storage()._cdata for held in swap._held.values() if held.host is not None}
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [leaf for leaf in gc.get_objects() if isinstance(leaf, torch.Tensor)]
+    storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().size() for leaf in found}
+    return sum(size for key, size in storages.items() if key not in hosts)
 
 
 def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
@@ -176,13 +192,21 @@ def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
     dist.barrier()
 
 
+def layout_of(job: dict) -> str:
+    return json.dumps(job.get("layout", {}), sort_keys=True)
+
+
 def main() -> None:
     folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
-    for job in json.loads((folder / "jobs.json").read_text()):
-        run_job(job, folder, rank, world_size)
+    jobs = json.loads((folder / "jobs.json").read_text())
+    layouts = [layout_of(job) for job in jobs]
+    jobs.sort(key=lambda job: layouts.index(layout_of(job)))  # groups take longest to make: share them
+    for before, job in itertools.pairwise([None, *jobs]):
+        keeps_groups = before is not None and layout_of(before) == layout_of(job)
+        run_job(job, folder, rank, keeps_groups=keeps_groups)
     dist.barrier()
     dist.destroy_process_group()
 

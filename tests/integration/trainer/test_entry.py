@@ -98,7 +98,8 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
 
     assert controller.order(m.Sleep(token=5)) == m.Done()
     assert controller.order(m.Wake(token=6)) == m.Done()
-    assert controller.order(train(6)).metrics["actor/grad_norm"] > 0
+    assert controller.order(train(6)) == trained, "the same order again is answered, not done again"
+    assert controller.order(train(6, iteration=2)).metrics["actor/grad_norm"] > 0
     newest = controller.next_renewal()
     while newest.token == 5:
         newest = controller.next_renewal()
@@ -108,6 +109,6 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     assert process.wait(30) == 0
 
 
-def train(token):
-    facts, rollouts = samples(1)
-    return m.Train(token=token, iteration=1, facts=facts, plan=plans(1), rollouts=rollouts)
+def train(token, iteration=1):
+    facts, rollouts = samples(iteration)
+    return m.Train(token=token, iteration=iteration, facts=facts, plan=plans(1), rollouts=rollouts)

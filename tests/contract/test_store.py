@@ -1,0 +1,113 @@
+"""One suite for every place checkpoints can lie: a folder, a memory filesystem, a local S3 server."""
+
+import socket
+import threading
+
+import pytest
+import torch
+
+from yatt.checkpoint.shards import Shard, read_shards, write_shards
+from yatt.checkpoint.store import open_store
+from yatt.errors import CheckpointError, ConfigError
+
+BUCKET = "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint():
+    """A real S3 API on a free port of this machine, with one bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    endpoint = f"http://127.0.0.1:{port}"
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
+    yield endpoint
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "file-url", "memory", "s3"])
+def store(request, tmp_path):
+    if request.param == "folder":
+        return open_store(str(tmp_path / "run"), {})
+    if request.param == "file-url":
+        return open_store(f"file://{tmp_path}/run", {})
+    if request.param == "memory":
+        return open_store(f"memory://{tmp_path.name}", {})
+    options = {"endpoint_url": request.getfixturevalue("s3_endpoint"), "key": "test", "secret": "test"}
+    return open_store(f"s3://{BUCKET}/{tmp_path.name}", options)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_what_is_written_is_read_whole_and_replaced_whole(store):
+    store.write("a/b/one", b"first")
+    store.write("a/b/one", b"second")
+    assert store.read("a/b/one") == b"second"
+    assert store.size("a/b/one") == 6
+    assert store.names("a/b") == ["one"]
+
+
+def test_what_is_not_there_is_said_not_guessed(store):
+    assert store.size("nowhere/at-all") is None
+    assert store.names("nowhere") == []
+    store.delete("nowhere/at-all")
+    store.delete_folder("nowhere")
+    with pytest.raises(CheckpointError, match="nowhere/at-all"):
+        store.read("nowhere/at-all")
+
+
+def test_a_name_is_created_once_and_the_same_content_again_is_no_loss(store):
+    assert store.create("manifests/1", b"mine")
+    assert store.create("manifests/1", b"mine")
+    assert not store.create("manifests/1", b"theirs")
+    assert store.read("manifests/1") == b"mine"
+
+
+def test_a_folder_goes_with_all_in_it_and_nothing_else(store):
+    for name in ("x/1", "x/y/2", "xx/3"):
+        store.write(name, b"-")
+    store.delete_folder("x")
+    assert (store.size("x/1"), store.size("x/y/2"), store.size("xx/3")) == (None, None, 1)
+
+
+def test_shards_go_in_and_come_out(store):
+    whole = torch.arange(12.0).view(3, 4)
+    halves = [
+        Shard(key="w", global_shape=(3, 4), offset=(0, at), tensor=whole[:, at : at + 2]) for at in (0, 2)
+    ]
+    files = [write_shards(store, f"p/rank-{rank}", [shard]) for rank, shard in enumerate(halves)]
+    wanted = [Shard(key="w", global_shape=(3, 4), offset=(0, 0), tensor=torch.empty(3, 4))]
+    read_shards(store, files, wanted)
+    assert torch.equal(wanted[0].tensor, whole)
+
+
+@pytest.mark.parametrize("store", ["folder", "s3"], indirect=True)
+def test_of_many_writers_at_once_one_wins(store):
+    outcomes: dict[int, bool] = {}
+    gate = threading.Barrier(4)
+
+    def write(number):
+        gate.wait(10)
+        outcomes[number] = store.create("manifests/race", f"writer {number}".encode())
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    winners = [number for number, won in outcomes.items() if won]
+    assert len(outcomes) == 4
+    assert len(winners) == 1
+    assert store.read("manifests/race") == f"writer {winners[0]}".encode()
+
+
+def test_an_unknown_url_is_the_users_mistake():
+    with pytest.raises(ConfigError, match=r"checkpoint\.url nosuch://x"):
+        open_store("nosuch://x", {})
