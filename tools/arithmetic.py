@@ -15,6 +15,7 @@ from pathlib import Path
 NUM_HELD_OUT = 512
 NUM_JUDGE_EXAMPLES = 60_000
 END = "."
+CHARACTERS = "0123456789+=?YN"
 Problem = tuple[int, int]
 
 
@@ -65,12 +66,18 @@ def _judge_example(problem: Problem, draw: random.Random) -> dict[str, object]:
 
 
 def _wrong(right: str, draw: random.Random) -> str:
-    """One digit off, off by one here and there, or another problem's answer."""
+    """Not digits at all, one digit off, another problem's answer, or off by one here and there.
+
+    Without the first kind the policy soon finds out that a judge which has never seen `=?Y` as an answer
+    may well say yes to it.
+    """
     kind = draw.random()
-    if kind < 0.5:
+    if kind < 0.25:
+        return "".join(draw.choice(CHARACTERS) for _ in range(draw.randrange(5)))
+    if kind < 0.6:
         place = draw.randrange(3)
         return right[:place] + str(draw.randrange(10)) + right[place + 1 :]
-    if kind < 0.65:
+    if kind < 0.7:
         return answer((draw.randrange(100), draw.randrange(100)))
     return "".join(str((int(digit) + draw.choice((0, 0, 1, 9))) % 10) for digit in right)
 

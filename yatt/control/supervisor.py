@@ -141,6 +141,8 @@ class Supervisor:
     def _environment(self, worker: Worker) -> dict[str, str]:
         threads = str(self._node.config.launch.threads_per_worker)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        if self._node.device == "cpu":  # what is freed goes back to the kernel, so that it can be proved
+            env["MALLOC_ARENA_MAX"] = "1"
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus)) if self._node.device == "cuda" else ""
         return env
 

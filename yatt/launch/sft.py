@@ -30,8 +30,10 @@ def run_sft(file: Path, more: list[str]) -> int:
     make_private(output)
     (output / MADE_FROM).unlink(missing_ok=True)
     publish(output / "sft.yaml", resolved_text(config).encode())
+    # The warnings are upstream's, about Transformer Engine and Apex not being there.
+    env = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
     argv = [sys.executable, "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
-    exit_code = subprocess.run(argv, check=False, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"}).returncode
+    exit_code = subprocess.run(argv, check=False, env=env).returncode
     if exit_code == 0:
         publish(output / MADE_FROM, digest.encode())
     return exit_code

@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,5 +147,4 @@ def write_character_tokenizer(characters: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    warnings.filterwarnings("ignore")  # upstream's, about calls inside megatron-core
     sys.exit(main())
