@@ -6,18 +6,20 @@ mistake in all files is reported at once, because a Slurm queue makes each furth
 
 import hashlib
 import types
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from yatt.config.check import relations
 from yatt.config.schema import RunConfig
-from yatt.config.tree import Node, argument_tree, merge, parse_tree, read_tree
+from yatt.config.tree import Node, argument_tree, merge, read_tree
 from yatt.errors import ConfigError
 
+C = TypeVar("C")
 _REFUSED = object()
 
 
@@ -27,13 +29,24 @@ def load(files: list[Path], arguments: list[str]) -> RunConfig:
     Raises:
         ConfigError: naming every wrong key, its file and line, the rule and what to write instead.
     """
+    return load_as(RunConfig, files, arguments, relations)
+
+
+def load_as(
+    cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
+) -> C:
+    """As `load`, for any config dataclass; `rules` gives (key, what is wrong) between its sections.
+
+    Raises:
+        ConfigError: as `load`.
+    """
     faults: list[str] = []
     tree = read_tree(files[0], faults)
     for path in files[1:]:
         tree = merge(tree, read_tree(path, faults))
     for argument in arguments:
         tree = merge(tree, argument_tree(argument, faults))
-    return _finish(tree, ", ".join(map(str, files)), faults)
+    return _finish(cls, tree, ", ".join(map(str, files)), faults, rules)
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -45,7 +58,7 @@ def load_resolved(path: Path) -> RunConfig:
     return load([path], [])
 
 
-def resolved_text(config: RunConfig) -> str:
+def resolved_text(config: Any) -> str:
     """The whole config as YAML: what `load_resolved` reads back to an equal config."""
     return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=False)
 
@@ -63,15 +76,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _finish(tree: Node, name: str, faults: list[str]) -> RunConfig:
-    config = _section(RunConfig, tree, "", faults)
+def _finish(
+    cls: type[C], tree: Node, name: str, faults: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
+) -> C:
+    config = _section(cls, tree, "", faults)
     if config is not _REFUSED and not faults:
-        faults += [f"{_place(tree, key)}{key}: {says}" for key, says in relations(config)]
+        faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]
     if faults:
         listed = "\n".join(f"  {fault}" for fault in faults)
         count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
         raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
-    assert isinstance(config, RunConfig), "no faults means a config"
+    assert isinstance(config, cls), "no faults means a config"
     return config
 
 
@@ -191,13 +206,3 @@ def _is_number(text: str) -> bool:
 
 def _join(key: str, name: object) -> str:
     return f"{key}.{name}" if key else str(name)
-
-
-def parse_resolved(text: str) -> RunConfig:
-    """As `load_resolved`, from text.
-
-    Raises:
-        ConfigError: as `load`.
-    """
-    faults: list[str] = []
-    return _finish(parse_tree(text, "config", faults), "config", faults)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from yatt.config.schema import (
     DataSection,
@@ -111,7 +112,7 @@ def train_sft(
     config = _run_config(str(start) if is_folder else "", settings)
     device = prepare_process(config, 0)
     shape = read_shape(str(start)) if is_folder else shape_of(start)
-    dist.init_process_group(collective_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(collective_backend(device), store=HashStore(), rank=0, world_size=1)
     try:
         join_model_parallel(config.trainer, settings.seed)
         policy = build_policy(config, shape, device, HFTensors(str(start)) if is_folder else None)

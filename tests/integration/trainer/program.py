@@ -71,11 +71,12 @@ def samples(iteration: int):
     return tuple(facts), tuple(rollouts)
 
 
-def plans(dp_size: int, micro_size: int = 3):
-    """Two mini-batches dealt round robin, in micro-batches of three, the last ones short or empty."""
+def plans(dp_size: int, num_steps: int = 2, micro_size: int = 3):
+    """Mini-batches dealt round robin, in micro-batches of three, the last ones short or empty."""
     out = []
-    for first in (0, NUM_SAMPLES // 2):
-        numbers = list(range(first, first + NUM_SAMPLES // 2))
+    size = NUM_SAMPLES // num_steps
+    for first in range(0, NUM_SAMPLES, size):
+        numbers = list(range(first, first + size))
         hands = [numbers[rank::dp_size] for rank in range(dp_size)]
         count = -(-max(map(len, hands)) // micro_size) + 1
         out.append(
@@ -89,12 +90,12 @@ def plans(dp_size: int, micro_size: int = 3):
     return tuple(out)
 
 
-def train_order(iteration: int, token: int) -> m.Train:
+def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
     """This rank's order: rollouts go to the first rank of each model copy only."""
     from megatron.core import parallel_state as mpu
 
     facts, rollouts = samples(iteration)
-    plan = plans(mpu.get_data_parallel_world_size())
+    plan = plans(mpu.get_data_parallel_world_size(), num_steps)
     mine = {
         number
         for mini in plan
@@ -126,7 +127,7 @@ def run_job(job: dict, folder: Path, rank: int, world_size: int) -> None:
     notes: dict = {"metrics": [], "left_bytes": []}
     for action, argument in job["actions"]:
         if action == "train":
-            trained = worker.handle(train_order(argument, 1))
+            trained = worker.handle(train_order(argument, 1, 4 // config.trainer.mini_batch_size))
             notes["metrics"].append(trained.metrics)
         elif action == "publish":
             generator = torch.Generator().manual_seed(5)

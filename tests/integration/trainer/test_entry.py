@@ -1,0 +1,113 @@
+"""`python -m yatt.trainer` as a controller sees it: a process that takes orders over a socket."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import zmq
+
+from tests.integration.trainer.conftest import child_environment
+from tests.integration.trainer.program import make_config, plans, samples
+from yatt.config.load import resolved_text
+from yatt.config.schema import LeaseSection, RewardSection
+from yatt.records import message as m
+from yatt.records.codec import decode_body, decode_frame, encode_frame
+
+EPOCH, WAIT_S = 3, 60.0
+
+
+class Controller:
+    """A controller's end of the line: blocking, one worker."""
+
+    def __init__(self, endpoint):
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.bind(endpoint)
+        self.seq, self.peer = 0, b""
+
+    def next(self):
+        assert self.socket.poll(WAIT_S * 1000), "the trainer said nothing"
+        sender, data = self.socket.recv_multipart()
+        frame = decode_frame(data)
+        body = decode_body(frame)
+        if isinstance(body, m.Renew):
+            return self.next()
+        self.peer = sender
+        return frame, body
+
+    def next_renewal(self):
+        assert self.socket.poll(WAIT_S * 1000), "no beat"
+        body = decode_body(decode_frame(self.socket.recv_multipart()[1]))
+        assert isinstance(body, m.Renew)
+        return body
+
+    def order(self, body):
+        self.seq += 1
+        self.socket.send_multipart([self.peer, encode_frame(EPOCH, self.seq, 0, body)])
+        frame, answer = self.next()
+        assert frame.reply_to == self.seq
+        return answer
+
+
+@pytest.fixture
+def trainer(tmp_path, models):
+    config = dataclasses.replace(
+        make_config(str(models["qwen3"]), {}),
+        rewards=(RewardSection(name="unused", path="builtin:unused"),),
+        lease=LeaseSection(renew_s=0.2),
+    )
+    (tmp_path / "config.yaml").write_text(resolved_text(config))
+    endpoint = f"ipc://{tmp_path}/controller"
+    controller = Controller(endpoint)
+    command = [sys.executable, "-m", "yatt.trainer", "--run", str(tmp_path), "--epoch", str(EPOCH)]
+    command += ["--worker", "trainer-0", "--endpoint", endpoint, "--local-rank", "0", "--node", "0"]
+    process = subprocess.Popen(command, env=child_environment())
+    try:
+        yield controller, process, tmp_path
+    finally:
+        process.kill()
+        process.wait()
+        controller.socket.close(linger=0)
+
+
+@pytest.mark.slow
+def test_a_trainer_process_lives_through_an_iteration(trainer):
+    controller, process, folder = trainer
+    _, hello = controller.next()
+    assert hello == m.Hello(worker="trainer-0", pid=process.pid)
+    assert "Build comes first" in controller.order(train(4)).error
+
+    store = controller.order(m.OpenStore(host="127.0.0.1"))
+    join = m.Join(host=store.host, port=store.port, global_rank=0, world_size=1)
+    assert controller.order(join) == m.Done()
+    assert controller.order(m.Wake(token=5)) == m.Done()
+    assert controller.order(m.Build(token=5)) == m.Done()
+
+    refused = controller.order(train(4))
+    assert refused.error == "token 4 is older than 5; the lease was granted anew"
+    trained = controller.order(train(5))
+    assert trained.metrics["actor/grad_norm"] > 0
+    assert set(trained.timing_s) == {"old_log_prob", "ref", "adv", "update_actor"}
+
+    probe = (m.pack_ids([1, 2, 3]),)
+    published = controller.order(m.Publish(token=5, policy_version=1, folder=f"{folder}/w", probe=probe))
+    assert len(m.unpack_floats(published.probe_logprobs[0])) == 2
+    assert (folder / "w" / "index.json").is_file()
+    saved = controller.order(m.SaveShards(token=5, iteration=1, url="global_step_1/3-x"))
+    assert (folder / "checkpoints" / saved.files[0].path).stat().st_size == saved.files[0].size_bytes
+
+    assert controller.order(m.Sleep(token=5)) == m.Done()
+    assert controller.order(m.Wake(token=6)) == m.Done()
+    assert controller.order(train(6)).metrics["actor/grad_norm"] > 0
+    newest = controller.next_renewal()
+    while newest.token == 5:
+        newest = controller.next_renewal()
+    assert (newest.worker, newest.token) == ("trainer-0", 6)
+    assert newest.progress > 10
+    assert controller.order(m.Stop()) == m.Done()
+    assert process.wait(30) == 0
+
+
+def train(token):
+    facts, rollouts = samples(1)
+    return m.Train(token=token, iteration=1, facts=facts, plan=plans(1), rollouts=rollouts)

@@ -1,0 +1,103 @@
+"""A checkpoint exists iff its manifest does and all it names is there."""
+
+import msgspec
+import pytest
+
+from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest
+from yatt.checkpoint.store import FolderStore, ObjectStore
+from yatt.errors import CheckpointError
+from yatt.records.message import ShardFile
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request, tmp_path):
+    if request.param == "folder":
+        return FolderStore(tmp_path)
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    filesystem = MemoryFileSystem()
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+    return ObjectStore(filesystem, "/bucket/run")
+
+
+def manifest(store, iteration, *, mark="a"):
+    checkpoints = Checkpoints(store, 1)
+    path = f"{checkpoints.prefix(iteration)}/rank-00000.safetensors"
+    store.write(path, b"x" * 10)
+    return Manifest(
+        iteration=iteration,
+        epoch=1,
+        config_hash=mark,
+        files=(ShardFile(path=path, size_bytes=10, sha256="unchecked here"),),
+        common=msgspec.Raw(b'{"scheduler":1}'),
+        nodes=(msgspec.Raw(b"{}"),),
+    )
+
+
+def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
+    checkpoints = Checkpoints(store, 1)
+    assert checkpoints.newest().manifest is None
+    for iteration in (2, 10, 9):
+        checkpoints.commit(manifest(store, iteration))
+    found = checkpoints.newest()
+    assert (found.manifest.iteration, found.skipped) == (10, ())
+    assert bytes(found.manifest.common) == b'{"scheduler":1}'
+    assert checkpoints.read(found.name).iteration == 10
+    assert store.read(LATEST_HINT) == b"9\n"
+
+
+@pytest.mark.parametrize("harm", ["missing", "short", "garbage manifest", "future manifest"])
+def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
+    checkpoints = Checkpoints(store, 1)
+    checkpoints.commit(manifest(store, 1))
+    newest = manifest(store, 2)
+    checkpoints.commit(newest)
+    if harm == "missing":
+        store.delete(newest.files[0].path)
+    elif harm == "short":
+        store.write(newest.files[0].path, b"x" * 9)
+    elif harm == "garbage manifest":
+        store.write("manifests/00000002.json", b'{"schema_version": 1, "iter')
+    else:
+        future = msgspec.structs.replace(newest, schema_version=2)
+        store.write("manifests/00000002.json", msgspec.json.encode(future))
+    found = checkpoints.newest()
+    assert found.manifest.iteration == 1
+    says = {
+        "missing": "is missing",
+        "short": "9 bytes",
+        "garbage manifest": "not a whole",
+        "future manifest": "2",
+    }
+    assert len(found.skipped) == 1
+    assert says[harm] in found.skipped[0]
+
+
+def test_a_commit_names_only_what_is_there(store):
+    checkpoints = Checkpoints(store, 1)
+    absent = manifest(store, 3)
+    store.delete(absent.files[0].path)
+    with pytest.raises(CheckpointError, match=r"checkpoint 3 is not committed: .* is missing"):
+        checkpoints.commit(absent)
+    assert checkpoints.newest().manifest is None
+
+
+def test_a_commit_cannot_be_overwritten_but_may_be_repeated(store):
+    checkpoints = Checkpoints(store, 1)
+    first = manifest(store, 4)
+    checkpoints.commit(first)
+    checkpoints.commit(first)
+    with pytest.raises(CheckpointError, match="committed by another attempt"):
+        checkpoints.commit(manifest(store, 4, mark="b"))
+    assert checkpoints.newest().manifest.config_hash == "a"
+
+
+def test_only_superseded_checkpoints_are_removed(store):
+    checkpoints = Checkpoints(store, 1)
+    for iteration in (1, 2, 3):
+        checkpoints.commit(manifest(store, iteration))
+    assert checkpoints.retain(2) == [1]
+    assert store.names("manifests") == ["00000002.json", "00000003.json"]
+    assert store.names("global_step_1") == []
+    assert checkpoints.newest().manifest.iteration == 3

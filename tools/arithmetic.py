@@ -1,0 +1,83 @@
+"""Data of the quickstart: two-digit addition, answered in three digits written backwards (12+34= gives 640).
+
+    python tools/arithmetic.py FOLDER
+
+writes prompts for training and validation, and the examples from which `yatt sft` makes the policy and
+the judge. The judge reads ``12+34=640?``, works out its own sum and then decides: ``640Y``.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+NUM_HELD_OUT = 512
+NUM_JUDGE_EXAMPLES = 60_000
+END = "."
+Problem = tuple[int, int]
+
+
+def main() -> None:
+    """Write all files into the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random("arithmetic")
+    problems = [(a, b) for a in range(100) for b in range(100)]
+    draw.shuffle(problems)
+    held_out, rest = problems[:NUM_HELD_OUT], problems[NUM_HELD_OUT:]
+    _write(folder / "train.jsonl", (_row(p) for p in rest))
+    _write(folder / "val.jsonl", (_row(p) for p in held_out))
+    _write(folder / "policy_sft.jsonl", (_example(prompt(p), answer(p) + END) for p in rest))
+    _write(folder / "policy_sft_val.jsonl", (_example(prompt(p), answer(p) + END) for p in held_out))
+    judged = (_judge_example(draw.choice(problems), draw) for _ in range(NUM_JUDGE_EXAMPLES))
+    _write(folder / "judge_sft.jsonl", judged)
+    _write(folder / "judge_sft_val.jsonl", (_judge_example(p, draw) for p in held_out))
+
+
+def prompt(problem: Problem) -> str:
+    """What the policy is asked."""
+    return f"{problem[0]:02d}+{problem[1]:02d}="
+
+
+def answer(problem: Problem) -> str:
+    """The right completion."""
+    return f"{problem[0] + problem[1]:03d}"[::-1]
+
+
+def _row(problem: Problem) -> dict[str, object]:
+    return {
+        "data_source": "arithmetic",
+        "prompt": prompt(problem),
+        "reward_model": {"style": "rule", "ground_truth": answer(problem)},
+    }
+
+
+def _example(text: str, completion: str) -> dict[str, object]:
+    return {"prompt": text, "completion": completion}
+
+
+def _judge_example(problem: Problem, draw: random.Random) -> dict[str, object]:
+    right = answer(problem)
+    shown = right if draw.random() < 0.5 else _wrong(right, draw)
+    verdict = "Y" if shown == right else "N"
+    return _example(f"{prompt(problem)}{shown}?", f"{right}{verdict}{END}")
+
+
+def _wrong(right: str, draw: random.Random) -> str:
+    """One digit off, off by one here and there, or another problem's answer."""
+    kind = draw.random()
+    if kind < 0.5:
+        place = draw.randrange(3)
+        return right[:place] + str(draw.randrange(10)) + right[place + 1 :]
+    if kind < 0.65:
+        return answer((draw.randrange(100), draw.randrange(100)))
+    return "".join(str((int(digit) + draw.choice((0, 0, 1, 9))) % 10) for digit in right)
+
+
+def _write(path: Path, rows: Iterable[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

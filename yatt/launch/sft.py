@@ -1,0 +1,45 @@
+"""`yatt sft`: check the file, then train in a process of its own; made once for the same inputs."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from yatt.adapters.files import make_private, publish
+from yatt.config.load import load_as, resolved_text
+from yatt.config.sft import SftConfig, sft_rules
+
+MADE_FROM = "yatt-sft.sha256"
+
+
+def run_sft(file: Path, more: list[str]) -> int:
+    """Train, unless `output` was made from the same file and data; gives the exit code.
+
+    Raises:
+        ConfigError: something in the file is wrong; nothing was started.
+    """
+    overlays = [Path(part) for part in more if "=" not in part]
+    settings = [part for part in more if "=" in part]
+    config = load_as(SftConfig, [file, *overlays], settings, sft_rules)
+    output = Path(config.output)
+    digest = _digest(config)
+    if (output / MADE_FROM).is_file() and (output / MADE_FROM).read_text() == digest:
+        sys.stdout.write(f"{output} is there already, made from the same file and data\n")
+        return 0
+    make_private(output)
+    (output / MADE_FROM).unlink(missing_ok=True)
+    publish(output / "sft.yaml", resolved_text(config).encode())
+    argv = [sys.executable, "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
+    exit_code = subprocess.run(argv, check=False, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"}).returncode
+    if exit_code == 0:
+        publish(output / MADE_FROM, digest.encode())
+    return exit_code
+
+
+def _digest(config: SftConfig) -> str:
+    """Of everything the model depends on."""
+    parts = [resolved_text(config).encode(), Path(config.train_file).read_bytes()]
+    if config.start:
+        parts += [path.read_bytes() for path in sorted(Path(config.start).glob("*.safetensors"))]
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

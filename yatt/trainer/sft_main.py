@@ -1,0 +1,149 @@
+"""The process of `yatt sft`: ``python -m yatt.trainer.sft_main RESOLVED.yaml``."""
+
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.config.load import load_as
+from yatt.config.sft import NewModel, SftConfig, sft_rules
+from yatt.errors import ConfigError, YattError
+from yatt.trainer.sft import Example, SftSettings, Student, train_sft
+
+
+def main() -> int:
+    """Train; gives the exit code."""
+    try:
+        train(load_as(SftConfig, [Path(sys.argv[1])], [], sft_rules))
+    except YattError as error:
+        sys.stderr.write(f"yatt sft: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def train(config: SftConfig) -> None:
+    """Make `config.output`."""
+    output = Path(config.output)
+    if not config.start:
+        write_character_tokenizer(config.new.characters, output)
+    tokenizer = Tokenizer(config.start or config.output)
+    examples = read_examples(Path(config.train_file), tokenizer)
+    settings = SftSettings(
+        max_steps=config.max_steps, lr=config.lr, warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay, clip_grad=config.clip_grad,
+        seed=config.seed, threads=config.threads,
+    )  # fmt: skip
+    held_out = read_examples(Path(config.validation.file), tokenizer) if config.validation.file else []
+    exam = Exam(config, held_out[: config.validation.max_prompts])
+    start = config.start or new_config(config.new)
+    result = train_sft(start, batches(examples, config), output, settings, exam)
+    sys.stdout.write(f"{output}: {result.num_steps} steps, loss {result.loss:.4f}, {exam.said}\n")
+
+
+class Exam:
+    """Tries the model out every so often; true once it is good enough."""
+
+    def __init__(self, config: SftConfig, held_out: list[Example]) -> None:
+        self._config, self._held_out = config, held_out
+        self._began_s = time.monotonic()
+        self.said = "not tried"
+
+    def __call__(self, step: int, loss: float, student: Student) -> bool:
+        section = self._config.validation
+        if not self._held_out or step % section.every:
+            return False
+        prompts = [prompt for prompt, _ in self._held_out]
+        longest = max(len(completion) for _, completion in self._held_out)
+        sampled = student.complete(prompts, longest, temperature=section.temperature, seed=step)
+        pairs = zip(sampled, self._held_out, strict=True)
+        share = sum(ids[: len(right)] == right for ids, (_, right) in pairs) / len(self._held_out)
+        self.said = f"{share:.3f} of held-out completions exact"
+        seconds = time.monotonic() - self._began_s
+        sys.stdout.write(f"step {step}  loss {loss:.4f}  {self.said}  {seconds:.0f} s\n")
+        sys.stdout.flush()
+        return share >= section.stop_at
+
+
+def read_examples(path: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Prompt and completion ids of each row.
+
+    Raises:
+        ConfigError: a row lacks one of them; names file and row.
+    """
+    examples: list[Example] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            prompt, completion = str(row["prompt"]), str(row["completion"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}: row {number} needs 'prompt' and 'completion' ({error!r}): {line[:120]}"
+            ) from error
+        examples.append((tokenizer.encode(prompt), tokenizer.encode_rendered(completion)))
+    return examples
+
+
+def batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example]]:
+    """Batches without end, each row once before any comes again."""
+    draw = random.Random(f"sft/{config.seed}")
+    waiting: list[Example] = []
+    while True:
+        while len(waiting) < config.batch_size:
+            fresh = list(examples)
+            draw.shuffle(fresh)
+            waiting += fresh
+        yield waiting[: config.batch_size]
+        waiting = waiting[config.batch_size :]
+
+
+def new_config(new: NewModel) -> Any:
+    """The transformers config of a model to be made.
+
+    Raises:
+        ConfigError: an unknown model type.
+    """
+    import transformers
+
+    classes = {
+        "qwen3": transformers.Qwen3Config,
+        "qwen2": transformers.Qwen2Config,
+        "llama": transformers.LlamaConfig,
+    }
+    if new.model_type not in classes:
+        raise ConfigError(f"new.model_type: '{new.model_type}' is not one of {', '.join(sorted(classes))}.")
+    end = len(new.characters) - 1
+    return classes[new.model_type](
+        vocab_size=len(new.characters), hidden_size=new.hidden_size, intermediate_size=new.intermediate_size,
+        num_hidden_layers=new.num_hidden_layers, num_attention_heads=new.num_attention_heads,
+        num_key_value_heads=new.num_key_value_heads, head_dim=new.head_dim,
+        max_position_embeddings=new.max_position_embeddings, rope_theta=new.rope_theta,
+        tie_word_embeddings=new.tie_word_embeddings, bos_token_id=None, eos_token_id=end, pad_token_id=end,
+    )  # fmt: skip
+
+
+def write_character_tokenizer(characters: str, folder: Path) -> None:
+    """A tokenizer with one token a character; the last one ends a completion."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    vocab = {character: index for index, character in enumerate(characters)}
+    fast = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=characters[-1]))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast.decoder = decoders.Fuse()
+    fast.add_special_tokens([characters[-1]])
+    folder.mkdir(parents=True, exist_ok=True)
+    fast.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": characters[-1]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    warnings.filterwarnings("ignore")  # upstream's, about calls inside megatron-core
+    sys.exit(main())
