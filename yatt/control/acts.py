@@ -1,6 +1,7 @@
 """The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
 
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -76,9 +77,12 @@ class Acts:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
 
     async def end(self, end: phases.End) -> None:
-        """Write what is complete; say goodbye to every node."""
+        """Write what is complete and how it ended; then say goodbye to every node, this one included."""
         if end.exit_code == EXIT_FINISHED:
             self._flush()
+        else:
+            sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
+        self._events.emit("attempt.end", exit_code=end.exit_code, reason=end.reason)
         await self._ports.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
 
     # ---- phases ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def line_chart(series: Sequence[Series], *, title: str, width: int, height: int,
     if not drawn:
         return f'<p class="none">{escape(title)}: no values yet.</p>'
     several = len(drawn) > 1 or drawn[0].on_right
-    rows = 0 if not several else math.ceil(len(drawn) / max(1, width // 230))
+    rows = 0 if not several else math.ceil(len(drawn) / _columns(width))
     top, bottom, left = 12 + 18 * rows, height - 24, 46
     has_right = any(line.on_right for line in drawn)
     right = width - (46 if has_right else 12)
@@ -105,7 +105,7 @@ def _round_step(raw: float) -> float:
 
 def _grid(ys: Axis, left: float, right: float, *, is_right: bool) -> str:
     parts = []
-    for value in ys.ticks(4):
+    for value in ys.ticks(5):
         y = ys.at(value)
         if not is_right:
             parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -138,15 +138,19 @@ def _line(line: Series, xs: Axis, ys: Axis) -> str:
     return path + "".join(dots)
 
 
+def _columns(width: int) -> int:
+    return 2 if width < 600 else 4
+
+
 def _legend(lines: Sequence[Series], width: int) -> str:
-    columns = max(1, width // 230)
+    columns, step = _columns(width), width / _columns(width)
     parts = []
     for index, line in enumerate(lines):
-        x, y = 46 + 230 * (index % columns), 12 + 18 * (index // columns)
+        x, y = 46 + step * (index % columns), 12 + 18 * (index // columns)
         dash = ' stroke-dasharray="5 3"' if line.dashed else ""
         side = " (right axis)" if line.on_right else ""
         parts.append(
-            f'<line class="line {line.colour}" x1="{x}" x2="{x + 20}" y1="{y}" y2="{y}"{dash}/>'
-            f'<text class="key" x="{x + 26}" y="{y + 4}">{escape(line.name + side)}</text>'
+            f'<line class="line {line.colour}" x1="{x:.0f}" x2="{x + 20:.0f}" y1="{y}" y2="{y}"{dash}/>'
+            f'<text class="key" x="{x + 26:.0f}" y="{y + 4}">{escape(line.name + side)}</text>'
         )
     return "".join(parts)

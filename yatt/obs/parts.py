@@ -161,8 +161,8 @@ def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
     if not news:
         return '<p class="none">Nothing out of the ordinary.</p>'
     rows = "".join(
-        f'<tr><td class="n soft">{shown(event["wall"][:19].replace("T", " "))}</td>'
-        f'<td class="n soft">attempt {event["epoch"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
+        f'<tr><td class="when">{shown(event["wall"][:19].replace("T", " "))}</td>'
+        f'<td class="when">attempt {event["epoch"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
         for event, sentence in reversed(news[-MAX_NEWS:])
     )
     return f"<table>{rows}</table>"

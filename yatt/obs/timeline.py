@@ -36,6 +36,7 @@ def timeline(attempt: Attempt, *, begin_s: float, end_s: float) -> str:
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {bottom + 22}" role="img" '
         f'aria-label="timeline of attempt {attempt.epoch}">'
     ]
+    parts.append(_time_axis(attempt.span.begin_s, scale, bottom))
     for number, (name, bars) in enumerate(lanes):
         y = TOP + number * (LANE + GAP)
         parts.append(f'<text class="key" x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
@@ -52,8 +53,7 @@ def timeline(attempt: Attempt, *, begin_s: float, end_s: float) -> str:
                 f'<path class="mark" d="M{x:.1f},{y + LANE - 4} l-5,-10 h10 z">'
                 f"<title>{escape(mark.text)}</title></path>"
             )
-    parts += [_time_axis(attempt.span.begin_s, scale, bottom), "</svg>"]
-    return "".join(parts)
+    return "".join([*parts, "</svg>"])
 
 
 def last_iterations(attempt: Attempt, count: int) -> tuple[float, float] | None:
