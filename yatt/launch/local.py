@@ -23,6 +23,7 @@ from yatt.control.epochs import claim_epoch
 from yatt.control.session import open_run_store
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.launch.follower import Follower
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
@@ -49,12 +50,21 @@ class Launcher:
         """Until finished or given up; gives the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
+        follower = Follower(self.paths, self.say)
+        if not self.paths.finished.exists():
+            follower.start(self.config, os.environ)
+        try:
+            return self._attempts(follower)
+        finally:
+            follower.end()
+
+    def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
         while not self.paths.finished.exists():
             epoch = claim_epoch(self.paths)
             self._note(epoch, "started.json", {"pid": os.getpid(), "wall": clock.wall_iso()})
             self._link_latest(epoch)
-            exit_code, reason = self._attempt(epoch)
+            exit_code, reason = self._attempt(epoch, follower)
             committed = self._committed(epoch)
             ends.append(AttemptEnd(exit_code, committed))
             self._note(
@@ -71,12 +81,13 @@ class Launcher:
             self.say(f"starting again from iteration {committed}")
         return EXIT_FINISHED
 
-    def _attempt(self, epoch: int) -> tuple[int, str]:
+    def _attempt(self, epoch: int, follower: Follower) -> tuple[int, str]:
         children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
         told = 0
         deadline_s: float | None = None
         while any(child.poll() is None for child in children):
             self.show()
+            follower.check()
             if len(self.signals) > told:
                 told = len(self.signals)
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
