@@ -6,7 +6,7 @@ is granted the slab while another may use it or keeps its memory.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -20,7 +20,7 @@ Step = Callable[[SlabLease, rules.Event, float, Timing], rules.Result]
 
 @dataclass(frozen=True)
 class World:
-    lease: SlabLease = SlabLease()
+    lease: SlabLease = field(default_factory=SlabLease)
     tick: int = 0
     using: frozenset[str] = frozenset()  # roles whose processes work on the GPU now
     memory: frozenset[str] = frozenset()  # roles whose processes keep device memory
@@ -75,22 +75,36 @@ def moves(world: World, step: Step) -> Iterator[World]:
         yield feed(replace(world, tick=world.tick + 1), rules.Tick(), step)
     if world.wants_left:
         yield feed(replace(world, wants_left=world.wants_left[1:]), rules.Want(world.wants_left[0]), step)
+    if world.using:
+        yield feed(world, rules.Beat(world.lease.token, 0), step)
+    yield from measured(world, step)
+    yield from obeyed(world, step)
+    yield from deaths(world, step)
+
+
+def measured(world: World, step: Step) -> Iterator[World]:
+    """The measurement is true: clean iff nobody but the wanted role keeps memory, nobody works or dies."""
     if world.measuring:
-        # The measurement is true: clean iff nobody but the wanted role keeps memory, nobody works or dies.
         clean = not (world.memory - {world.lease.wanted}) and not world.using and not world.doomed
         yield feed(replace(world, measuring=False), rules.Proof(clean), step)
+
+
+def obeyed(world: World, step: Step) -> Iterator[World]:
+    """A holder that was asked lets go, and gives its memory back or not."""
     if world.asked and world.asked in world.using:
         for keeps in (False, True):
             memory = world.memory if keeps else world.memory - {world.asked}
-            obeyed = replace(world, using=world.using - {world.asked}, memory=memory, asked="")
-            yield feed(obeyed, rules.Released(world.lease.token), step)
+            let_go = replace(world, using=world.using - {world.asked}, memory=memory, asked="")
+            yield feed(let_go, rules.Released(world.lease.token), step)
+
+
+def deaths(world: World, step: Step) -> Iterator[World]:
+    """A role on the GPU dies of its signal, or crashes."""
     for role in sorted(world.using | world.memory):
         if role in world.doomed:
             yield gone(world, role, step)
         elif world.crashes_left:
             yield gone(replace(world, crashes_left=world.crashes_left - 1), role, step)
-    if world.using:
-        yield feed(world, rules.Beat(world.lease.token, 0), step)
 
 
 def walk(step: Step) -> dict[Stage, int]:
@@ -183,9 +197,9 @@ def forgets_whom_it_kills(lease, event, now_s, timing):
 
 
 def gives_up_proving_and_grants(lease, event, now_s, timing):
-    if lease.stage is Stage.PROVING and isinstance(event, rules.Tick):
-        if now_s - lease.since_s >= timing.prove_s and lease.wanted:
-            return rules.step(lease, rules.Proof(True), now_s, timing)
+    overdue = lease.stage is Stage.PROVING and now_s - lease.since_s >= timing.prove_s
+    if overdue and lease.wanted and isinstance(event, rules.Tick):
+        return rules.step(lease, rules.Proof(True), now_s, timing)
     return rules.step(lease, event, now_s, timing)
 
 

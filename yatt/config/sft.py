@@ -25,6 +25,8 @@ class NewModel:
     max_position_embeddings: int = 64
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = True
+    initializer_range: float = 0.02
+    """Standard deviation of the drawn weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

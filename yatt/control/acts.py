@@ -1,7 +1,6 @@
 """The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
 
 import random
-import sys
 from typing import Any
 
 import msgspec
@@ -77,12 +76,9 @@ class Acts:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
 
     async def end(self, end: phases.End) -> None:
-        """Write what is complete and how it ended; then say goodbye to every node, this one included."""
+        """Write what is complete; say goodbye to every node."""
         if end.exit_code == EXIT_FINISHED:
             self._flush()
-        else:
-            sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
-        self._events.emit("attempt.end", exit_code=end.exit_code, reason=end.reason)
         await self._ports.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
 
     # ---- phases ---------------------------------------------------------------------------------
@@ -231,10 +227,12 @@ class Acts:
         self._timing, self._began_s = {}, clock.monotonic_s()
 
     def _probe(self, policy_version: int) -> tuple[bytes, ...]:
-        section = self._node.config.sync
-        draw = random.Random(f"probe/{self._node.config.run.seed}/{policy_version}")
+        config, section = self._node.config, self._node.config.sync
+        longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1
+        num_tokens = min(section.probe_tokens, longest)
+        draw = random.Random(f"probe/{config.run.seed}/{policy_version}")
         return tuple(
-            pack_ids([draw.randrange(self._vocab_size) for _ in range(section.probe_tokens)])
+            pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
             for _ in range(section.probe_prompts)
         )
 

@@ -175,7 +175,7 @@ class Arbiter:
                 self._watches[slab].beats.clear()
                 self._spawn(self._wake(slab, role, token))
             case rules.Measure():
-                self._step(slab, self._measure(slab))
+                self._prove(slab)
             case rules.Terminate(role):
                 self._signal(slab, (role,), signal.SIGTERM)
             case rules.Kill(role):
@@ -186,6 +186,13 @@ class Arbiter:
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
                 self._on_quarantine(slab, cause)
+
+    def _prove(self, slab: Slab) -> None:
+        """Measure, and say so when memory that should be free is not."""
+        proof = self._measure(slab)
+        if not proof.clean and proof.detail != self._leases[slab].cause:
+            self._events.emit("lease.unproven", slab=slab.name, cause=proof.detail)
+        self._step(slab, proof)
 
     async def _ask(self, slab: Slab, role: str, token: int) -> None:
         try:

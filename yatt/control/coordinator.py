@@ -56,6 +56,7 @@ class Coordinator:
             for action in actions:
                 await self._perform(action)
             if self._end is not None:
+                self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
                 await self._acts.end(self._end)
                 return self._end
             event = await self._next(state)

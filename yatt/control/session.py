@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import json
+import sys
 from pathlib import Path
-from typing import Any
 
 import zmq.asyncio
 
@@ -96,7 +96,7 @@ class Session:
 
     async def _serve(self, hub: Channel, peer_hub: Channel) -> None:
         assert self._controller is not None and self._parts is not None, "built before"
-        tasks: list[asyncio.Future[Any]] = [
+        tasks = [
             asyncio.ensure_future(work)
             for work in (
                 self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
@@ -104,13 +104,18 @@ class Session:
             )
         ]  # fmt: skip
         if self._coordinator is not None:
-            tasks.append(asyncio.ensure_future(self._coordinator.run()))
+            tasks.append(asyncio.ensure_future(self._lead(self._coordinator)))
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for task in done:
             task.result()
+
+    async def _lead(self, coordinator: Coordinator) -> None:
+        end = await coordinator.run()
+        if end.exit_code:
+            sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
 
     def trouble(self, error: str, exit_code: int) -> None:
         """Something this node cannot mend: the leader decides."""

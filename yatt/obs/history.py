@@ -17,6 +17,9 @@ from yatt.paths import RunPaths
 Event = dict[str, Any]
 
 _PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "signal", "trouble")
+_BAD = {
+    "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
+}  # fmt: skip
 _STAMPS = {"kind", "wall", "epoch"}
 _GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
 
@@ -164,6 +167,5 @@ class _Fold:
             self.leases.append(replace(self.held.pop(slab), end_s=at_s))
         if kind == "lease.quarantine":
             self.held[slab] = LeaseSpan(slab=slab, holder="quarantined", begin_s=at_s, end_s=at_s)
-        if "cause" in event:
-            what = "lease expired" if kind == "lease.expire" else "quarantined"
-            self.marks.append(Mark(at_s=at_s, slab=slab, text=f"{slab} {what}: {event['cause']}"))
+        if kind in _BAD:
+            self.marks.append(Mark(at_s=at_s, slab=slab, text=f"{slab} {_BAD[kind]}: {event['cause']}"))

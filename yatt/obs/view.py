@@ -142,6 +142,10 @@ def _expire(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(f"lease of slab {event['slab']} expired: {event['cause']}")
 
 
+def _unproven(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(f"slab {event['slab']} is not free yet: {event['cause']}")
+
+
 def _quarantine(view: RunView, event: dict[str, Any]) -> None:
     view.holders[event["slab"]] = "QUARANTINED"
     view.news.append(f"slab {event['slab']} is quarantined: {event['cause']}")
@@ -181,6 +185,7 @@ _FOLDS = {
     "lease.grant": _grant,
     "lease.release": _release,
     "lease.expire": _expire,
+    "lease.unproven": _unproven,
     "lease.quarantine": _quarantine,
     "worker.start": _worker_start,
     "worker.end": _worker_end,

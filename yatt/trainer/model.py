@@ -173,6 +173,7 @@ def transformer_config(config: RunConfig, shape: ModelShape, device: torch.devic
         add_bias_linear=False,
         add_qkv_bias=shape.has_qkv_bias,
         qk_layernorm=shape.has_qk_norm,
+        init_method_std=shape.init_std,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

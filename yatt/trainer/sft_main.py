@@ -16,6 +16,8 @@ from yatt.config.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
 from yatt.trainer.sft import Example, SftSettings, Student, train_sft
 
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+
 
 def main() -> int:
     """Train; gives the exit code."""
@@ -123,7 +125,8 @@ def new_config(new: NewModel) -> Any:
         num_hidden_layers=new.num_hidden_layers, num_attention_heads=new.num_attention_heads,
         num_key_value_heads=new.num_key_value_heads, head_dim=new.head_dim,
         max_position_embeddings=new.max_position_embeddings, rope_theta=new.rope_theta,
-        tie_word_embeddings=new.tie_word_embeddings, bos_token_id=None, eos_token_id=end, pad_token_id=end,
+        tie_word_embeddings=new.tie_word_embeddings, architectures=[ARCHITECTURES[new.model_type]],
+        initializer_range=new.initializer_range, bos_token_id=None, eos_token_id=end, pad_token_id=end,
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ class ModelShape:
     has_qkv_bias: bool
     has_qk_norm: bool
     max_positions: int
+    init_std: float
+    """Standard deviation of weights that are drawn."""
 
 
 def read_shape(folder: str) -> ModelShape:
@@ -77,6 +79,7 @@ def shape_of(config: Any) -> ModelShape:
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
+        init_std=config.initializer_range,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         norm_eps=config.rms_norm_eps,
         rope_theta=theta,
