@@ -141,7 +141,9 @@ class Supervisor:
     def _environment(self, worker: Worker) -> dict[str, str]:
         threads = str(self._node.config.launch.threads_per_worker)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus)) if self._node.device == "cuda" else ""
+        devices = self._node.devices
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""
         return env
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.nvml import visible_devices
 from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.schema import RunConfig
@@ -125,7 +126,15 @@ class Launcher:
     def _start(self, epoch: int, index: int) -> "Any":
         argv = [sys.executable, "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch)]
         argv += ["--node", str(index), "--device", self.device]
-        return spawn(argv, env=os.environ, log=self.paths.log(epoch, f"node{index}"))
+        return spawn(argv, env=self._environment(index), log=self.paths.log(epoch, f"node{index}"))
+
+    def _environment(self, index: int) -> dict[str, str]:
+        """Each virtual node has a part of its own of the GPUs that this process may use."""
+        if self.device != "cuda":
+            return dict(os.environ)
+        nodes, each = self.config.launch.nodes, self.config.launch.gpus_per_node
+        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), nodes * each)
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[index * each :][:each])}
 
     def _kill(self, children: list[Any]) -> None:
         for child in children:
