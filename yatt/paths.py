@@ -49,6 +49,16 @@ class RunPaths:
         return self.root / "samples.jsonl"
 
     @property
+    def wandb(self) -> Path:
+        """The wandb follower's run id and what wandb itself keeps."""
+        return self.root / "wandb"
+
+    @property
+    def wandb_log(self) -> Path:
+        """The follower's output."""
+        return self.wandb / "follower.log"
+
+    @property
     def finished(self) -> Path:
         """Written last, by the leader."""
         return self.root / "finished"

@@ -424,6 +424,10 @@ class LeaseSection:
     slack_bytes: int = 512 << 20
     """Memory a sleeping holder may keep beyond its declared residue and still count as released."""
 
+    max_residue_bytes: int = 8 << 30
+    """Device memory a worker may keep asleep on each of its GPUs (contexts, graphs, communicators): what it
+    keeps after its first sleep is allowed to it from then on, up to this."""
+
     def __post_init__(self) -> None:
         _rule(
             self.ttl_s >= 3 * self.renew_s,

@@ -34,7 +34,7 @@ class SftValidation:
     """Training stops once enough sampled completions equal the reference."""
 
     file: str = ""
-    """JSONL with prompt and completion; prompts of one length. Empty: train all steps."""
+    """JSONL with prompt and completion. Empty: train all steps."""
 
     every: int = 25
     """Steps between tries."""

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -9,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from yatt.adapters.files import make_private
+from yatt.adapters.nvml import visible_devices
 from yatt.config.load import load_resolved
 from yatt.control.node import Node
 from yatt.control.session import Session
@@ -26,22 +28,34 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
+    name = f"node{arguments.node}"
+    try:
+        return _attempt(_node(arguments))
+    except YattError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return error.exit_code
+    except Exception:  # noqa: BLE001 (a process's main: recorded, and the process ends)
+        sys.stderr.write(f"{name}: a defect:\n{traceback.format_exc()}")
+        return EXIT_FAILED
+
+
+def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
     config = load_resolved(paths.config)
-    node = Node(
+    devices: tuple[str, ...] = ()
+    if arguments.device == "cuda":
+        devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), config.launch.gpus_per_node)
+    return Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
-        index=arguments.node, host=arguments.host, device=arguments.device,
+        index=arguments.node, host=arguments.host, device=arguments.device, devices=devices,
     )  # fmt: skip
+
+
+def _attempt(node: Node) -> int:
     make_private(node.scratch)
     make_private(node.weights_root)
     try:
         return asyncio.run(_run(node))
-    except YattError as error:
-        sys.stderr.write(f"{node.name}: {error}\n")
-        return error.exit_code
-    except Exception:  # noqa: BLE001 (a process's main: recorded, and the process ends)
-        sys.stderr.write(f"{node.name}: a defect:\n{traceback.format_exc()}")
-        return EXIT_FAILED
     finally:
         shutil.rmtree(node.scratch, ignore_errors=True)
         shutil.rmtree(node.weights_root, ignore_errors=True)

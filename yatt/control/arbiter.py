@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt import clock
-from yatt.adapters.memory import resident_bytes
 from yatt.control.node import Node
+from yatt.control.proof import prover_for
 from yatt.control.supervisor import Supervisor, Worker
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
-from yatt.core.placement import TRAINER, Slab
+from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -65,7 +65,7 @@ class Arbiter:
         self._leases = {slab: SlabLease(token=tokens.get(slab.name, 0)) for slab in node.slabs}
         self._watches = {slab: _Watch() for slab in node.slabs}
         self._awake: dict[Slab, int] = {}
-        self._residue: dict[str, int] = {}
+        self._prover = prover_for(node, supervisor)
         self._doomed: set[str] = set()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,8 +181,8 @@ class Arbiter:
             case rules.Kill(role):
                 self._signal(slab, (role,), signal.SIGKILL)
             case rules.Purge(spare):
-                roles = tuple(r for r in self._node.placement.roles_of(slab) if r != spare)
-                self._signal(slab, roles, signal.SIGKILL)
+                roles = {worker.role for worker in self._prover.offenders(slab, spare)}
+                self._signal(slab, tuple(sorted(roles)), signal.SIGKILL)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
                 self._on_quarantine(slab, cause)
@@ -201,7 +201,7 @@ class Arbiter:
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return
         for worker in self._supervisor.of(role, slab):
-            self._learn_residue(worker)
+            self._prover.learn(worker)
         self._step(slab, rules.Released(token))
 
     async def _wake(self, slab: Slab, role: str, token: int) -> None:
@@ -226,35 +226,14 @@ class Arbiter:
                 self._step(slab, rules.Died(role))
 
     def weigh(self, worker: Worker) -> int:
-        """Resident bytes of a worker's processes now."""
-        return resident_bytes([worker.child.pid])[worker.child.pid] if worker.child is not None else 0
-
-    def _learn_residue(self, worker: Worker) -> None:
-        """What a worker keeps when it sleeps is measured once, after its first sleep, and pinned.
-
-        On CPU an engine's sleep frees nothing, so all it has is its declared residue; a trainer rank
-        does free its storages and may keep what it had before it built anything.
-        """
-        if worker.wire not in self._residue and worker.role != TRAINER and worker.child is not None:
-            self._residue[worker.wire] = self.weigh(worker)
+        """Bytes a worker has now, by the measure of this node's device."""
+        return self._prover.weigh(worker)
 
     def _measure(self, slab: Slab) -> rules.Proof:
         dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.wire in self._doomed]
         if any(w.is_running for w in dying):
             return rules.Proof(False, f"{', '.join(w.name for w in dying)} is being killed")
-        wanted = self._leases[slab].wanted
-        roles = [role for role in self._node.placement.roles_of(slab) if role != wanted]
-        sleepers = {
-            w.child.pid: w for role in roles for w in self._supervisor.of(role, slab) if w.child is not None
-        }
-        slack = self._node.config.lease.slack_bytes
-        for pid, used in resident_bytes(sleepers).items():
-            worker = sleepers[pid]
-            allowed = self._residue.get(worker.wire, worker.hello_bytes) + slack
-            if used > allowed:
-                return rules.Proof(False, f"{worker.name} (pid {pid}) keeps {used >> 20} MiB of memory, "
-                                          f"{allowed >> 20} MiB are allowed to it asleep")  # fmt: skip
-        return rules.Proof(True)
+        return self._prover.check(slab, self._leases[slab].wanted)
 
     def _record(self, slab: Slab, role: str, token: int) -> None:
         self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)

@@ -12,7 +12,10 @@ from yatt.paths import RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One controller's fixed facts. `host` is what other nodes dial."""
+    """One controller's fixed facts. `host` is what other nodes dial.
+
+    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index; none without GPUs.
+    """
 
     config: RunConfig
     paths: RunPaths
@@ -21,6 +24,7 @@ class Node:
     index: int
     host: str
     device: str
+    devices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

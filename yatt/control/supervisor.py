@@ -143,7 +143,9 @@ class Supervisor:
         env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         if self._node.device == "cpu":  # what is freed goes back to the kernel, so that it can be proved
             env["MALLOC_ARENA_MAX"] = "1"
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus)) if self._node.device == "cuda" else ""
+        devices = self._node.devices
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""
         return env
 
 

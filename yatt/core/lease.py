@@ -141,7 +141,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """SIGKILL to every role on this slab but `spare`: somebody asleep keeps memory."""
+    """SIGKILL to the roles asleep on this slab, other than `spare`, that keep memory they may not."""
 
     spare: str
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.nvml import visible_devices
 from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.schema import RunConfig
@@ -23,6 +24,7 @@ from yatt.control.epochs import claim_epoch
 from yatt.control.session import open_run_store
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.launch.follower import Follower
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
@@ -49,12 +51,21 @@ class Launcher:
         """Until finished or given up; gives the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
+        follower = Follower(self.paths, self.say)
+        if not self.paths.finished.exists():
+            follower.start(self.config, os.environ)
+        try:
+            return self._attempts(follower)
+        finally:
+            follower.end()
+
+    def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
         while not self.paths.finished.exists():
             epoch = claim_epoch(self.paths)
             self._note(epoch, "started.json", {"pid": os.getpid(), "wall": clock.wall_iso()})
             self._link_latest(epoch)
-            exit_code, reason = self._attempt(epoch)
+            exit_code, reason = self._attempt(epoch, follower)
             committed = self._committed(epoch)
             ends.append(AttemptEnd(exit_code, committed))
             self._note(
@@ -71,12 +82,13 @@ class Launcher:
             self.say(f"starting again from iteration {committed}")
         return EXIT_FINISHED
 
-    def _attempt(self, epoch: int) -> tuple[int, str]:
+    def _attempt(self, epoch: int, follower: Follower) -> tuple[int, str]:
         children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
         told = 0
         deadline_s: float | None = None
         while any(child.poll() is None for child in children):
             self.show()
+            follower.check()
             if len(self.signals) > told:
                 told = len(self.signals)
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
@@ -114,7 +126,15 @@ class Launcher:
     def _start(self, epoch: int, index: int) -> "Any":
         argv = [sys.executable, "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch)]
         argv += ["--node", str(index), "--device", self.device]
-        return spawn(argv, env=os.environ, log=self.paths.log(epoch, f"node{index}"))
+        return spawn(argv, env=self._environment(index), log=self.paths.log(epoch, f"node{index}"))
+
+    def _environment(self, index: int) -> dict[str, str]:
+        """Each virtual node has a part of its own of the GPUs that this process may use."""
+        if self.device != "cuda":
+            return dict(os.environ)
+        nodes, each = self.config.launch.nodes, self.config.launch.gpus_per_node
+        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), nodes * each)
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[index * each :][:each])}
 
     def _kill(self, children: list[Any]) -> None:
         for child in children:

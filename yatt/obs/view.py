@@ -70,13 +70,19 @@ class RunView:
         self.news = []
         events, _ = self._events.read()
         for event in events:
-            self._fold(event)
+            self.fold(event)
         rows, fresh = self._metrics.read()
         known = {row[STEP] for row in self.rows}
         if fresh:
             self.rows = []
         self.rows += rows
         return [row for row in rows if row[STEP] not in known]
+
+    def fold(self, event: dict[str, Any]) -> None:
+        """Take in one event; sentences for people are added to `news`."""
+        handler = _FOLDS.get(event["kind"])
+        if handler is not None:
+            handler(self, event)
 
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
@@ -106,11 +112,6 @@ class RunView:
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
         }
-
-    def _fold(self, event: dict[str, Any]) -> None:
-        handler = _FOLDS.get(event["kind"])
-        if handler is not None:
-            handler(self, event)
 
 
 def _start(view: RunView, event: dict[str, Any]) -> None:

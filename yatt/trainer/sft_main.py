@@ -59,16 +59,27 @@ class Exam:
         section = self._config.validation
         if not self._held_out or step % section.every:
             return False
-        prompts = [prompt for prompt, _ in self._held_out]
-        longest = max(len(completion) for _, completion in self._held_out)
-        sampled = student.complete(prompts, longest, temperature=section.temperature, seed=step)
-        pairs = zip(sampled, self._held_out, strict=True)
-        share = sum(ids[: len(right)] == right for ids, (_, right) in pairs) / len(self._held_out)
+        exact = sum(self._num_exact(group, step, student) for group in self._by_length())
+        share = exact / len(self._held_out)
         self.said = f"{share:.3f} of held-out completions exact"
         seconds = time.monotonic() - self._began_s
         sys.stdout.write(f"step {step}  loss {loss:.4f}  {self.said}  {seconds:.0f} s\n")
         sys.stdout.flush()
         return share >= section.stop_at
+
+    def _by_length(self) -> list[list[Example]]:
+        """The student completes prompts of one length at a time."""
+        groups: dict[int, list[Example]] = {}
+        for example in self._held_out:
+            groups.setdefault(len(example[0]), []).append(example)
+        return list(groups.values())
+
+    def _num_exact(self, group: list[Example], step: int, student: Student) -> int:
+        longest = max(len(completion) for _, completion in group)
+        prompts = [prompt for prompt, _ in group]
+        temperature = self._config.validation.temperature
+        sampled = student.complete(prompts, longest, temperature=temperature, seed=step)
+        return sum(ids[: len(right)] == right for ids, (_, right) in zip(sampled, group, strict=True))
 
 
 def read_examples(path: Path, tokenizer: Tokenizer) -> list[Example]:

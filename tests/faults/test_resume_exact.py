@@ -1,0 +1,122 @@
+"""A run that is killed at any moment, by SIGKILL, ends bit-equal to one that never was.
+
+The disturbed run is one run, killed again and again at random moments: a controller, a trainer rank, an
+engine, the reward process, or everything at once with the launcher. Parameters, optimizer state and
+metrics (times aside) are then compared with those of the undisturbed run.
+"""
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from yatt.obs.metrics import results
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+NUM_KILLS = 20
+ITERATIONS = 16
+VICTIMS = ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "everything")
+
+
+def final_state(run: RunFile) -> dict[str, str]:
+    """Digest of every file of the last checkpoint, and of what the manifest says beside them."""
+    manifests = sorted((run.run_dir / "checkpoints" / "manifests").glob("*.json"))
+    manifest = json.loads(manifests[-1].read_text())
+    files = {
+        f"{index}": hashlib.sha256((run.run_dir / "checkpoints" / file["path"]).read_bytes()).hexdigest()
+        for index, file in enumerate(sorted(manifest["files"], key=lambda f: f["path"].rpartition("/")[2]))
+    }
+    return {**files, "common": json.dumps(manifest["common"]), "nodes": json.dumps(manifest["nodes"])}
+
+
+def metrics(run: RunFile) -> list[dict[str, Any]]:
+    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+
+
+def strike(run: RunFile, victim: str, launcher_pid: int, draw: random.Random) -> list[str]:
+    """SIGKILL the victim; gives what was hit."""
+    processes = living(run.run_dir)
+    if victim == "everything":
+        kill(launcher_pid)
+        return [name for pid, name in processes.items() if kill(pid)]
+    chosen = [pid for pid, name in processes.items() if name == victim]
+    return [processes[pid] for pid in draw.sample(chosen, min(1, len(chosen))) if kill(pid)]
+
+
+def until_up_or_ended(run: RunFile, process: "subprocess.Popen[str]") -> None:
+    def holds() -> bool:
+        return process.poll() is not None or "yatt.trainer" in living(run.run_dir).values()
+
+    wait_for(holds, timeout_s=90, what="the run to come up")
+
+
+def finish_under_fire(run: RunFile, num_kills: int, seed: int, settle_s: tuple[float, float]) -> list[str]:
+    """Run to the end while killing; starts the command again whenever it has ended."""
+    draw, hits = random.Random(seed), []
+    file = str(run.write())
+    process = start("run", file)
+    try:
+        while len(hits) < num_kills:
+            until_up_or_ended(run, process)
+            time.sleep(draw.uniform(*settle_s))
+            if process.poll() is None:
+                hits += strike(run, draw.choice(VICTIMS), process.pid, draw)[:1]
+                time.sleep(0.3)
+            if process.poll() is not None:
+                if (run.run_dir / "finished").exists():
+                    break
+                assert process.returncode in (-signal.SIGKILL, 1, 93), process.stdout.read()
+                process.stdout.close()
+                process = start("run", file)
+        output, _ = process.communicate(timeout=400)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    for _ in range(3):  # a crash loop ends with 93 on purpose; a person types the command again
+        if (run.run_dir / "finished").exists():
+            break
+        done = yatt("run", file, timeout_s=400)
+        output += done.stdout
+    assert (run.run_dir / "finished").exists(), output[-3000:]
+    return hits
+
+
+@pytest.fixture(scope="module")
+def scripted_twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, RunFile, list[str]]:
+    settings = {
+        "trainer": {"total_iterations": ITERATIONS},
+        "run": {"max_attempts_without_progress": 50},
+    }
+    calm = RunFile(tmp_path_factory.mktemp("calm"), settings)
+    assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
+    disturbed = RunFile(tmp_path_factory.mktemp("disturbed"), settings)
+    hits = finish_under_fire(disturbed, NUM_KILLS, seed=1, settle_s=(0.1, 9.0))
+    return calm, disturbed, hits
+
+
+def test_twenty_kills_change_neither_parameters_nor_optimizer_state(scripted_twins) -> None:
+    calm, disturbed, hits = scripted_twins
+    assert len(hits) >= NUM_KILLS, f"only {hits}"
+    assert final_state(disturbed) == final_state(calm)
+
+
+def test_twenty_kills_change_no_metric(scripted_twins) -> None:
+    calm, disturbed, _ = scripted_twins
+    assert metrics(disturbed) == metrics(calm)
+    assert [row["training/global_step"] for row in metrics(calm)] == list(range(1, ITERATIONS + 1))
+
+
+def test_nothing_is_left_behind(scripted_twins) -> None:
+    _, disturbed, _ = scripted_twins
+    assert living(disturbed.run_dir) == {}
+    left = [p for p in Path(disturbed.folder).iterdir() if p.name.startswith("yatt-")]
+    assert not left, "sockets, journals or weights of dead attempts"

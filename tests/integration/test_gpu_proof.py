@@ -1,0 +1,347 @@
+"""The proof over GPUs: real arbiter, supervisor, nvidia-ml-py and processes; a stand-in for the driver."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.obs_runs import make_run
+from yatt.adapters.nvml import Nvml, visible_devices
+from yatt.config.load import load_resolved
+from yatt.control.arbiter import Arbiter, Holding
+from yatt.control.node import Node
+from yatt.control.proof import GpuProver
+from yatt.control.supervisor import Supervisor
+from yatt.core.lease import Stage
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.obs.events import EventLog
+
+pytestmark = pytest.mark.timeout(60)
+pytest.importorskip("pynvml")
+
+MIB = 1 << 20
+AWAKE, ASLEEP, BASE = 4096 * MIB, 300 * MIB, 100 * MIB
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory) -> Path:
+    """The stand-in, loaded under the name by which nvidia-ml-py will ask for it."""
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = Path(__file__).parent.parent / "nvml" / "standin.c"
+    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=60)
+    ctypes.CDLL(str(library))
+    return library
+
+
+@pytest.fixture
+def gpus(driver, tmp_path, monkeypatch) -> Path:
+    root = tmp_path / "devices"
+    for name in ("gpu0", "gpu1", "orders"):
+        (root / name).mkdir(parents=True)
+    for name in ("gpu0", "gpu1"):
+        (root / name / "base").write_text(str(BASE))
+    monkeypatch.setenv("NVML_STANDIN", str(root))
+    monkeypatch.setattr("yatt.control.proof.sees_host_pids", lambda: True)
+    return root
+
+
+class Bench:
+    """One node's arbiter over processes that hold what they are told to."""
+
+    def __init__(self, tmp_path, gpus, *, device="0", **lease):
+        timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
+        paths = make_run(
+            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": str(tmp_path), "gpus_per_node": 1}
+        )
+        config = load_resolved(paths.config)
+        self.gpus, self.lines, self.quarantined = gpus, [], []
+        self.node = Node(
+            config=config, paths=paths, placement=place(config), epoch=1, index=0,
+            host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
+        )  # fmt: skip
+        self.node.scratch.mkdir()
+        self.slab = self.node.slabs[0]
+        self.asleep = {TRAINER: ASLEEP, ROLLOUT: ASLEEP}
+        events = EventLog(epoch=1, node=0, role="controller", sink=self.lines.append)
+        self.supervisor = Supervisor(self.node, events, self._ended)
+        for worker in self.supervisor.workers.values():
+            worker.argv = ("tests.nvml.gpu_user",)
+        self.arbiter = Arbiter(
+            self.node, self.supervisor, events, Holding(wake=self._wake, ask=self._ask),
+            lambda slab, cause: self.quarantined.append(cause),
+        )  # fmt: skip
+
+    async def hold(self, pid, size):
+        """Let a process hold so many bytes; returns once the driver shows it."""
+        (self.gpus / "orders" / str(pid)).write_text(str(size))
+        shown = self.gpus / f"gpu{self.node.devices[0]}" / str(pid)
+        while not shown.exists() or shown.read_text() != str(size):
+            await asyncio.sleep(0.01)
+
+    def pid(self, role):
+        return next(w for w in self.supervisor.of(role, self.slab)).child.pid
+
+    def told(self, kind):
+        return [event for line in self.lines if (event := json.loads(line))["kind"] == kind]
+
+    async def give(self, role, limit_s=LIMIT_S):
+        self.arbiter.want(self.slab, role)
+        await self.arbiter.settled(self.slab, role, limit_s)
+
+    async def _wake(self, slab, role, token):
+        for worker in self.supervisor.of(role, slab):
+            self.supervisor.start(worker)
+            await self.hold(worker.child.pid, AWAKE)
+
+    async def _ask(self, slab, role, token):
+        for worker in self.supervisor.of(role, slab):
+            await self.hold(worker.child.pid, self.asleep[role])
+
+    async def _ended(self, worker, how):
+        self.arbiter.died(worker)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        beat = asyncio.ensure_future(self.arbiter.run())
+        try:
+            yield self
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+            await self.supervisor.close(1.0)
+
+
+@contextlib.contextmanager
+def stranger(gpus, size):
+    """A process of somebody else on GPU 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.nvml.gpu_user"], env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+    )
+    (gpus / "orders" / str(process.pid)).write_text(str(size))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+async def on_gpu(gpus, process):
+    while not (gpus / "gpu0" / str(process.pid)).exists():
+        await asyncio.sleep(0.01)
+
+
+def test_a_slab_goes_from_trainer_to_rollout_and_back_while_the_sleeper_keeps_its_residue(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            for role in (TRAINER, ROLLOUT, TRAINER, ROLLOUT):
+                await bench.give(role)
+            assert [grant["token"] for grant in bench.told("lease.grant")] == [1, 2, 3, 4]
+            assert len(bench.told("worker.start")) == 2
+            assert not bench.told("worker.end") and not bench.told("lease.unproven")
+
+    asyncio.run(scenario())
+
+
+def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_anybody_is_granted(
+    tmp_path, gpus
+):
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            await bench.give(TRAINER)
+            bench.asleep[TRAINER] = 3000 * MIB
+            pid = bench.pid(TRAINER)
+            await bench.give(ROLLOUT)
+            kinds = [e["kind"] for e in map(json.loads, bench.lines)]
+            last = kinds[len(kinds) - 1 - kinds[::-1].index("lease.unproven") :]
+            assert "worker.end" in last and last.index("worker.end") < last.index("lease.grant")
+            assert f"trainer-n0r0 (pid {pid}) keeps 3000 MiB of memory, 364 MiB are allowed to it asleep" in [
+                e["cause"] for e in bench.told("lease.unproven")
+            ]
+            assert not bench.quarantined
+
+    asyncio.run(scenario())
+
+
+def test_a_first_sleep_that_frees_nothing_is_not_believed(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus, max_residue_bytes=1024 * MIB).running() as bench:
+            bench.asleep[TRAINER] = AWAKE
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            assert (
+                "keeps 4096 MiB of memory, 1088 MiB are allowed" in bench.told("lease.unproven")[0]["cause"]
+            )
+            assert len(bench.told("worker.end")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_memory_nobody_gives_back_ends_in_quarantine_that_says_how_much(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            await bench.give(TRAINER)
+            (gpus / "gpu0" / "leak").write_text(str(2000 * MIB))
+            with pytest.raises(WorkerFailed, match="slab n0s0 is quarantined: memory did not come back"):
+                await bench.give(ROLLOUT)
+            assert (
+                "2100 MiB are in use on slab n0s0, where all that sleeps may keep 164 MiB"
+                in bench.quarantined[0]
+            )
+            assert len(bench.told("lease.grant")) == 1
+            (gpus / "gpu0" / "leak").unlink()
+            bench.arbiter.want(bench.slab, ROLLOUT)
+            await asyncio.sleep(0.3)
+            assert bench.arbiter.lease(bench.slab).stage is Stage.QUARANTINED
+
+    asyncio.run(scenario())
+
+
+def test_a_strangers_process_is_named_and_never_killed_and_no_grant_is_given_beside_it(tmp_path, gpus):
+    async def scenario():
+        with stranger(gpus, 700 * MIB) as process:
+            await on_gpu(gpus, process)
+            async with Bench(tmp_path, gpus).running() as bench:
+                with pytest.raises(WorkerFailed, match="quarantined"):
+                    await bench.give(TRAINER)
+                assert f"process {process.pid} (python" in bench.quarantined[0]
+                assert "with 700 MiB; it is not of this run" in bench.quarantined[0]
+                assert process.poll() is None
+                assert not bench.told("lease.grant")
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_that_leaves_in_time_is_waited_for(tmp_path, gpus):
+    async def scenario():
+        with stranger(gpus, 700 * MIB) as process:
+            await on_gpu(gpus, process)
+            async with Bench(tmp_path, gpus, prove_s=LIMIT_S).running() as bench:
+                bench.arbiter.want(bench.slab, TRAINER)
+                await asyncio.sleep(0.3)
+                assert bench.arbiter.lease(bench.slab).stage is Stage.PROVING
+                process.kill()
+                process.wait(10)
+                await bench.give(TRAINER)
+
+    asyncio.run(scenario())
+
+
+def test_the_pid_of_a_dead_worker_is_nobodys_even_if_it_comes_again(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            pid = bench.pid(TRAINER)
+            bench.supervisor.end(bench.supervisor.of(TRAINER, bench.slab)[0])
+            while bench.supervisor.of(TRAINER, bench.slab)[0].is_running:
+                await asyncio.sleep(0.01)
+            (gpus / "gpu0" / f"stuck-{pid}").write_text(str(ASLEEP))
+            with pytest.raises(WorkerFailed, match=f"process {pid} "):
+                await bench.give(TRAINER)
+            assert len(bench.told("lease.grant")) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_gpu_proves_nothing(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            await bench.give(TRAINER)
+            (gpus / "gpu0" / "lost").touch()
+            with pytest.raises(WorkerFailed, match=r"NVML cannot measure GPUs \[0\]: .*[Ll]ost"):
+                await bench.give(ROLLOUT)
+
+    asyncio.run(scenario())
+
+
+def test_the_jobs_own_device_is_measured_and_given_to_the_worker(tmp_path, gpus):
+    async def scenario():
+        async with Bench(tmp_path, gpus, device="1").running() as bench:
+            (gpus / "gpu0" / "leak").write_text(str(9000 * MIB))  # another job's
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            environment = Path(f"/proc/{bench.pid(ROLLOUT)}/environ").read_bytes().split(b"\0")
+            assert b"CUDA_VISIBLE_DEVICES=1" in environment
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hidden", ["pids", "bytes"])
+def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(tmp_path, gpus, monkeypatch, hidden):
+    if hidden == "pids":
+        monkeypatch.setattr("yatt.control.proof.sees_host_pids", lambda: False)
+    else:
+        (gpus / "silent").touch()
+
+    async def scenario():
+        async with Bench(tmp_path, gpus).running() as bench:
+            for role in (TRAINER, ROLLOUT, TRAINER):
+                await bench.give(role)
+            bench.asleep[TRAINER] = 3000 * MIB
+            await bench.give(ROLLOUT)
+            assert bench.told("lease.unproven")[0]["cause"].startswith("3400 MiB are in use on slab n0s0")
+            assert len(bench.told("worker.end")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_baseline_sinks_when_a_former_attempts_process_goes(tmp_path, gpus):
+    (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
+    bench = Bench(tmp_path, gpus)
+    prover = GpuProver(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
+    assert prover.check(bench.slab, TRAINER).clean
+    (gpus / "gpu0" / "leak").unlink()
+    assert prover.check(bench.slab, TRAINER).clean
+    (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
+    assert not prover.check(bench.slab, TRAINER).clean
+
+
+def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):
+    nvml = Nvml(("GPU-1", "0"))
+    (gpus / "gpu1" / "leak").write_text("5")
+    assert [nvml.occupancy([place]).used_bytes for place in (0, 1)] == [BASE + 5, BASE]
+    assert nvml.occupancy([0, 1]).used_bytes == 2 * BASE + 5
+    nvml.close()
+    with pytest.raises(ConfigError, match="NVML finds no GPU '7'"):
+        Nvml(("7",))
+
+
+def test_without_a_driver_the_message_says_what_to_do():
+    code = (
+        "from yatt.adapters.nvml import Nvml\nfrom yatt.errors import ConfigError\n"
+        "try:\n    Nvml(('0',))\nexcept ConfigError as error:\n    print(error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    if answer.stdout:  # nothing is printed where there is a driver
+        assert "write launch.device: cpu" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("inherited", "count", "devices"),
+    [
+        (None, 2, ("0", "1")),
+        ("3,5", 2, ("3", "5")),
+        ("2, 3,4", 1, ("2",)),
+        ("GPU-a,GPU-b", 2, ("GPU-a", "GPU-b")),
+    ],
+)
+def test_devices_are_those_the_job_was_given(inherited, count, devices):
+    assert visible_devices(inherited, count) == devices
+
+
+def test_too_few_devices_name_the_keys():
+    with pytest.raises(ConfigError, match=r"2 GPUs are needed .*CUDA_VISIBLE_DEVICES is '3'"):
+        visible_devices("3", 2)

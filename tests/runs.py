@@ -1,0 +1,145 @@
+"""Whole runs for tests: a run file, the command as a user types it, and looking at what came of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.tiny_models import make_qwen3
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_PROMPTS = 64
+
+
+@dataclass
+class RunFile:
+    """A small run; `settings` are section -> key -> value, laid over the defaults below."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def write(self) -> Path:
+        """Make model, data and run file; gives the run file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        policy = self.folder / "policy"
+        if not policy.exists():
+            make_qwen3(policy, tied=True, seed=0)
+        data = self.folder / "train.jsonl"
+        if not data.exists():
+            rows = [{"prompt": f"{i} plus {i % 7} is", "data_source": "sum"} for i in range(NUM_PROMPTS)]
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        reward = self.folder / "reward.py"
+        if not reward.exists():
+            reward.write_text(REWARD)
+        path = self.folder / "run.yaml"
+        path.write_text(yaml.safe_dump(self._config(policy, data, reward)))
+        return path
+
+    def _config(self, policy: Path, data: Path, reward: Path) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "run": {"dir": str(self.run_dir), "deterministic": True},
+            "launch": {
+                "nodes": 2, "device": "cpu", "start_timeout_s": 120, "phase_timeout_s": 120,
+                "scratch_dir": str(self.folder), "shm_dir": str(self.folder),
+            },
+            "data": {"train_files": [str(data)], "max_prompt_tokens": 32},
+            "model": {"path": str(policy), "dtype": "float32"},
+            "rollout": {"n": 4, "max_response_tokens": 8, "engine": "scripted"},
+            "rewards": [{"name": "digits", "path": str(reward)}],
+            "optimizer": {"lr": 1.0e-3},
+            "trainer": {
+                "total_iterations": 4, "train_batch_size": 4, "mini_batch_size": 2,
+                "max_tokens_per_micro_batch": 128,
+            },
+            "checkpoint": {"save_every": 1, "keep": 2},
+            "sync": {"probe_prompts": 0},
+        }  # fmt: skip
+        for section, values in self.settings.items():
+            if isinstance(values, dict):
+                config.setdefault(section, {}).update(values)
+            else:
+                config[section] = values
+        return config
+
+
+REWARD = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """How many letters of the first half of the alphabet."""
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+'''
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "yatt.cli.main", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
+
+
+def yatt(*arguments: str, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
+    """Run the command to its end."""
+    return subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    """Start the command."""
+    return subprocess.Popen(
+        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a JSONL file."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines() if line]
+
+
+def wait_for(holds: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+    """Until `holds()` is true; gives its value."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if value := holds():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {timeout_s:g} s for {what}")
+
+
+def living(run_dir: Path) -> dict[int, str]:
+    """Processes of a run that are alive, by their command line."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            state = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(run_dir) in words and state != "Z":
+            module = next((w for w in words if w.startswith("yatt.")), "")
+            found[int(path.parent.name)] = module
+    return found
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Signal one process; False if it was gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

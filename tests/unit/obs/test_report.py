@@ -1,0 +1,116 @@
+"""The report: whole, honest about what is missing, and safe to open."""
+
+import json
+import re
+
+import pytest
+
+from tests.obs_runs import event, make_run, metrics
+from yatt.errors import ConfigError
+from yatt.obs.curves import trend, verdict_on_curves
+from yatt.obs.history import attempts_of, read_events
+from yatt.obs.metrics import STEP
+from yatt.obs.report import write_report
+
+TWO_ATTEMPTS = (
+    event(0, "attempt.start", nodes=1),
+    event(0, "phase.begin", phase="join", iteration=0),
+    event(10, "phase.end", phase="join", iteration=0),
+    event(10, "phase.begin", phase="rollout", iteration=1),
+    event(11, "lease.grant", slab="n0s0", holder="rollout", token=1),
+    event(20, "lease.expire", slab="n0s0", holder="rollout", token=1, cause="rollout was not heard of"),
+    event(21, "worker.end", worker="rollout-n0s0.1", pid=5, how="killed by SIGKILL"),
+    event(30, "attempt.end", exit_code=1, reason="it broke <b>badly</b>"),
+    event(40, "attempt.start", epoch=2, nodes=1),
+    event(41, "attempt.resume", epoch=2, iteration=0),
+    event(41, "phase.begin", epoch=2, phase="rollout", iteration=1),
+    event(50, "phase.end", epoch=2, phase="rollout", iteration=1),
+)
+
+
+def page_of(paths) -> str:
+    return write_report(paths, None).read_text()
+
+
+def test_a_run_that_has_not_begun_gives_a_page(tmp_path):
+    page = page_of(make_run(tmp_path))
+    assert ">starting<" in page
+    assert "No attempt has begun yet." in page and "No iteration is complete yet." in page
+
+
+def test_a_run_in_its_first_phase_gives_a_page(tmp_path):
+    page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS[:2]))
+    assert ">running<" in page
+
+
+def test_a_failed_attempt_is_told_with_its_reason_escaped(tmp_path):
+    page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS))
+    assert "failed (exit code 1)" in page
+    assert "it broke &lt;b&gt;badly&lt;/b&gt;" in page and "<b>badly" not in page
+    assert "lease of slab n0s0 expired: rollout was not heard of" in page
+
+
+def test_attempts_are_folded_with_what_was_open_closed_at_their_last_event(tmp_path):
+    first, second = attempts_of(read_events(make_run(tmp_path, events=TWO_ATTEMPTS).events))
+    assert (first.exit_code, second.exit_code) == (1, None)
+    assert [(p.phase, p.end_s - p.begin_s) for p in first.span.phases] == [("join", 10), ("rollout", 20)]
+    assert [(span.holder, span.end_s - span.begin_s) for span in first.leases] == [("rollout", 9)]
+    assert [mark.text for mark in first.marks] == [
+        "n0s0 lease expired: rollout was not heard of", "rollout-n0s0.1 ended: killed by SIGKILL"
+    ]  # fmt: skip
+    assert second.span.resumed == 0
+
+
+def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
+    sample = {
+        STEP: 1, "prompt": "<script>alert(1)</script>", "completion": "\ud800\x1b[31m</pre><img src=x>",
+        "verdicts": {"judge": "<i>"}, "scores": {"judge": 0.5}, "reward": 0.5, "ground_truth": "4",
+    }  # fmt: skip
+    page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS, rows=metrics(6), samples=(sample,)))
+    assert not re.search(r"<script|<img|<link|<iframe|https?://|url\(|@import| on[a-z]+=", page)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "\u241b[31m&lt;/pre&gt;" in page and "\ufffd" in page
+
+
+def test_torn_lines_and_metrics_that_are_no_numbers_are_left_out(tmp_path):
+    paths = make_run(tmp_path, events=TWO_ATTEMPTS, rows=metrics(5))
+    with paths.events.open("a") as file:
+        file.write('{"kind": "phase.beg')
+    with paths.metrics.open("a") as file:
+        file.write(json.dumps({STEP: 6, "critic/rewards/mean": float("nan")}) + '\n{"training/glo')
+    page = page_of(paths)
+    assert "6 of 24" in page and "nan," not in page
+
+
+def test_reward_rising_while_validation_falls_is_said_first():
+    rows = [
+        {STEP: step, "critic/rewards/mean": step / 10, "val-core/math/exact/mean@1": 1 - step / 10}
+        for step in range(9)
+    ]
+    sentence, is_warning = verdict_on_curves(rows)
+    assert is_warning and sentence.startswith("Reward rises while validation falls (math/exact/mean@1)")
+    rising = [{**row, "val-core/math/exact/mean@1": row[STEP] / 10} for row in rows]
+    assert verdict_on_curves(rising) == ("Reward rises; validation: math/exact/mean@1 rises.", False)
+
+
+@pytest.mark.parametrize(
+    ("values", "way"),
+    [
+        ([1, 2, 3], 0),
+        ([1, 2, 3, 4, 5, 6], 1),
+        ([6, 5, 4, 3, 2, 1], -1),
+        ([1, 5, 1, 5, 2, 5], 0),
+        ([3] * 9, 0),
+    ],
+)
+def test_a_trend_is_a_move_and_not_noise(values, way):
+    assert trend(list(enumerate(values))) == way
+
+
+def test_a_folder_that_is_no_run_and_a_place_that_cannot_be_written_name_the_fix(tmp_path):
+    paths = make_run(tmp_path)
+    with pytest.raises(ConfigError, match="Name another file with --out"):
+        write_report(paths, tmp_path / "missing" / "report.html")
+    paths.config.unlink()
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no config.yaml. Give the folder"):
+        write_report(paths, None)

@@ -1,0 +1,115 @@
+"""What is on the GPUs, by NVML through nvidia-ml-py: bytes in use and the processes that compute there.
+
+Devices are named as CUDA names them to this job (`visible_devices`), so that a slab's GPU i is the
+i-th device of the job wherever Slurm or a person put it. The only module that imports pynvml.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yatt.errors import ConfigError, WorkerFailed
+
+HOST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """What some devices hold. `processes`: bytes by pid, 0 where the driver does not tell."""
+
+    used_bytes: int
+    processes: dict[int, int]
+
+
+class Nvml:
+    """NVML, initialised once for these devices.
+
+    Args:
+        devices: indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ConfigError: NVML cannot be used, or has no such device.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise ConfigError(
+                "the GPUs' memory cannot be measured: nvidia-ml-py is not installed. "
+                "pip install 'yatt[gpu]', or write launch.device: cpu."
+            ) from error
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise ConfigError(
+                f"the GPUs' memory cannot be measured: NVML says '{error}'. Check that nvidia-smi works on "
+                "this node, or write launch.device: cpu."
+            ) from error
+        self._handles = [self._handle(name) for name in devices]
+
+    def occupancy(self, gpus: Sequence[int]) -> Occupancy:
+        """Bytes in use on the devices at these places, and who computes there.
+
+        Raises:
+            WorkerFailed: NVML cannot say, for instance because a GPU was lost.
+        """
+        used_bytes, processes = 0, dict[int, int]()
+        try:
+            for gpu in gpus:
+                used_bytes += self._nvml.nvmlDeviceGetMemoryInfo(self._handles[gpu]).used
+                for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[gpu]):
+                    held = processes.get(process.pid, 0)
+                    processes[process.pid] = held + (process.usedGpuMemory or 0)
+        except self._nvml.NVMLError as error:
+            raise WorkerFailed(f"NVML cannot measure GPUs {list(gpus)}: {error}") from error
+        return Occupancy(used_bytes, processes)
+
+    def close(self) -> None:
+        """Give NVML back."""
+        self._nvml.nvmlShutdown()
+
+    def _handle(self, name: str) -> Any:
+        try:
+            if name.isdigit():
+                return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+            return self._nvml.nvmlDeviceGetHandleByUUID(name)
+        except self._nvml.NVMLError as error:
+            raise ConfigError(
+                f"NVML finds no GPU '{name}' ({error}); it is named by CUDA_VISIBLE_DEVICES or counted by "
+                "launch.gpus_per_node."
+            ) from error
+
+
+def visible_devices(inherited: str | None, count: int) -> tuple[str, ...]:
+    """The job's first `count` devices, by the CUDA_VISIBLE_DEVICES it was given; None if it was given none.
+
+    Raises:
+        ConfigError: it names fewer.
+    """
+    if inherited is None:
+        return tuple(map(str, range(count)))
+    names = tuple(name.strip() for name in inherited.split(",") if name.strip())
+    if len(names) < count:
+        raise ConfigError(
+            f"{count} GPUs are needed on this node (launch.gpus_per_node), but CUDA_VISIBLE_DEVICES is "
+            f"'{inherited}'. Ask Slurm for more, or write launch.gpus_per_node: {max(1, len(names))}."
+        )
+    return names[:count]
+
+
+def sees_host_pids() -> bool:
+    """Whether this process counts pids as the driver does: not so inside most containers."""
+    return os.stat("/proc/self/ns/pid").st_ino == HOST_PID_NAMESPACE
+
+
+def process_name(pid: int) -> str:
+    """What a process is called, for a message."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "not visible from here"

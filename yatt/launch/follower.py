@@ -1,0 +1,64 @@
+"""The process that follows a run for wandb: started and ended by the launcher; the run never waits for it."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.process import describe_exit, log_tail, spawn
+from yatt.config.schema import RunConfig
+from yatt.errors import EXIT_FINISHED
+from yatt.paths import RunPaths
+
+END_S = 30.0
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Follower:
+    """One follower of a run.
+
+    Attributes:
+        say: prints one line for people; used once, if the follower fails.
+    """
+
+    paths: RunPaths
+    say: Callable[[str], None]
+    process: Any = None
+    """A Popen while it is looked after, else None."""
+
+    def start(self, config: RunConfig, env: Mapping[str, str]) -> None:
+        """Start it, unless logging.wandb_mode is disabled. Its end is heard of by `check`."""
+        if config.logging.wandb_mode == "disabled":
+            return
+        argv = [sys.executable, "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
+        quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+        self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)
+
+    def check(self) -> None:
+        """If it ended, say so, once; the run goes on without it."""
+        if self.process is None or self.process.poll() is None:
+            return
+        code, self.process = self.process.returncode, None
+        if code != EXIT_FINISHED:
+            last = log_tail(self.paths.wandb_log, lines=1) or describe_exit(code)
+            self.say(f"wandb: {last} (the run goes on without it; log: {self.paths.wandb_log})")
+
+    def end(self, limit_s: float = END_S) -> None:
+        """Let it log what is left; after `limit_s` its process group is killed."""
+        if self.process is None:
+            return
+        deadline_s = clock.monotonic_s() + limit_s
+        self.process.send_signal(signal.SIGTERM)
+        while self.process.poll() is None and clock.monotonic_s() < deadline_s:
+            time.sleep(POLL_S)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+            self.say(f"wandb: was not done after {limit_s:g} s and was killed; log: {self.paths.wandb_log}")
+        self.check()

@@ -1,0 +1,156 @@
+"""Line charts as SVG text: no library, no script, so that a report is one small file that opens anywhere.
+
+Colours are classes of the report's style sheet, which knows a light and a dark set.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+MAX_DOTS = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line. `colour` is a class of the style sheet; `on_right` reads on an axis of its own."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    dashed: bool = False
+    on_right: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A linear scale from values to pixels."""
+
+    low: float
+    high: float
+    from_px: float
+    to_px: float
+
+    def at(self, value: float) -> float:
+        """The pixel of a value."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.from_px + share * (self.to_px - self.from_px)
+
+    def ticks(self, count: int, *, whole: bool = False) -> list[float]:
+        """Round values inside the scale, about `count` of them; only integers if `whole`."""
+        step = _round_step((self.high - self.low) / count)
+        step = max(1.0, math.ceil(step)) if whole else step
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [index * step for index in range(first, last + 1)]
+
+
+def axis_over(values: Iterable[float], *, from_px: float, to_px: float, pad: float = 0.08) -> Axis:
+    """A scale that holds every value with some air; a constant gets air of its own size."""
+    known = list(values)
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    air = (high - low) * pad or abs(high) * 0.1 or 1.0
+    return Axis(low=low - air, high=high + air, from_px=from_px, to_px=to_px)
+
+
+def finite(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The points that can be drawn."""
+    return tuple((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
+
+
+def short(value: float) -> str:
+    """A number in a few characters, for axes."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e6 or size < 1e-3:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    if size >= 1e4:
+        return f"{value / 1e3:g}k"
+    return f"{value:.4g}"
+
+
+def line_chart(series: Sequence[Series], *, title: str, width: int, height: int, label: str = "") -> str:
+    """An SVG of all series over iterations, with a legend when there are several.
+
+    Args:
+        label: what a screen reader says; the title if empty.
+    """
+    drawn = [line for line in series if line.points]
+    if not drawn:
+        return f'<p class="none">{escape(title)}: no values yet.</p>'
+    several = len(drawn) > 1 or drawn[0].on_right
+    rows = 0 if not several else math.ceil(len(drawn) / _columns(width))
+    top, bottom, left = 12 + 18 * rows, height - 24, 46
+    has_right = any(line.on_right for line in drawn)
+    right = width - (46 if has_right else 12)
+    xs = axis_over((x for line in drawn for x, _ in line.points), from_px=left, to_px=right, pad=0.02)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(label or title, quote=True)}">'
+    ]
+    for is_right in (False, True):
+        lines = [line for line in drawn if line.on_right is is_right]
+        if lines:
+            ys = axis_over((y for line in lines for _, y in line.points), from_px=bottom, to_px=top)
+            parts.append(_grid(ys, left, right, is_right=is_right))
+            parts += [_line(line, xs, ys) for line in lines]
+    parts += [_x_axis(xs, bottom), _legend(drawn, width) if several else "", "</svg>"]
+    return "".join(parts)
+
+
+def _round_step(raw: float) -> float:
+    scale = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
+    return next(factor * scale for factor in (1, 2, 2.5, 5, 10) if factor * scale >= raw * 0.999)
+
+
+def _grid(ys: Axis, left: float, right: float, *, is_right: bool) -> str:
+    parts = []
+    for value in ys.ticks(5):
+        y = ys.at(value)
+        if not is_right:
+            parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        x, anchor = (right + 6, "start") if is_right else (left - 6, "end")
+        parts.append(
+            f'<text class="tick" x="{x}" y="{y + 3.5:.1f}" text-anchor="{anchor}">{short(value)}</text>'
+        )
+    return "".join(parts)
+
+
+def _x_axis(xs: Axis, bottom: float) -> str:
+    ticks = "".join(
+        f'<text class="tick" x="{xs.at(value):.1f}" y="{bottom + 16}" text-anchor="middle">{value:.0f}</text>'
+        for value in xs.ticks(8, whole=True)
+    )
+    return f'<line class="axis" x1="{xs.from_px}" x2="{xs.to_px}" y1="{bottom}" y2="{bottom}"/>{ticks}'
+
+
+def _line(line: Series, xs: Axis, ys: Axis) -> str:
+    places = " ".join(f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in line.points)
+    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
+    path = f'<polyline class="line {line.colour}" points="{places}"{dash}/>'
+    if len(line.points) > MAX_DOTS:
+        return path
+    dots = (
+        f'<circle class="dot {line.colour}" cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="2.6">'
+        f"<title>{escape(line.name)}, iteration {x:.0f}: {short(y)}</title></circle>"
+        for x, y in line.points
+    )
+    return path + "".join(dots)
+
+
+def _columns(width: int) -> int:
+    return 2 if width < 600 else 4
+
+
+def _legend(lines: Sequence[Series], width: int) -> str:
+    columns, step = _columns(width), width / _columns(width)
+    parts = []
+    for index, line in enumerate(lines):
+        x, y = 46 + step * (index % columns), 12 + 18 * (index // columns)
+        dash = ' stroke-dasharray="5 3"' if line.dashed else ""
+        side = " (right axis)" if line.on_right else ""
+        parts.append(
+            f'<line class="line {line.colour}" x1="{x:.0f}" x2="{x + 20:.0f}" y1="{y}" y2="{y}"{dash}/>'
+            f'<text class="key" x="{x + 26:.0f}" y="{y + 4}">{escape(line.name + side)}</text>'
+        )
+    return "".join(parts)

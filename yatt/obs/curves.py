@@ -1,0 +1,112 @@
+"""Which of a run's metrics a report draws, and what it says about reward and validation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from yatt.obs.charts import Series, finite, line_chart
+from yatt.obs.metrics import STEP
+
+Row = dict[str, Any]
+
+REWARD = "critic/rewards/mean"
+VALIDATION = "val-core/"
+MIN_JUDGED_ROWS = 4
+MIN_MOVE = 0.1
+"""Of a curve's own range: less is called flat."""
+
+SMALL = (
+    ("Response length (tokens)", (("mean", "response_length/mean"), ("max", "response_length/max"))),
+    ("KL", (("to the sampling policy", "actor/ppo_kl"), ("to the reference", "actor/kl_loss"))),
+    ("Gradient norm", (("gradient norm", "actor/grad_norm"),)),
+    ("Entropy", (("entropy", "actor/entropy"),)),
+    ("Sampler against trainer (probability)", (("mean difference", "training/rollout_probs_diff_mean"),)),
+    ("Policy loss", (("policy loss", "actor/pg_loss"),)),
+    ("Seconds an iteration", (("seconds", "timing_s/step"),)),
+    ("Tokens a second and GPU", (("tokens/s", "perf/throughput"),)),
+    ("Completions cut at the longest length (share)", (("cut", "response_length/clip_ratio"),)),
+)
+COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6")
+
+
+def values_of(rows: Sequence[Row], key: str) -> tuple[tuple[float, float], ...]:
+    """A metric's points over iterations, without what is absent or no number."""
+    return finite(
+        (float(row[STEP]), float(row[key])) for row in rows if isinstance(row.get(key), int | float)
+    )
+
+
+def reward_chart(rows: Sequence[Row]) -> str:
+    """Reward and every validation curve on one chart; validation has its own axis if its size differs."""
+    reward = values_of([row for row in rows if row[STEP]], REWARD)
+    keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
+    curves = {key: values_of(rows, key) for key in keys}
+    apart = _differ_in_size(reward, [point for points in curves.values() for point in points])
+    series = [Series(name="reward (training)", points=reward, colour="c1")]
+    series += [
+        Series(
+            name=f"validation {key.removeprefix(VALIDATION)}", points=points, dashed=True, on_right=apart,
+            colour=COLOURS[1 + index % (len(COLOURS) - 1)],
+        )
+        for index, (key, points) in enumerate(curves.items())
+    ]  # fmt: skip
+    return line_chart(series, title="Reward and validation", width=1180, height=330)
+
+
+def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Title and SVG of the other curves that have values."""
+    trained = [row for row in rows if row[STEP]]
+    charts = []
+    for title, names in SMALL:
+        series = [
+            Series(name=name, points=values_of(trained, key), colour=COLOURS[index])
+            for index, (name, key) in enumerate(names)
+        ]
+        series = [line for line in series if any(y for _, y in line.points)]
+        if series:
+            charts.append((title, line_chart(series, title=title, width=380, height=190)))
+    return charts
+
+
+def verdict_on_curves(rows: Sequence[Row]) -> tuple[str, bool]:
+    """One sentence on reward against validation, and whether it is a warning."""
+    reward = trend(values_of([row for row in rows if row[STEP]], REWARD))
+    keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
+    moved = {key: trend(values_of(rows, key)) for key in keys}
+    falling = [key.removeprefix(VALIDATION) for key, way in moved.items() if way < 0]
+    if reward > 0 and falling:
+        return (
+            f"Reward rises while validation falls ({', '.join(falling)}): the policy may be learning to "
+            "please the reward instead of the task. Read the completions below.",
+            True,
+        )
+    words = {1: "rises", 0: "is flat, or too short to tell", -1: "falls"}
+    told = [f"{key.removeprefix(VALIDATION)} {words[way]}" for key, way in moved.items()]
+    validation = f"; validation: {', '.join(told)}" if told else "; there is no validation"
+    return f"Reward {words[reward]}{validation}.", False
+
+
+def trend(points: Sequence[tuple[float, float]]) -> int:
+    """1, 0 or -1: whether the last third of a curve is above, about at or below its first third.
+
+    A move counts if it is more than `MIN_MOVE` of the curve's range and more than half the spread
+    inside either third, so that noise is called flat.
+    """
+    if len(points) < MIN_JUDGED_ROWS:
+        return 0
+    values = [y for _, y in points]
+    third = max(2, len(values) // 3)
+    first, last = values[:third], values[-third:]
+    move = sum(last) / third - sum(first) / third
+    spread = max(max(first) - min(first), max(last) - min(last))
+    counts = abs(move) > MIN_MOVE * (max(values) - min(values)) and abs(move) > spread / 2
+    return (move > 0) - (move < 0) if counts else 0
+
+
+def _differ_in_size(left: Sequence[tuple[float, float]], right: Sequence[tuple[float, float]]) -> bool:
+    """Whether one curve would be a flat line on the other's axis."""
+    if not left or not right:
+        return False
+    spans = [max(y for _, y in points) - min(y for _, y in points) for points in (left, right)]
+    together = [y for _, y in (*left, *right)]
+    whole = max(together) - min(together)
+    return whole > 0 and any(0 < span < 0.12 * whole for span in spans)

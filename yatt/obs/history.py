@@ -1,0 +1,171 @@
+"""The whole story of a run, folded from its event log once it is to be told: attempts, phases, leases.
+
+Pure functions of the events; `read_events` alone touches a file. Wall-clock times are for people.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from yatt.core.goodput import AttemptSpan, PhaseSpan
+from yatt.obs.view import RunView
+from yatt.paths import RunPaths
+
+Event = dict[str, Any]
+
+_PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "signal", "trouble")
+_BAD = {
+    "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
+}  # fmt: skip
+_STAMPS = {"kind", "wall", "epoch"}
+_GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSpan:
+    """`holder` had `slab` from grant to release; wall seconds."""
+
+    slab: str
+    holder: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something worth a mark on the timeline: an expired lease, a quarantine, a process that died.
+
+    `slab` is empty where it concerns no slab.
+    """
+
+    at_s: float
+    slab: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt of a run. `exit_code` is None while nobody wrote its end."""
+
+    epoch: int
+    span: AttemptSpan
+    leases: tuple[LeaseSpan, ...]
+    marks: tuple[Mark, ...]
+    exit_code: int | None
+    reason: str
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events a history is made of, in the order of their times. Torn lines are left out."""
+    return sorted(_kept(path), key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0)))
+
+
+def _kept(path: Path) -> Iterator[Event]:
+    if not path.exists():
+        return
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if not isinstance(event, dict) or not event.keys() >= _STAMPS:
+                continue
+            if str(event["kind"]).startswith(_PREFIXES):
+                yield event
+
+
+def wall_s(event: Event) -> float:
+    """An event's wall-clock time in seconds since 1970."""
+    return datetime.fromisoformat(event["wall"]).timestamp()
+
+
+def attempts_of(events: Iterable[Event]) -> tuple[Attempt, ...]:
+    """Every attempt, oldest first."""
+    folds: dict[int, _Fold] = {}
+    for event in events:
+        folds.setdefault(event["epoch"], _Fold(event["epoch"])).take(event)
+    return tuple(folds[epoch].attempt() for epoch in sorted(folds))
+
+
+def news_of(events: Iterable[Event], paths: RunPaths) -> tuple[tuple[Event, str], ...]:
+    """What a person should know of, each with its event: the terminal's sentences, signals and bad ends."""
+    view, found = RunView(paths, 0), []
+    for event in events:
+        view.fold(event)
+        found += [(event, sentence) for sentence in view.news]
+        view.news = []
+        if event["kind"] == "signal":
+            found.append((event, f"a signal asked for an early end: {event['name']}"))
+        elif event["kind"] == "attempt.end" and event["exit_code"]:
+            found.append(
+                (
+                    event,
+                    f"attempt {event['epoch']} ended with exit code {event['exit_code']}: {event['reason']}",
+                )
+            )
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _Fold:
+    """One attempt as its events come."""
+
+    epoch: int
+    begin_s: float = 0.0
+    last_s: float = 0.0
+    resumed: int | None = None
+    open_phase: PhaseSpan | None = None
+    phases: list[PhaseSpan] = field(default_factory=list)
+    held: dict[str, LeaseSpan] = field(default_factory=dict)
+    leases: list[LeaseSpan] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    exit_code: int | None = None
+    reason: str = ""
+
+    def take(self, event: Event) -> None:
+        """One event of this attempt."""
+        at_s, kind = wall_s(event), event["kind"]
+        self.begin_s = self.begin_s or at_s
+        self.last_s = max(self.last_s, at_s)
+        if kind == "phase.begin":
+            self.open_phase = PhaseSpan(
+                phase=event["phase"], iteration=event["iteration"], begin_s=at_s, end_s=at_s
+            )
+        elif kind == "phase.end" and self.open_phase is not None:
+            self.phases.append(replace(self.open_phase, end_s=at_s))
+            self.open_phase = None
+        elif kind.startswith("lease."):
+            self._lease(kind, event, at_s)
+        elif kind == "worker.end" and event["how"] not in ("exit code 0", "killed by SIGTERM"):
+            self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
+        elif kind == "attempt.resume":
+            self.resumed = event["iteration"]
+        elif kind == "attempt.end":
+            self.exit_code, self.reason = event["exit_code"], event["reason"]
+
+    def attempt(self) -> Attempt:
+        """What is known, with whatever is open closed at the last event."""
+        rest = [replace(self.open_phase, end_s=self.last_s)] if self.open_phase is not None else []
+        held = [replace(span, end_s=self.last_s) for span in self.held.values()]
+        span = AttemptSpan(
+            begin_s=self.begin_s, end_s=self.last_s, resumed=self.resumed, phases=(*self.phases, *rest)
+        )
+        return Attempt(
+            epoch=self.epoch, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
+            exit_code=self.exit_code, reason=self.reason,
+        )  # fmt: skip
+
+    def _lease(self, kind: str, event: Event, at_s: float) -> None:
+        slab = event["slab"]
+        if kind == "lease.grant":
+            self.held[slab] = LeaseSpan(slab=slab, holder=event["holder"], begin_s=at_s, end_s=at_s)
+        elif kind in _GIVEN_UP and slab in self.held:
+            self.leases.append(replace(self.held.pop(slab), end_s=at_s))
+        if kind == "lease.quarantine":
+            self.held[slab] = LeaseSpan(slab=slab, holder="quarantined", begin_s=at_s, end_s=at_s)
+        if kind in _BAD:
+            self.marks.append(Mark(at_s=at_s, slab=slab, text=f"{slab} {_BAD[kind]}: {event['cause']}"))

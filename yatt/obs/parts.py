@@ -1,0 +1,214 @@
+"""The parts of a report's page, each a function of values. Everything that comes from data is escaped."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from yatt.core.goodput import CATEGORIES, goodput_share
+from yatt.obs.charts import short
+from yatt.obs.console import duration
+from yatt.obs.history import Attempt
+from yatt.obs.metrics import STEP
+from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
+
+MAX_TEXT = 3000
+MAX_SAMPLED_ITERATIONS = 24
+MAX_TIMELINES = 6
+MAX_NEWS = 200
+ZOOM_ITERATIONS = 3
+CATEGORY_COLOURS = {
+    "sampling": "p-rollout", "scoring": "p-genrm", "training": "p-trainer", "weight transfer": "p-weights",
+    "checkpoint": "p-save", "validation": "p-validate", "start-up": "p-start", "lost to restarts": "p-bad",
+    "not running": "p-idle", "other": "p-idle",
+}  # fmt: skip
+CATEGORY_SOURCES = {
+    "sampling": "phase rollout (scoring beside it included)", "scoring": "phase score",
+    "training": "phase train", "weight transfer": "phases publish and sync", "checkpoint": "phase save",
+    "validation": "phase validate", "start-up": "first attempt, before its first rollout",
+    "lost to restarts": "start-ups of later attempts, and iterations that were done again",
+    "not running": "between attempts", "other": "in an attempt, in no phase",
+}  # fmt: skip
+LEGEND = (
+    ("p-rollout", "rollout"), ("p-genrm", "GenRM, score"), ("p-trainer", "trainer, train"),
+    ("p-weights", "publish, sync"), ("p-save", "checkpoint"), ("p-validate", "validate"),
+    ("p-start", "join, build"), ("p-bad", "quarantined; triangle: something ended badly"),
+)  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """Any value of a run as HTML text: escaped, control characters made visible, cut if very long."""
+    text = str(value)
+    cut = f" ... ({len(text) - MAX_TEXT} characters more)" if len(text) > MAX_TEXT else ""
+    return escape("".join(map(_visible, text[:MAX_TEXT])) + cut)
+
+
+def facts(named: Iterable[tuple[str, str]]) -> str:
+    """Small boxes: a value and what it is."""
+    boxes = (f"<div><b>{shown(value)}</b><span>{shown(name)}</span></div>" for name, value in named)
+    return f'<div class="facts">{"".join(boxes)}</div>'
+
+
+def attempts_table(attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]]) -> str:
+    """One row an attempt.
+
+    Args:
+        ends: by epoch how it ended and why.
+    """
+    rows = []
+    for attempt in attempts:
+        how, why = ends[attempt.epoch]
+        resumed = "" if attempt.span.resumed is None else str(attempt.span.resumed)
+        lasted = duration(attempt.span.end_s - attempt.span.begin_s)
+        reached = max((span.iteration for span in attempt.span.phases), default=0)
+        cells = f'<td class="n">{attempt.epoch}</td><td class="n">{lasted}</td><td class="n">{resumed}</td>'
+        cells += f'<td class="n">{reached}</td><td>{shown(how)}</td><td class="wrap">{shown(why)}</td>'
+        rows.append(f"<tr>{cells}</tr>")
+    head = "".join(
+        f"<th{' class=n' if index < 4 else ''}>{name}</th>"
+        for index, name in enumerate(("attempt", "lasted", "went on from", "reached", "end", "why"))
+    )
+    return f'<table class="attempts"><tr>{head}</tr>{"".join(rows)}</table>'
+
+
+def goodput_part(seconds: dict[str, float]) -> str:
+    """The stacked bar and its table."""
+    total_s = sum(seconds.values())
+    if total_s <= 0:
+        return '<p class="none">No time was spent yet.</p>'
+    spent = [name for name in CATEGORIES if seconds[name] > 0]
+    bar = "".join(
+        f'<div class="{CATEGORY_COLOURS[name]}" style="width:{100 * seconds[name] / total_s:.2f}%" '
+        f'title="{name}: {seconds[name]:.1f} s"></div>'
+        for name in spent
+    )
+    rows = "".join(
+        f'<tr><td><span class="swatch {CATEGORY_COLOURS[name]}"></span>{name}</td>'
+        f'<td class="n">{100 * seconds[name] / total_s:.1f}%</td><td class="n">{duration(seconds[name])}</td>'
+        f'<td class="soft">{CATEGORY_SOURCES[name]}</td></tr>'
+        for name in spent
+    )
+    return (
+        f"<p><b>{100 * goodput_share(seconds):.0f}%</b> of {duration(total_s)} wall time went into sampling, "
+        f'scoring and training that counted.</p><div class="bar">{bar}</div><table>{rows}</table>'
+    )
+
+
+def timelines(attempts: Sequence[Attempt]) -> str:
+    """Each attempt's timeline, the newest first, with a closer look at the last iterations."""
+    if not attempts:
+        return '<p class="none">No attempt has begun yet.</p>'
+    keys = "".join(f'<span><i class="swatch {colour}"></i>{name}</span>' for colour, name in LEGEND)
+    parts = [f'<div class="legend">{keys}</div>']
+    for attempt in reversed(attempts[-MAX_TIMELINES:]):
+        span, hidden = attempt.span, hidden_slabs(attempt)
+        more = f" {hidden} more slabs are not drawn." if hidden else ""
+        parts.append(f"<h3>Attempt {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
+        parts.append(timeline(attempt, begin_s=span.begin_s, end_s=span.end_s))
+        window = last_iterations(attempt, ZOOM_ITERATIONS) if attempt is attempts[-1] else None
+        if window is not None and window[1] - window[0] < 0.8 * (span.end_s - span.begin_s):
+            parts.append(f"<h3>Its last {ZOOM_ITERATIONS} iterations</h3>")
+            parts.append(timeline(attempt, begin_s=window[0], end_s=window[1]))
+    if len(attempts) > MAX_TIMELINES:
+        parts.append(f'<p class="none">{len(attempts) - MAX_TIMELINES} older attempts are not drawn.</p>')
+    return "".join(parts)
+
+
+def samples_part(samples: Sequence[dict[str, Any]]) -> str:
+    """Completions by iteration, the last open; of very many iterations evenly chosen ones."""
+    by_iteration: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        by_iteration.setdefault(sample[STEP], []).append(sample)
+    chosen = _evenly(sorted(by_iteration), MAX_SAMPLED_ITERATIONS)
+    if not chosen:
+        return '<p class="none">No completions were kept yet (logging.samples_per_iteration).</p>'
+    left_out = len(by_iteration) - len(chosen)
+    note = f'<p class="none">{left_out} iterations in between are not shown.</p>' if left_out else ""
+    blocks = []
+    for iteration in reversed(chosen):
+        cards = "".join(_sample(sample) for sample in by_iteration[iteration])
+        is_open = " open" if iteration == chosen[-1] else ""
+        blocks.append(
+            f"<details{is_open}><summary>Iteration {iteration}</summary>"
+            f'<div class="samples">{cards}</div></details>'
+        )
+    return note + "".join(blocks)
+
+
+def counters_part(rows: Sequence[dict[str, Any]]) -> str:
+    """Failed rewards, unreadable verdicts, dropped groups: in all, and in the last iteration."""
+    keys = sorted({key for row in rows for key in row if _is_counter(key)})
+    if not keys:
+        return '<p class="none">Nothing was counted yet.</p>'
+    body = []
+    for key in keys:
+        total = sum(row.get(key, 0) for row in rows)
+        asked = sum(row.get(f"{key.rsplit('/', 1)[0]}/asked", 0) for row in rows)
+        share = (
+            f"{100 * total / asked:.1f}% of {asked:g} asked" if key.endswith("/unparsable") and asked else ""
+        )
+        last = rows[-1].get(key, 0)
+        body.append(
+            f'<tr><td><code>{shown(key)}</code></td><td class="n">{total:g}</td><td class="n">{last:g}</td>'
+            f'<td class="soft">{share}</td></tr>'
+        )
+    head = '<tr><th>counter</th><th class="n">in all</th><th class="n">last iteration</th><th></th></tr>'
+    return f"<table>{head}{''.join(body)}</table>"
+
+
+def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
+    """What a person should know, newest first."""
+    if not news:
+        return '<p class="none">Nothing out of the ordinary.</p>'
+    rows = "".join(
+        f'<tr><td class="when">{shown(event["wall"][:19].replace("T", " "))}</td>'
+        f'<td class="when">attempt {event["epoch"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
+        for event, sentence in reversed(news[-MAX_NEWS:])
+    )
+    return f"<table>{rows}</table>"
+
+
+def _sample(sample: dict[str, Any]) -> str:
+    pills = "".join(
+        f'<span class="pill">{shown(name)} <b>{short(float(score))}</b></span>'
+        for name, score in (sample.get("scores") or {}).items()
+    )
+    verdicts = "".join(
+        f'<div class="label">verdict of {shown(name)}</div><pre>{shown(text)}</pre>'
+        for name, text in (sample.get("verdicts") or {}).items()
+    )
+    reward = sample.get("reward")
+    told = "none" if reward is None else short(float(reward))
+    return (
+        f'<div class="card"><span class="pill">reward <b>{told}</b></span>{pills}'
+        f'<div class="label">prompt</div><pre>{shown(sample.get("prompt", ""))}</pre>'
+        f'<div class="label">completion</div><pre>{shown(sample.get("completion", ""))}</pre>'
+        f'<div class="label">ground truth</div><pre>{shown(sample.get("ground_truth", ""))}</pre>'
+        f"{verdicts}</div>"
+    )
+
+
+def _is_counter(key: str) -> bool:
+    counted = key.startswith(("reward/", "genrm/", "retry/")) or key in (
+        "rollout/dropped_groups", "rollout/failed_groups", "rollout/flat_groups", "rollout/too_long",
+    )  # fmt: skip
+    return counted and not key.endswith("/asked")
+
+
+def _evenly(values: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the values, first and last among them."""
+    if len(values) <= count:
+        return list(values)
+    return [values[index * (len(values) - 1) // (count - 1)] for index in range(count)]
+
+
+def _visible(character: str) -> str:
+    """Control characters and lone surrogates as something that can be seen and encoded."""
+    if character in "\n\t":
+        return character
+    kind = unicodedata.category(character)
+    if kind == "Cs":
+        return "\ufffd"
+    if kind == "Cc":
+        return chr(0x2400 + ord(character)) if ord(character) < 0x20 else "\u2421"
+    return character

@@ -1,0 +1,141 @@
+"""`yatt report RUN`: one self-contained HTML page about a run, from its folder alone.
+
+The page holds everything it shows and asks for nothing: no script, no font, no file beside it. It can
+be written while the run goes on, after it failed, or before it has any metrics.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.files import publish, unsealed
+from yatt.config.load import config_hash, load_resolved
+from yatt.config.schema import RunConfig
+from yatt.core.goodput import goodput, goodput_share
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
+from yatt.obs import parts
+from yatt.obs.console import duration
+from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
+from yatt.obs.history import Attempt, attempts_of, news_of, read_events
+from yatt.obs.metrics import STEP, read_rows
+from yatt.obs.style import STYLE
+from yatt.paths import RunPaths
+
+RUNNING = "running, or broken off without a word"
+
+
+def write_report(paths: RunPaths, out: Path | None) -> Path:
+    """Write the page; gives where it is.
+
+    Args:
+        out: the file; ``report.html`` in the run folder if None.
+
+    Raises:
+        ConfigError: it is no run folder, or the page cannot be written there.
+    """
+    if not paths.config.exists():
+        raise ConfigError(
+            f"{paths.root} is not a run folder: it has no config.yaml. Give the folder of run.dir."
+        )
+    target = out or paths.root / "report.html"
+    page = report_page(paths, load_resolved(paths.config))
+    try:
+        publish(target, page.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(
+            f"{target}: the report cannot be written there ({error.strerror}). Name another file with --out."
+        ) from error
+    return target
+
+
+def report_page(paths: RunPaths, config: RunConfig) -> str:
+    """The page's text."""
+    events = read_events(paths.events)
+    attempts = attempts_of(events)
+    ends = {attempt.epoch: end_of(attempt, paths) for attempt in attempts}
+    rows = [row for row in read_rows(paths.metrics) if STEP in row]
+    samples = [sample for sample in read_rows(paths.samples) if STEP in sample]
+    seconds = goodput([attempt.span for attempt in attempts])
+    sections = (
+        ("Curves", _curves(rows)),
+        ("Where the time went", f'<div class="card">{parts.goodput_part(seconds)}</div>'),
+        ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
+        ("Attempts", _attempts(attempts, ends)),
+        ("News", f'<div class="card">{parts.news_part(news_of(events, paths))}</div>'),
+        ("Counters", f'<div class="card">{parts.counters_part(rows)}</div>'),
+        ("Completions", parts.samples_part(samples)),
+    )
+    body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
+    state = state_of(paths, attempts, ends)
+    head = _header(paths, config, state) + parts.facts(_facts(config, attempts, rows, seconds))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{parts.shown(paths.root.absolute().name)}: yatt report</title><style>{STYLE}</style></head>"
+        f"<body><main>{head}{body}</main></body></html>\n"
+    )
+
+
+def end_of(attempt: Attempt, paths: RunPaths) -> tuple[str, str]:
+    """How an attempt ended and why, by its leader's word, else by the launcher's."""
+    noted = paths.attempt(attempt.epoch) / "ended.json"
+    record = unsealed(noted.read_bytes(), attempt.epoch) if noted.exists() else None
+    code = record["exit_code"] if record is not None else attempt.exit_code
+    why = attempt.reason or (record["reason"] if record is not None and code else "")
+    if code is None:
+        return RUNNING, ""
+    word = {EXIT_FINISHED: "finished", EXIT_WILL_CONTINUE: "stopped, to be continued"}.get(code, "failed")
+    return f"{word} (exit code {code})", why
+
+
+def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
+    """finished, failed, stopped, running or starting."""
+    if paths.finished.exists():
+        return "finished"
+    if not attempts:
+        return "starting"
+    return ends[attempts[-1].epoch][0].partition(" ")[0].rstrip(",")
+
+
+def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
+    where = f"{config.launch.nodes} x {config.launch.gpus_per_node} GPUs or slots"
+    about = f"{where}, {config.placement.mode}; policy {config.model.path}"
+    judges = ", ".join(f"{genrm.name} ({genrm.model})" for genrm in config.genrms)
+    judged = f"; GenRM {judges}" if judges else ""
+    return (
+        f'<div class="top"><h1>{parts.shown(paths.root.absolute())}</h1>'
+        f'<span class="state {state}">{state}</span></div>'
+        f'<div class="soft">config <code>{config_hash(config)}</code>; {parts.shown(about + judged)}</div>'
+    )
+
+
+def _facts(
+    config: RunConfig, attempts: tuple[Attempt, ...], rows: list[dict[str, Any]], seconds: dict[str, float]
+) -> list[tuple[str, str]]:
+    done = max((int(row[STEP]) for row in rows), default=0)
+    rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
+    paces = [row["perf/throughput"] for row in rows[-10:] if row[STEP] and "perf/throughput" in row]
+    tokens = sum(row.get("perf/total_num_tokens", 0) for row in rows)
+    return [
+        ("iterations trained", f"{done} of {config.trainer.total_iterations}"),
+        ("reward, last iteration", f"{rewards[-1]:.3f}" if rewards else "none yet"),
+        ("attempts", str(len(attempts))),
+        ("wall time", duration(sum(seconds.values()))),
+        ("goodput", f"{100 * goodput_share(seconds):.0f}%"),
+        ("tokens a second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
+        ("tokens trained on", f"{tokens:,}"),
+    ]
+
+
+def _curves(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return '<p class="none">No iteration is complete yet.</p>'
+    sentence, is_warning = verdict_on_curves(rows)
+    say = f'<p class="say{" warn" if is_warning else ""}">{parts.shown(sentence)}</p>'
+    small = "".join(f'<div class="card"><h3>{title}</h3>{svg}</div>' for title, svg in small_charts(rows))
+    return f'{say}<div class="card">{reward_chart(rows)}</div><div class="grid-cards">{small}</div>'
+
+
+def _attempts(attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
+    if not attempts:
+        return '<p class="none">No attempt has begun yet.</p>'
+    return f'<div class="card">{parts.attempts_table(attempts, ends)}</div>'

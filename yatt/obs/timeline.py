@@ -1,0 +1,129 @@
+"""The timeline of one attempt as SVG: phases, who held each slab, and what went wrong, over wall time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from yatt.obs.charts import Axis
+from yatt.obs.console import duration
+from yatt.obs.history import Attempt
+
+MAX_SLABS = 32
+MAX_SPANS = 4000
+WIDTH, LEFT, RIGHT = 1180, 96, 12
+LANE, GAP, TOP = 20, 5, 8
+PHASE_COLOURS = {
+    "join": "p-start", "build": "p-start", "rollout": "p-rollout", "score": "p-genrm", "train": "p-trainer",
+    "publish": "p-weights", "sync": "p-weights", "save": "p-save", "validate": "p-validate",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    begin_s: float
+    end_s: float
+    colour: str
+    text: str
+    title: str
+
+
+def timeline(attempt: Attempt, *, begin_s: float, end_s: float) -> str:
+    """One attempt, or the part of it between two wall times."""
+    lanes = _lanes(attempt)
+    scale = Axis(low=begin_s, high=max(end_s, begin_s + 0.001), from_px=LEFT, to_px=WIDTH - RIGHT)
+    bottom = TOP + len(lanes) * (LANE + GAP)
+    parts = [
+        f'<svg class="timeline" viewBox="0 0 {WIDTH} {bottom + 22}" role="img" '
+        f'aria-label="timeline of attempt {attempt.epoch}">'
+    ]
+    parts.append(_time_axis(attempt.span.begin_s, scale, bottom))
+    for number, (name, bars) in enumerate(lanes):
+        y = TOP + number * (LANE + GAP)
+        parts.append(f'<text class="key" x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        parts.append(
+            f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{LANE}"/>'
+        )
+        parts += [_bar(bar, scale, y) for bar in _visible(bars, begin_s, end_s)]
+    names = [name for name, _ in lanes]
+    for mark in attempt.marks:
+        if begin_s <= mark.at_s <= end_s:
+            y = TOP + (names.index(mark.slab) if mark.slab in names else 0) * (LANE + GAP)
+            x = scale.at(mark.at_s)
+            parts.append(
+                f'<path class="mark" d="M{x:.1f},{y + LANE - 4} l-5,-10 h10 z">'
+                f"<title>{escape(mark.text)}</title></path>"
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def last_iterations(attempt: Attempt, count: int) -> tuple[float, float] | None:
+    """Begin and end of the attempt's last `count` whole iterations, if it is worth a closer look."""
+    begins = [span.begin_s for span in attempt.span.phases if span.phase == "rollout"]
+    if len(begins) <= count:
+        return (begins[0], attempt.span.end_s) if begins else None
+    ended = [span.end_s for span in attempt.span.phases]
+    return begins[-count], max(ended)
+
+
+def hidden_slabs(attempt: Attempt) -> int:
+    """Slabs that the timeline leaves out."""
+    return max(0, len({span.slab for span in attempt.leases}) - MAX_SLABS)
+
+
+def role_colour(holder: str) -> str:
+    """The class of a holder's bars."""
+    if holder == "quarantined":
+        return "p-bad"
+    return "p-genrm" if holder.startswith("genrm:") else f"p-{holder}"
+
+
+def _lanes(attempt: Attempt) -> list[tuple[str, list[_Bar]]]:
+    phases = [
+        _Bar(
+            begin_s=span.begin_s, end_s=span.end_s, colour=PHASE_COLOURS.get(span.phase, "p-start"),
+            text=f"{span.phase} {span.iteration}" if span.iteration else span.phase,
+            title=f"{span.phase}, iteration {span.iteration}: {span.end_s - span.begin_s:.2f} s",
+        )
+        for span in attempt.span.phases
+    ]  # fmt: skip
+    slabs: dict[str, list[_Bar]] = {}
+    for lease in sorted(attempt.leases, key=lambda span: (len(span.slab), span.slab, span.begin_s)):
+        held_s = lease.end_s - lease.begin_s
+        slabs.setdefault(lease.slab, []).append(
+            _Bar(begin_s=lease.begin_s, end_s=lease.end_s, colour=role_colour(lease.holder),
+                 text=lease.holder, title=f"{lease.slab}: {lease.holder} for {held_s:.2f} s")
+        )  # fmt: skip
+    return [("phase", phases), *list(slabs.items())[:MAX_SLABS]]
+
+
+def _visible(bars: Sequence[_Bar], begin_s: float, end_s: float) -> list[_Bar]:
+    """Those inside the window; of very many, the long ones."""
+    inside = [bar for bar in bars if bar.end_s >= begin_s and bar.begin_s <= end_s]
+    if len(inside) > MAX_SPANS:
+        inside = sorted(inside, key=lambda bar: bar.begin_s - bar.end_s)[:MAX_SPANS]
+    return inside
+
+
+def _bar(bar: _Bar, scale: Axis, y: float) -> str:
+    x = scale.at(max(bar.begin_s, scale.low))
+    width = max(0.7, scale.at(min(bar.end_s, scale.high)) - x - 0.6)
+    rect = (
+        f'<rect class="{bar.colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE}" rx="2">'
+        f"<title>{escape(bar.title)}</title></rect>"
+    )
+    if width < 7 * len(bar.text) + 6:
+        return rect
+    return rect + f'<text class="on" x="{x + 5:.1f}" y="{y + 14}">{escape(bar.text)}</text>'
+
+
+def _time_axis(origin_s: float, scale: Axis, bottom: float) -> str:
+    shifted = Axis(
+        low=scale.low - origin_s, high=scale.high - origin_s, from_px=scale.from_px, to_px=scale.to_px
+    )
+    narrow = shifted.high - shifted.low < 10
+    return "".join(
+        f'<line class="grid" x1="{shifted.at(s):.1f}" x2="{shifted.at(s):.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{shifted.at(s):.1f}" y="{bottom + 12}" text-anchor="middle">'
+        f"{f'{s:g}s' if narrow else duration(s)}</text>"
+        for s in shifted.ticks(10)
+    )
