@@ -61,7 +61,7 @@ class Coordinator:
                 return self._end
             event = await self._next(state)
             state, actions = phases.step(state, event, self._program)
-            self._journal.append(event, state)
+            self._journal.append(event, state, is_acted_on=bool(actions))
 
     async def _next(self, state: RunState) -> phases.Event:
         limit_s = self._node.config.launch.phase_timeout_s
@@ -137,13 +137,17 @@ class Coordinator:
 
 
 class Journal:
-    """The coordinator's transitions: append, fsync, then act."""
+    """The coordinator's transitions: append, fsync, then act.
+
+    What is not acted on (the first 63 of 64 answers) may be lost, and costs no fsync: on a shared
+    filesystem that would be most of a phase switch.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def append(self, event: phases.Event, state: RunState) -> None:
-        """Write one line."""
+    def append(self, event: phases.Event, state: RunState, *, is_acted_on: bool) -> None:
+        """Write one line; durable when this returns if it is to be acted on."""
         entry = {
             "event": repr(event), "phase": state.phase.value, "part": state.part.value, "seq": state.seq,
             "owed": sorted(state.owed), "trained": state.trained, "saved": state.saved,
@@ -151,7 +155,8 @@ class Journal:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, (json.dumps(entry) + "\n").encode())
-            os.fsync(descriptor)
+            if is_acted_on:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
