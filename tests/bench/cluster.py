@@ -1,0 +1,206 @@
+"""Simulated nodes for the phase-switch benchmark: real controllers and sockets, workers that answer at once.
+
+Node 0, the leader, has a process of its own; the others share a few, each started as
+``python -m tests.bench.cluster RUN_FOLDER FIRST_NODE LAST_NODE``. What is real: coordinator and journal,
+CURVE over TCP, controllers, arbiters with their journals, events, the workers' sockets, and the
+measurement of memory of real (idle) processes. What is not: the workers' work.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import zmq.asyncio
+
+from yatt.adapters.files import append_line, make_private, publish, read_or_none
+from yatt.adapters.process import start_child
+from yatt.adapters.wire import Channel, CurveKeys, calling_socket, listening_socket
+from yatt.config.load import load_resolved
+from yatt.control.controller import Controller, Parts
+from yatt.control.coordinator import Coordinator
+from yatt.control.node import Node
+from yatt.control.ports import Ports
+from yatt.control.training import NodeTraining
+from yatt.core import phases
+from yatt.core.placement import place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+EPOCH = 1
+START_LIMIT_S = 60.0
+
+
+class InstantActs:
+    """Every phase's own work takes no time: what is left of a phase is the switch."""
+
+    async def run(self, act: phases.Act) -> phases.Acted:
+        return phases.Acted(act.seq)
+
+    def took(self, phase: phases.Phase, seconds: float) -> None:
+        pass
+
+    async def end(self, end: phases.End) -> None:
+        pass
+
+
+class SimulatedNode:
+    """One controller, and a stand-in for each of its workers."""
+
+    def __init__(self, root: Path, index: int, context: zmq.asyncio.Context) -> None:
+        paths = RunPaths(root)
+        config = load_resolved(paths.config)
+        self.node = Node(
+            config=config, paths=paths, placement=place(config), epoch=EPOCH, index=index, host="127.0.0.1",
+            device="cpu",
+        )  # fmt: skip
+        make_private(self.node.scratch)
+        self.context, self.keys = context, CurveKeys(paths.keys)
+        self.peers: dict[int, Channel] = {}
+        self.channels: list[Channel] = []
+        self.tasks: set[asyncio.Task] = set()
+        events = EventLog(epoch=EPOCH, node=index, role="controller", sink=self._emit)
+        self.events = events
+        hub = self._channel(listening_socket(context, self.node.endpoint), self._from_worker)
+        socket = listening_socket(context, f"tcp://{self.node.host}:*", self.keys)
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._channel(socket, self._from_peer)
+        self.parts = Parts(self.node, hub, self.peers, events, self._trouble, self._exited)
+        training = NodeTraining(self.node, self.parts.workers, self.peers, self._trouble)
+        # No phase of the benchmark samples, so there is no sampler.
+        self.controller = Controller(self.node, self.parts, None, None, training)  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        """Idle processes as workers, and a socket that answers in the name of each."""
+        for worker in self.parts.supervisor.workers.values():
+            worker.starts = 1
+            log = self.node.paths.log(EPOCH, worker.name)
+            worker.child = start_child(
+                worker.name, ["/bin/sleep", "600"], env={}, log=log, on_exit=lambda child, code: None
+            )
+            worker.hello_bytes = self.parts.arbiter.weigh(worker)
+            worker.hello.set()
+            socket = calling_socket(self.context, self.node.endpoint, worker.wire)
+            line = self._channel(socket, answer_at_once, peer="controller")
+            self.tasks.add(asyncio.create_task(line.tell("controller", m.Hello(worker=worker.wire, pid=1))))
+        self.tasks.add(asyncio.create_task(self.parts.arbiter.run()))
+
+    def dial(self, index: int, address: str) -> None:
+        socket = calling_socket(self.context, address, self.node.name, self.keys)
+        self.peers[index] = self._channel(socket, self._from_peer, peer=f"node{index}")
+
+    async def close(self) -> None:
+        for worker in self.parts.supervisor.workers.values():
+            if worker.child is not None:
+                worker.child.signal_group(signal.SIGKILL)
+                worker.child.process.wait()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for channel in self.channels:
+            await channel.close()
+
+    def _channel(self, socket, handler, peer: str = "") -> Channel:
+        channel = Channel(socket, epoch=EPOCH, handler=handler, peer=peer)
+        self.channels.append(channel)
+        return channel
+
+    async def _from_worker(self, sender: str, body: m.Message) -> m.Message | None:
+        return await self.controller.from_worker(sender, body)
+
+    async def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, c.EventLine):
+            append_line(self.node.paths.events, body.line.decode())
+            return None
+        return await self.controller.handle(sender, body)
+
+    def _emit(self, line: str) -> None:
+        if self.node.is_leader:
+            append_line(self.node.paths.events, line)
+        elif 0 in self.peers:
+            told = self.peers[0].tell("node0", c.EventLine(line=line.encode()))
+            task = asyncio.get_running_loop().create_task(told)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    def _trouble(self, error: str, exit_code: int) -> None:
+        raise AssertionError(error)
+
+    async def _exited(self, worker: object, how: str) -> None:
+        raise AssertionError(f"{worker} {how}")
+
+
+async def answer_at_once(sender: str, body: m.Message) -> m.Message | None:
+    """What a worker says to any order."""
+    return m.Done()
+
+
+@contextlib.asynccontextmanager
+async def nodes(root: Path, indices: range) -> AsyncIterator[list[SimulatedNode]]:
+    """These nodes, started; ended with all their processes."""
+    context = zmq.asyncio.Context()
+    made = [SimulatedNode(root, index, context) for index in indices]
+    try:
+        for each in made:
+            each.start()
+            publish(root / f"address-{each.node.index}", each.address.encode())
+        yield made
+    finally:
+        for each in made:
+            await each.close()
+        context.term()
+
+
+async def address_of(root: Path, index: int) -> str:
+    for _ in range(int(START_LIMIT_S / 0.05)):
+        found = read_or_none(root / f"address-{index}")
+        if found:
+            return found.decode()
+        await asyncio.sleep(0.05)
+    raise TimeoutError(f"node{index} did not say its address within {START_LIMIT_S:g} s")
+
+
+def cpu_s() -> float:
+    """Seconds of CPU this process has used, its zmq threads included."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def lead(root: Path, num_nodes: int) -> float:
+    """The leader's whole run; gives the seconds of CPU its process took for it."""
+    async with nodes(root, range(1)) as (leader,):
+        for index in range(1, num_nodes):
+            leader.dial(index, await address_of(root, index))
+        ports = Ports(leader.node, leader.controller.handle, leader.peers)
+        await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
+        acts = InstantActs()
+        coordinator = Coordinator(leader.node, ports, acts, leader.events)  # type: ignore[arg-type]
+        before_s = cpu_s()
+        end = await coordinator.run()
+        assert end.exit_code == 0, end.reason
+        return cpu_s() - before_s
+
+
+async def follow(root: Path, indices: range) -> None:
+    """These nodes, until told to end by SIGTERM; writes the seconds of CPU they took."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    leader = await address_of(root, 0)
+    async with nodes(root, indices) as followers:
+        for each in followers:
+            each.dial(0, leader)
+        before_s = cpu_s()
+        while not stop.is_set() and os.getppid() != 1:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+        publish(root / f"cpu-{indices.start}", f"{cpu_s() - before_s}".encode())
+
+
+if __name__ == "__main__":
+    asyncio.run(follow(Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]) + 1)))

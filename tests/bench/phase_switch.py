@@ -1,0 +1,123 @@
+"""What one phase switch costs beside the workers' own sleep and wake: see tests/bench/cluster.py."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.bench import cluster
+from tests.tiny_models import make_scripted_model
+from yatt.adapters.wire import make_keys
+from yatt.config.load import load, resolved_text
+from yatt.paths import RunPaths
+
+SIZES = (2, 64)
+SWITCHES = 200
+WARM_UP = 10
+MOST_PROCESSES = 2
+TARGET_S = 0.05
+PHASES = {"train": "rollout engine to trainer", "sync": "trainer to rollout engine", "publish": "same holder"}
+
+
+def prepare(root: Path, num_nodes: int) -> None:
+    """A run folder: config, keys, folders."""
+    paths = RunPaths(root)
+    model = make_scripted_model(root / "model")
+    data = root / "prompts.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1="}) + "\n")
+    settings = {
+        "run.dir": root, "data.train_files": f"[{data}]", "model.path": model, "model.dtype": "float32",
+        "launch.nodes": num_nodes, "launch.scratch_dir": root / "s", "optimizer.lr": "1.0e-3",
+        "rewards": "[{name: exact, path: 'builtin:exact'}]", "rollout.engine": "scripted",
+        "trainer.total_iterations": SWITCHES // 2 + WARM_UP, "trainer.train_batch_size": num_nodes,
+        "trainer.mini_batch_size": num_nodes,
+    }  # fmt: skip
+    empty = root / "empty.yaml"
+    empty.write_text("{}\n")
+    config = load([empty], [f"{key}={value}" for key, value in settings.items()])
+    paths.config.write_text(resolved_text(config))
+    make_keys(paths.keys)
+    paths.attempt(cluster.EPOCH).mkdir(parents=True)
+
+
+def shares(num_nodes: int) -> list[range]:
+    """Which nodes share a process."""
+    num_processes = min(MOST_PROCESSES, num_nodes - 1)
+    bounds = [1 + (num_nodes - 1) * index // num_processes for index in range(num_processes + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def start(root: Path, share: range) -> subprocess.Popen:
+    argv = [sys.executable, "-m", "tests.bench.cluster", str(root), str(share[0]), str(share[-1])]
+    with (root / f"nodes-{share[0]}.log").open("wb") as log:
+        return subprocess.Popen(argv, stdout=log, stderr=log)
+
+
+def measure(num_nodes: int) -> dict[str, Any]:
+    """Seconds of each switch by phase, and CPU seconds of leader and followers for one iteration."""
+    with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
+        root = Path(folder)
+        prepare(root, num_nodes)
+        started = [start(root, share) for share in shares(num_nodes)]
+        try:
+            leader_cpu_s = asyncio.run(cluster.lead(root, num_nodes))
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait(timeout=60)
+        taken = defaultdict(list)
+        for line in RunPaths(root).events.read_text().splitlines():
+            event = json.loads(line)
+            if event["kind"] == "phase.end" and event["iteration"] > WARM_UP:
+                taken[event["phase"]].append(event["seconds"])
+        followers_cpu_s = sum(float(path.read_text()) for path in root.glob("cpu-*"))
+    iterations = SWITCHES // 2 + WARM_UP
+    return {
+        "taken": dict(taken),
+        "leader_cpu_s": leader_cpu_s / iterations,
+        "follower_cpu_s": followers_cpu_s / iterations / (num_nodes - 1),
+    }
+
+
+def quantile(times: list[float], share: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(share * len(times)))]
+
+
+def run() -> dict[str, Any]:
+    rows, targets, notes = [], [], []
+    for num_nodes in SIZES:
+        seen = measure(num_nodes)
+        for phase, what in PHASES.items():
+            times = seen["taken"][phase]
+            p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
+            rows.append([f"{num_nodes}", what, f"{len(times)}", f"{p50 * 1e3:.1f} ms", f"{p99 * 1e3:.1f} ms"])
+        both = seen["taken"]["train"] + seen["taken"]["sync"]
+        for share, name in ((0.5, "p50"), (0.99, "p99")):
+            value = quantile(both, share)
+            targets.append({
+                "what": f"switch over {num_nodes} nodes, {name}", "target": f"<= {TARGET_S * 1e3:.0f} ms",
+                "value": f"{value * 1e3:.1f} ms", "met": value <= TARGET_S,
+            })  # fmt: skip
+        notes.append(
+            f"{num_nodes} nodes: one iteration (two switches of holder, two of none) takes "
+            f"{seen['leader_cpu_s'] * 1e3:.1f} ms of CPU in the leader's process and "
+            f"{seen['follower_cpu_s'] * 1e3:.2f} ms in each other controller's; here all of these share the "
+            "machine's cores, on a cluster each node has its own."
+        )
+    return {
+        "title": "One phase switch",
+        "how": "Two-phase over all nodes: PREPARE on all (the old holders asleep, memory measured), then "
+        "ENTER on all (grants journalled, the new holders awake). Real coordinator, CURVE sockets over "
+        "TCP, controllers and arbiters; the workers answer at once, so this is the overhead alone. The "
+        f"leader has a process, all other controllers share {MOST_PROCESSES} more.",
+        "head": ["nodes", "switch", "samples", "p50", "p99"],
+        "rows": rows,
+        "targets": targets,
+        "notes": notes,
+    }
