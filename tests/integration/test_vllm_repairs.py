@@ -5,10 +5,18 @@ A test here that fails on a new vLLM says that the repair can go.
 
 import pytest
 
-from tests.contract.test_engine import PROMPT, largest_difference, options_for, transformers_logprobs
+from tests.contract.test_engine import (
+    PROMPT,
+    largest_difference,
+    options_for,
+    run,
+    sample,
+    transformers_logprobs,
+)
 from tests.tiny_models import make_qwen3, publish
 from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
+from yatt.records.message import pack_ids
 
 pytest.importorskip("vllm")
 
@@ -54,3 +62,38 @@ def test_experts_are_laid_out_wrong_without_their_repair(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_with_both_repairs_an_update_is_exact(tmp_path):
     assert error_after_update(tmp_path, experts=4) < 1e-4
+
+
+def sample_more_prompts_than_fit_into_a_turn(tmp_path) -> list[str]:
+    """48 prompts of 60 tokens: more than the 2,048 that vLLM computes in one turn."""
+    model = make_qwen3(tmp_path / "model", tied=True)
+    engine = build_engine("vllm", options_for(model, deterministic=False, max_num_seqs=64))
+    engine.start()
+    try:
+        prompts = [pack_ids([40 + index] * 60) for index in range(48)]
+        asked = [
+            sample(f"{index}", prompt_ids=ids, seed=index + 1, max_tokens=2, ignore_eos=True)
+            for index, ids in enumerate(prompts)
+        ]
+        return [each.finish_reason for each in run(engine, *asked).values()]
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_a_prompt_in_two_turns_breaks_seeded_sampling_on_cpu(tmp_path, monkeypatch):
+    import yatt.engine.vllm
+
+    whole = yatt.engine.vllm.engine_arguments
+    monkeypatch.setattr(
+        yatt.engine.vllm,
+        "engine_arguments",
+        lambda options: whole(options) | {"enable_chunked_prefill": True},
+    )
+    with pytest.raises(RuntimeError, match="offset"):
+        sample_more_prompts_than_fit_into_a_turn(tmp_path)
+
+
+@pytest.mark.slow
+def test_more_prompts_than_fit_into_a_turn_are_all_completed(tmp_path):
+    assert sample_more_prompts_than_fit_into_a_turn(tmp_path) == ["length"] * 48

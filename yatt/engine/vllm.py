@@ -197,6 +197,9 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "seed": 0,
     }
     if options.device == "cpu":
+        # A prompt computed in two turns rewinds its seeded generator, which torch's CPU generator cannot:
+        # every request in the engine would fail. So what does not fit into a turn waits for the next.
+        arguments["enable_chunked_prefill"] = False
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes or CPU_KV_CACHE_BYTES
         return arguments
     arguments["enable_sleep_mode"] = True

@@ -1,0 +1,79 @@
+"""A whole run on the real GSM8K by its commented run file: data, sampling, rule, validation, checkpoints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 240
+
+pytest.importorskip("megatron.core")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
+
+
+def gsm8k() -> Path:
+    """$YATT_GSM8K, else shared/data/gsm8k beside the repository."""
+    folder = Path(os.environ.get("YATT_GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
+    if not (folder / "train.jsonl").is_file() or not (folder / "test.jsonl").is_file():
+        pytest.skip(
+            f"GSM8K is not in {folder}: set YATT_GSM8K to a folder with its train.jsonl and test.jsonl"
+        )
+    return folder
+
+
+def call(*argv: object) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    data, folder = gsm8k(), tmp_path_factory.mktemp("gsm8k")
+    call("tools/tiny_model.py", folder / "model", data / "train.jsonl", data / "test.jsonl")
+    call(
+        "-m", "yatt.cli.main", "run", "configs/gsm8k.yaml", f"run.dir={folder / 'run'}",
+        f"model.path={folder / 'model'}", f"data.train_files=[{data / 'train.jsonl'}]",
+        f"data.val_files=[{data / 'test.jsonl'}]", "launch.device=cpu",
+    )  # fmt: skip
+    return folder / "run"
+
+
+def test_every_iteration_has_its_row(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["training/global_step"] for row in rows] == [0, 1, 2, 3]
+    for row in rows[1:]:
+        assert row["rollout/groups"] == 8
+        assert row["training/rollout_probs_diff_max"] < 1e-3
+        assert 0.0 <= row["critic/score/correct/mean"] <= 1.0
+        assert row["response_length/max"] <= 64
+        assert row["timing_s/step"] > 0
+
+
+def test_held_out_prompts_are_scored_before_during_and_after(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    key = "val-core/openai/gsm8k/correct/mean@1"
+    assert [row["training/global_step"] for row in rows if key in row] == [0, 2, 3]
+    assert all(0.0 <= row[key] <= 1.0 for row in rows if key in row)
+
+
+def test_checkpoints_are_committed_and_whole(run):
+    store = run / "checkpoints"
+    manifests = sorted((store / "manifests").glob("*.json"))
+    assert [path.name for path in manifests] == ["00000002.json", "00000003.json"]
+    for path in manifests:
+        manifest = json.loads(path.read_text())
+        assert manifest["files"]
+        for file in manifest["files"]:
+            assert (store / file["path"]).stat().st_size == file["size_bytes"]
+    assert (store / "latest_checkpointed_iteration.txt").read_text().strip() == "3"
+
+
+def test_samples_show_real_questions_with_their_whole_answers(run):
+    shown = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert shown and all("####" in row["ground_truth"] for row in shown)
