@@ -52,6 +52,7 @@ def _node(arguments: argparse.Namespace) -> Node:
 
 
 def _attempt(node: Node) -> int:
+    sweep(node)
     make_private(node.scratch)
     make_private(node.weights_root)
     try:
@@ -59,6 +60,16 @@ def _attempt(node: Node) -> int:
     finally:
         shutil.rmtree(node.scratch, ignore_errors=True)
         shutil.rmtree(node.weights_root, ignore_errors=True)
+
+
+def sweep(node: Node) -> None:
+    """Remove what former attempts of this run left on this machine when they were killed."""
+    launch = node.config.launch
+    for folder in (Path(launch.scratch_dir), Path(launch.shm_dir)):
+        for left in folder.glob(f"{node.scratch_prefix}*"):
+            epoch = left.name.removeprefix(node.scratch_prefix).partition("-")[0]
+            if epoch.isdigit() and int(epoch) < node.epoch:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 async def _run(node: Node) -> int:
