@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ def main() -> int:
 
 
 def _node(arguments: argparse.Namespace) -> Node:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
     config = load_resolved(paths.config)
     devices: tuple[str, ...] = ()

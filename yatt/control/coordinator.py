@@ -6,6 +6,7 @@ that runs out of time is an event that names who owed the answer.
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable
 from pathlib import Path
@@ -20,6 +21,8 @@ from yatt.core.placement import Holders
 from yatt.errors import EXIT_FAILED, YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, HandOver
+
+_LOG = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -87,6 +90,7 @@ class Coordinator:
             )
         self._began_s = now_s
         if state.phase is not Phase.ENDED:
+            _LOG.info("iteration %d: %s", state.iteration, state.phase.value)
             self._events.emit("phase.begin", phase=state.phase.value, iteration=state.iteration)
 
     async def _perform(self, action: phases.Action) -> None:
