@@ -55,6 +55,11 @@ def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
     })  # fmt: skip
     make_qwen3(tmp_path / "policy", tied=False, seed=4)
     assert len(finished(run)) == 2
+    from safetensors import safe_open
+
+    with safe_open(run.run_dir / "model" / "model.safetensors", "pt") as trained:
+        assert "lm_head.weight" in trained.keys()  # noqa: SIM118 (not a dict)
+    assert (run.run_dir / "model" / "tokenizer.json").exists(), "the trained model can be used as it is"
 
 
 def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:

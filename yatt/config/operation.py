@@ -81,8 +81,8 @@ class CheckpointSection:
     keep: int = 2
     """Committed checkpoints that are kept."""
 
-    resume: Literal["auto", "never"] = "auto"
-    """auto goes on from the newest committed checkpoint of this run."""
+    export_final: bool = True
+    """Write the trained policy as a Hugging Face folder, `model` in the run folder, at the end."""
 
     storage_options: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Handed to fsspec: endpoint_url, profile ... Secrets belong in the driver's own files."""

@@ -18,7 +18,7 @@ from yatt.control.ports import Ports
 from yatt.core import phases
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
-from yatt.errors import EXIT_FAILED, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, HandOver
 
@@ -129,6 +129,8 @@ class Coordinator:
                 await work
             except YattError as error:
                 self.fail(str(error), error.exit_code)
+            except OSError as error:  # a full or lost filesystem is the user's to mend
+                self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_USER_MISTAKE)
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
