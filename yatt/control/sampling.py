@@ -160,11 +160,14 @@ class Sampler:
 
     def _open(self) -> list[PromptGroup]:
         opened: list[PromptGroup] = []
+        skipped = 0
         while len(opened) < self._quota.num_to_open():
             group = self._shard.open(self._next_number)
             self._next_number += self._node.config.launch.nodes
             if group is None:
                 self.counters["rollout/too_long"] += 1
+                skipped += 1
+                self._check_some_fit(skipped)
             else:
                 opened.append(group)
                 self._unfinished[group.number] = group
@@ -172,6 +175,14 @@ class Sampler:
         if opened:
             self._events.emit("rollout.group.open", numbers=[g.number for g in opened])
         return opened
+
+    def _check_some_fit(self, skipped: int) -> None:
+        """Raises ConfigError once a whole data epoch held no prompt that is short enough."""
+        if skipped > self._shard.num_rows:
+            limit = self._node.config.data.max_prompt_tokens
+            raise ConfigError(
+                f"every prompt of data.train_files is longer than data.max_prompt_tokens ({limit}); raise it."
+            )
 
     def _pursue_later(self, group: PromptGroup, roles: tuple[str, ...]) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(self._pursue(group, roles))
