@@ -1,6 +1,7 @@
 """Shared by all tests: a clean environment, and no child process left behind."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,24 @@ def no_child_left_behind() -> Iterator[None]:
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
     helpers = (b"resource_tracker", b"multiprocessing.spawn", b"torch._inductor")
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands
+
+
+BUCKET = "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A real S3 API on a free port of this machine, with one bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    endpoint = f"http://127.0.0.1:{port}"
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
+    yield endpoint
+    server.stop()

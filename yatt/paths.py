@@ -59,6 +59,11 @@ class RunPaths:
         return self.wandb / "follower.log"
 
     @property
+    def model(self) -> Path:
+        """The trained policy as a Hugging Face folder, at the end."""
+        return self.root / "model"
+
+    @property
     def finished(self) -> Path:
         """Written last, by the leader."""
         return self.root / "finished"

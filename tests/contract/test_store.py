@@ -1,34 +1,14 @@
 """One suite for every place checkpoints can lie: a folder, a memory filesystem, a local S3 server."""
 
-import socket
 import threading
 
 import pytest
 import torch
 
+from tests.conftest import BUCKET
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
 from yatt.checkpoint.store import open_store
 from yatt.errors import CheckpointError, ConfigError
-
-BUCKET = "checkpoints"
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint():
-    """A real S3 API on a free port of this machine, with one bucket."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    endpoint = f"http://127.0.0.1:{port}"
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
-    yield endpoint
-    server.stop()
 
 
 @pytest.fixture(params=["folder", "file-url", "memory", "s3"])

@@ -1,34 +1,26 @@
 """The proof over GPUs: real arbiter, supervisor, nvidia-ml-py and processes; a stand-in for the driver."""
 
 import asyncio
-import contextlib
 import ctypes
 import json
-import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.obs_runs import make_run
+from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, visible_devices
-from yatt.config.load import load_resolved
-from yatt.control.arbiter import Arbiter, Holding
-from yatt.control.node import Node
 from yatt.control.proof import GpuProver
-from yatt.control.supervisor import Supervisor
 from yatt.core.lease import Stage
-from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
-from yatt.obs.events import EventLog
 
 pytestmark = pytest.mark.timeout(60)
 pytest.importorskip("pynvml")
 
-MIB = 1 << 20
 AWAKE, ASLEEP, BASE = 4096 * MIB, 300 * MIB, 100 * MIB
-LIMIT_S = 20.0
 
 
 @pytest.fixture(scope="session")
@@ -54,94 +46,15 @@ def gpus(driver, tmp_path, monkeypatch) -> Path:
     return root
 
 
-class Bench:
-    """One node's arbiter over processes that hold what they are told to."""
-
-    def __init__(self, tmp_path, gpus, *, device="0", **lease):
-        timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
-        paths = make_run(
-            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": str(tmp_path), "gpus_per_node": 1}
-        )
-        config = load_resolved(paths.config)
-        self.gpus, self.lines, self.quarantined = gpus, [], []
-        self.node = Node(
-            config=config, paths=paths, placement=place(config), epoch=1, index=0,
-            host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
-        )  # fmt: skip
-        self.node.scratch.mkdir()
-        self.slab = self.node.slabs[0]
-        self.asleep = {TRAINER: ASLEEP, ROLLOUT: ASLEEP}
-        events = EventLog(epoch=1, node=0, role="controller", sink=self.lines.append)
-        self.supervisor = Supervisor(self.node, events, self._ended)
-        for worker in self.supervisor.workers.values():
-            worker.argv = ("tests.nvml.gpu_user",)
-        self.arbiter = Arbiter(
-            self.node, self.supervisor, events, Holding(wake=self._wake, ask=self._ask),
-            lambda slab, cause: self.quarantined.append(cause),
-        )  # fmt: skip
-
-    async def hold(self, pid, size):
-        """Let a process hold so many bytes; returns once the driver shows it."""
-        (self.gpus / "orders" / str(pid)).write_text(str(size))
-        shown = self.gpus / f"gpu{self.node.devices[0]}" / str(pid)
-        while not shown.exists() or shown.read_text() != str(size):
-            await asyncio.sleep(0.01)
-
-    def pid(self, role):
-        return next(w for w in self.supervisor.of(role, self.slab)).child.pid
-
-    def told(self, kind):
-        return [event for line in self.lines if (event := json.loads(line))["kind"] == kind]
-
-    async def give(self, role, limit_s=LIMIT_S):
-        self.arbiter.want(self.slab, role)
-        await self.arbiter.settled(self.slab, role, limit_s)
-
-    async def _wake(self, slab, role, token):
-        for worker in self.supervisor.of(role, slab):
-            self.supervisor.start(worker)
-            await self.hold(worker.child.pid, AWAKE)
-
-    async def _ask(self, slab, role, token):
-        for worker in self.supervisor.of(role, slab):
-            await self.hold(worker.child.pid, self.asleep[role])
-
-    async def _ended(self, worker, how):
-        self.arbiter.died(worker)
-
-    @contextlib.asynccontextmanager
-    async def running(self):
-        beat = asyncio.ensure_future(self.arbiter.run())
-        try:
-            yield self
-        finally:
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
-            await self.supervisor.close(1.0)
+@pytest.fixture
+def make(tmp_path, gpus):
+    """A bench over the stand-in."""
+    return partial(Bench, tmp_path, gpus / "orders", awake=AWAKE, asleep=ASLEEP)
 
 
-@contextlib.contextmanager
-def stranger(gpus, size):
-    """A process of somebody else on GPU 0."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.nvml.gpu_user"], env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
-    )
-    (gpus / "orders" / str(process.pid)).write_text(str(size))
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-async def on_gpu(gpus, process):
-    while not (gpus / "gpu0" / str(process.pid)).exists():
-        await asyncio.sleep(0.01)
-
-
-def test_a_slab_goes_from_trainer_to_rollout_and_back_while_the_sleeper_keeps_its_residue(tmp_path, gpus):
+def test_a_slab_goes_from_trainer_to_rollout_and_back_while_the_sleeper_keeps_its_residue(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             for role in (TRAINER, ROLLOUT, TRAINER, ROLLOUT):
                 await bench.give(role)
             assert [grant["token"] for grant in bench.told("lease.grant")] == [1, 2, 3, 4]
@@ -151,11 +64,9 @@ def test_a_slab_goes_from_trainer_to_rollout_and_back_while_the_sleeper_keeps_it
     asyncio.run(scenario())
 
 
-def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_anybody_is_granted(
-    tmp_path, gpus
-):
+def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_anybody_is_granted(make):
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
             await bench.give(TRAINER)
@@ -173,9 +84,9 @@ def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_any
     asyncio.run(scenario())
 
 
-def test_a_first_sleep_that_frees_nothing_is_not_believed(tmp_path, gpus):
+def test_a_first_sleep_that_frees_nothing_is_not_believed(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus, max_residue_bytes=1024 * MIB).running() as bench:
+        async with make(max_residue_bytes=1024 * MIB).running() as bench:
             bench.asleep[TRAINER] = AWAKE
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
@@ -187,9 +98,9 @@ def test_a_first_sleep_that_frees_nothing_is_not_believed(tmp_path, gpus):
     asyncio.run(scenario())
 
 
-def test_memory_nobody_gives_back_ends_in_quarantine_that_says_how_much(tmp_path, gpus):
+def test_memory_nobody_gives_back_ends_in_quarantine_that_says_how_much(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             await bench.give(TRAINER)
             (gpus / "gpu0" / "leak").write_text(str(2000 * MIB))
             with pytest.raises(WorkerFailed, match="slab n0s0 is quarantined: memory did not come back"):
@@ -207,11 +118,11 @@ def test_memory_nobody_gives_back_ends_in_quarantine_that_says_how_much(tmp_path
     asyncio.run(scenario())
 
 
-def test_a_strangers_process_is_named_and_never_killed_and_no_grant_is_given_beside_it(tmp_path, gpus):
+def test_a_strangers_process_is_named_and_never_killed_and_no_grant_is_given_beside_it(make, gpus):
     async def scenario():
-        with stranger(gpus, 700 * MIB) as process:
-            await on_gpu(gpus, process)
-            async with Bench(tmp_path, gpus).running() as bench:
+        with stranger() as process:
+            await hold(gpus / "orders", process.pid, 700 * MIB)
+            async with make().running() as bench:
                 with pytest.raises(WorkerFailed, match="quarantined"):
                     await bench.give(TRAINER)
                 assert f"process {process.pid} (python" in bench.quarantined[0]
@@ -222,11 +133,11 @@ def test_a_strangers_process_is_named_and_never_killed_and_no_grant_is_given_bes
     asyncio.run(scenario())
 
 
-def test_a_stranger_that_leaves_in_time_is_waited_for(tmp_path, gpus):
+def test_a_stranger_that_leaves_in_time_is_waited_for(make, gpus):
     async def scenario():
-        with stranger(gpus, 700 * MIB) as process:
-            await on_gpu(gpus, process)
-            async with Bench(tmp_path, gpus, prove_s=LIMIT_S).running() as bench:
+        with stranger() as process:
+            await hold(gpus / "orders", process.pid, 700 * MIB)
+            async with make(prove_s=LIMIT_S).running() as bench:
                 bench.arbiter.want(bench.slab, TRAINER)
                 await asyncio.sleep(0.3)
                 assert bench.arbiter.lease(bench.slab).stage is Stage.PROVING
@@ -237,9 +148,9 @@ def test_a_stranger_that_leaves_in_time_is_waited_for(tmp_path, gpus):
     asyncio.run(scenario())
 
 
-def test_the_pid_of_a_dead_worker_is_nobodys_even_if_it_comes_again(tmp_path, gpus):
+def test_the_pid_of_a_dead_worker_is_nobodys_even_if_it_comes_again(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
             pid = bench.pid(TRAINER)
@@ -254,9 +165,9 @@ def test_the_pid_of_a_dead_worker_is_nobodys_even_if_it_comes_again(tmp_path, gp
     asyncio.run(scenario())
 
 
-def test_a_lost_gpu_proves_nothing(tmp_path, gpus):
+def test_a_lost_gpu_proves_nothing(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             await bench.give(TRAINER)
             (gpus / "gpu0" / "lost").touch()
             with pytest.raises(WorkerFailed, match=r"NVML cannot measure GPUs \[0\]: .*[Ll]ost"):
@@ -265,9 +176,9 @@ def test_a_lost_gpu_proves_nothing(tmp_path, gpus):
     asyncio.run(scenario())
 
 
-def test_the_jobs_own_device_is_measured_and_given_to_the_worker(tmp_path, gpus):
+def test_the_jobs_own_device_is_measured_and_given_to_the_worker(make, gpus):
     async def scenario():
-        async with Bench(tmp_path, gpus, device="1").running() as bench:
+        async with make(device="1").running() as bench:
             (gpus / "gpu0" / "leak").write_text(str(9000 * MIB))  # another job's
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
@@ -278,14 +189,14 @@ def test_the_jobs_own_device_is_measured_and_given_to_the_worker(tmp_path, gpus)
 
 
 @pytest.mark.parametrize("hidden", ["pids", "bytes"])
-def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(tmp_path, gpus, monkeypatch, hidden):
+def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(make, gpus, monkeypatch, hidden):
     if hidden == "pids":
         monkeypatch.setattr("yatt.control.proof.sees_host_pids", lambda: False)
     else:
         (gpus / "silent").touch()
 
     async def scenario():
-        async with Bench(tmp_path, gpus).running() as bench:
+        async with make().running() as bench:
             for role in (TRAINER, ROLLOUT, TRAINER):
                 await bench.give(role)
             bench.asleep[TRAINER] = 3000 * MIB
@@ -296,9 +207,9 @@ def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(tmp_path, gpus
     asyncio.run(scenario())
 
 
-def test_the_baseline_sinks_when_a_former_attempts_process_goes(tmp_path, gpus):
+def test_the_baseline_sinks_when_a_former_attempts_process_goes(make, gpus):
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
-    bench = Bench(tmp_path, gpus)
+    bench = make()
     prover = GpuProver(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
     assert prover.check(bench.slab, TRAINER).clean
     (gpus / "gpu0" / "leak").unlink()

@@ -17,6 +17,7 @@ def main() -> None:
             for device in devices:
                 (device / f".{os.getpid()}").write_text(held)
                 os.replace(device / f".{os.getpid()}", device / str(os.getpid()))
+            order.with_suffix(".done").write_text(held)
         time.sleep(0.01)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ def main() -> int:
 
 
 def _node(arguments: argparse.Namespace) -> Node:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
     config = load_resolved(paths.config)
     devices: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ def _node(arguments: argparse.Namespace) -> Node:
 
 
 def _attempt(node: Node) -> int:
+    sweep(node)
     make_private(node.scratch)
     make_private(node.weights_root)
     try:
@@ -59,6 +62,16 @@ def _attempt(node: Node) -> int:
     finally:
         shutil.rmtree(node.scratch, ignore_errors=True)
         shutil.rmtree(node.weights_root, ignore_errors=True)
+
+
+def sweep(node: Node) -> None:
+    """Remove what former attempts of this run left on this machine when they were killed."""
+    launch = node.config.launch
+    for folder in (Path(launch.scratch_dir), Path(launch.shm_dir)):
+        for left in folder.glob(f"{node.scratch_prefix}*"):
+            epoch = left.name.removeprefix(node.scratch_prefix).partition("-")[0]
+            if epoch.isdigit() and int(epoch) < node.epoch:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 async def _run(node: Node) -> int:

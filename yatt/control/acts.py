@@ -175,12 +175,15 @@ class Acts:
 
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()
-        prefix = self._checkpoints.prefix(iteration)
-        answers = await self._ports.ask_all(c.SaveOrder(iteration=iteration, url=prefix))
+        config, prefix = self._node.config, self._checkpoints.prefix(iteration)
+        is_last = iteration == config.trainer.total_iterations
+        export = str(self._node.paths.model) if is_last and config.checkpoint.export_final else ""
+        order = c.SaveOrder(iteration=iteration, url=prefix, export=export)
+        answers = await self._ports.ask_all(order)
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
-            iteration=iteration, epoch=self._node.epoch, config_hash=config_hash(self._node.config),
+            iteration=iteration, epoch=self._node.epoch, config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
@@ -192,7 +195,7 @@ class Acts:
         self._row["ckpt/bytes"] = size_bytes
         self._row["ckpt/stall_s"] = clock.monotonic_s() - began_s
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
-        for gone in self._checkpoints.retain(self._node.config.checkpoint.keep):
+        for gone in self._checkpoints.retain(config.checkpoint.keep):
             self._events.emit("ckpt.delete", iteration=gone)
 
     # ---- metrics --------------------------------------------------------------------------------

@@ -38,8 +38,9 @@ class Parts:
         self, node: Node, hub: Channel, peers: dict[int, Channel], events: EventLog,
         trouble: Callable[[str, int], None], on_exit: Callable[[Worker, str], Awaitable[None]],
     ) -> None:  # fmt: skip
+        self._node = node
         self.supervisor = Supervisor(node, events, on_exit)
-        self.engines = LocalEngines(hub)
+        self.engines = LocalEngines(hub, self._serves)
         self.workers = Workers(node, self.supervisor, hub, self.engines, events, trouble)
         self.router = Router(node, self.engines, peers)
         self.scorer = Scorer(node.config, self.router.complete, self.workers.reward)
@@ -51,6 +52,10 @@ class Parts:
                 trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
         self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)
+
+    def _serves(self, role: str) -> bool:
+        slabs = [slab for slab in self._node.slabs if role in self._node.placement.roles_of(slab)]
+        return any(self.arbiter.lease(slab).stage is not Stage.QUARANTINED for slab in slabs)
 
 
 class Controller:

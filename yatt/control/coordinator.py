@@ -6,6 +6,7 @@ that runs out of time is an event that names who owed the answer.
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable
 from pathlib import Path
@@ -17,9 +18,11 @@ from yatt.control.ports import Ports
 from yatt.core import phases
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
-from yatt.errors import EXIT_FAILED, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, HandOver
+
+_LOG = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -87,6 +90,7 @@ class Coordinator:
             )
         self._began_s = now_s
         if state.phase is not Phase.ENDED:
+            _LOG.info("iteration %d: %s", state.iteration, state.phase.value)
             self._events.emit("phase.begin", phase=state.phase.value, iteration=state.iteration)
 
     async def _perform(self, action: phases.Action) -> None:
@@ -125,6 +129,8 @@ class Coordinator:
                 await work
             except YattError as error:
                 self.fail(str(error), error.exit_code)
+            except OSError as error:  # a full or lost filesystem is the user's to mend
+                self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_USER_MISTAKE)
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)

@@ -8,6 +8,7 @@ seed, up to `rollout.max_retries` times.
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,10 +33,14 @@ class _LocalEngine:
 
 
 class LocalEngines:
-    """This node's awake engines and what is under way in them."""
+    """This node's awake engines and what is under way in them.
 
-    def __init__(self, hub: Channel) -> None:
-        self._hub = hub
+    Args:
+        serves: whether a role still has a slab here that is not quarantined.
+    """
+
+    def __init__(self, hub: Channel, serves: Callable[[str], bool]) -> None:
+        self._hub, self._serves = hub, serves
         self._engines: dict[str, _LocalEngine] = {}
         self._changed = asyncio.Condition()
         self._ids = itertools.count(1)
@@ -68,7 +73,7 @@ class LocalEngines:
         """Ask the local engine of `role` with least under way.
 
         Raises:
-            WorkerFailed: the engine died meanwhile.
+            WorkerFailed: the engine died meanwhile, or the role lost its last slab here.
             DeadlineExceeded: no engine awake, or no answer, in time.
         """
         try:
@@ -77,6 +82,8 @@ class LocalEngines:
             raise DeadlineExceeded(f"no {role} engine here answered within {deadline_s:g} s") from None
 
     async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
+        if not self._serves(role):
+            raise WorkerFailed(f"every slab of {role} on this node is quarantined")
         async with self._changed:
             await self._changed.wait_for(lambda: self.awake(role))
         engine = min(
@@ -120,8 +127,9 @@ class Router:
         """
         section = self._node.config.rollout
         sample = msgspec.structs.replace(sample, request_id=f"{self._node.name}/{sample.request_id}")
+        failed: set[int] = set()
         for attempt in itertools.count():
-            place = self._choose(role)
+            place = self._choose(role, failed)
             self._outstanding[role, place] += 1
             try:
                 return await self._ask(place, role, sample)
@@ -129,6 +137,7 @@ class Router:
                 if attempt >= section.max_retries:
                     raise
                 self.retries += 1
+                failed.add(place)
             finally:
                 self._outstanding[role, place] -= 1
         raise AssertionError("the loop returns or raises")
@@ -139,12 +148,13 @@ class Router:
         for index, channel in self._peers.items():
             await channel.tell(f"node{index}", ForwardAbort(role=role, origin=self._node.name))
 
-    def _choose(self, role: str) -> int:
+    def _choose(self, role: str, failed: set[int]) -> int:
+        """The node to ask; one that failed this request only when there is no other."""
         phases = (self._node.placement.sampling, *self._node.placement.scoring)
         counts = Counter(slab.node for phase in phases for slab, held in phase.items() if held == role)
         return min(
             counts,
-            key=lambda n: (self._outstanding[role, n] / counts[n], n != self._node.index, n),
+            key=lambda n: (n in failed, self._outstanding[role, n] / counts[n], n != self._node.index, n),
         )
 
     async def _ask(self, place: int, role: str, sample: m.Sample) -> m.Completed:

@@ -47,10 +47,14 @@ class Node:
         return hashlib.sha256(str(self.paths.root).encode()).hexdigest()[:10]
 
     @property
+    def scratch_prefix(self) -> str:
+        """What the node-local folders of every attempt of this run begin with."""
+        return f"yatt-{os.getuid()}-{self.run_tag}-"
+
+    @property
     def scratch(self) -> Path:
         """Node-local folder of this attempt: sockets and journals."""
-        name = f"yatt-{os.getuid()}-{self.run_tag}-{self.epoch}-{self.index}"
-        return Path(self.config.launch.scratch_dir) / name
+        return Path(self.config.launch.scratch_dir) / f"{self.scratch_prefix}{self.epoch}-{self.index}"
 
     @property
     def endpoint(self) -> str:

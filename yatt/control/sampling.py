@@ -48,6 +48,7 @@ class Sampler:
         self._unfinished: dict[int, PromptGroup] = {}
         self._quota = Quota(target=0)
         self._policy_version = 0
+        self._iteration, self._dropped, self._last_drop = 0, 0, ""
         self._breaking_off = False
         self.counters: Counter[str] = Counter()
 
@@ -109,7 +110,8 @@ class Sampler:
         may_open = ROLLOUT in order.roles
         factor = self._node.config.algorithm.max_groups_opened_factor
         self._quota = Quota(
-            target=order.target, accepted=len(self._accepted), in_flight=len(self._unfinished),
+            target=order.target, accepted=len(self._accepted), dropped=self._dropped,
+            in_flight=len(self._unfinished),
             limit=max(order.target, int(order.target * factor)),
         )  # fmt: skip
         tasks = {self._pursue_later(group, order.roles) for group in self._unfinished.values()}
@@ -158,11 +160,14 @@ class Sampler:
 
     def _open(self) -> list[PromptGroup]:
         opened: list[PromptGroup] = []
+        skipped = 0
         while len(opened) < self._quota.num_to_open():
             group = self._shard.open(self._next_number)
             self._next_number += self._node.config.launch.nodes
             if group is None:
                 self.counters["rollout/too_long"] += 1
+                skipped += 1
+                self._check_some_fit(skipped)
             else:
                 opened.append(group)
                 self._unfinished[group.number] = group
@@ -170,6 +175,14 @@ class Sampler:
         if opened:
             self._events.emit("rollout.group.open", numbers=[g.number for g in opened])
         return opened
+
+    def _check_some_fit(self, skipped: int) -> None:
+        """Raises ConfigError once a whole data epoch held no prompt that is short enough."""
+        if skipped > self._shard.num_rows:
+            limit = self._node.config.data.max_prompt_tokens
+            raise ConfigError(
+                f"every prompt of data.train_files is longer than data.max_prompt_tokens ({limit}); raise it."
+            )
 
     def _pursue_later(self, group: PromptGroup, roles: tuple[str, ...]) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(self._pursue(group, roles))
@@ -225,7 +238,8 @@ class Sampler:
         self._quota = self._quota.resolved(accepted=not drop)
         if drop:
             self.counters["rollout/failed_groups" if reason else "rollout/dropped_groups"] += 1
-            self._events.emit("rollout.group.drop", number=group.number, reason=reason or "equal rewards")
+            self._dropped, self._last_drop = self._dropped + 1, reason or "all its rewards are equal"
+            self._events.emit("rollout.group.drop", number=group.number, reason=self._last_drop)
             return
         self._accepted[group.number] = group
         self._events.emit("rollout.group.accept", number=group.number)
@@ -234,7 +248,7 @@ class Sampler:
         quota = self._quota
         return ConfigError(
             f"{quota.dropped} of {quota.accepted + quota.dropped} prompt groups were dropped and "
-            f"{quota.accepted} of {quota.target} accepted: too few to go on. The event log "
-            "(rollout.group.drop) says why each was dropped; mend the reward, or raise "
+            f"{quota.accepted} of {quota.target} accepted: too few to go on. The last was dropped because: "
+            f"{self._last_drop}. The event log (rollout.group.drop) has all; mend the reward, or raise "
             "algorithm.max_groups_opened_factor."
         )

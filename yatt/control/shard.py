@@ -28,6 +28,11 @@ class DataShard:
             shuffle=self._config.data.shuffle,
         )
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of a data epoch, of all nodes together."""
+        return len(self._rows)
+
     def row(self, index: int) -> Row:
         """One row."""
         return self._rows[index]

@@ -86,6 +86,8 @@ class NodeTraining:
         answers = await self._workers.order_trainers(body)
         saved = [answer for answer in answers if isinstance(answer, m.ShardsSaved)]
         assert len(saved) == len(answers), "SaveShards is answered by ShardsSaved"
+        if order.export:
+            await self._workers.order_trainers(m.ExportHF(token=0, folder=order.export))
         common = next((s.common for s in saved if s.common != b"{}"), b"{}")
         return c.SavedNode(
             files=tuple(file for s in saved for file in s.files), common=common, state=state,

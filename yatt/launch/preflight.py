@@ -99,6 +99,8 @@ def check_length(folder: str, key: str, num_tokens: int) -> None:
         ConfigError: it takes fewer.
     """
     limit = model_limit(folder)
+    if num_tokens == 0:
+        raise ConfigError(f"{key}: {folder}/config.json does not say what the model takes; write it here.")
     if limit and num_tokens > limit:
         raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
 

@@ -122,7 +122,7 @@ def _facts(
         ("wall time", duration(sum(seconds.values()))),
         ("goodput", f"{100 * goodput_share(seconds):.0f}%"),
         ("tokens a second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
-        ("tokens trained on", f"{tokens:,}"),
+        ("tokens trained on", f"{tokens / 1e6:,.0f} M" if tokens >= 1e7 else f"{tokens:,}"),
     ]
 
 

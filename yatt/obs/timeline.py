@@ -1,7 +1,8 @@
 """The timeline of one attempt as SVG: phases, who held each slab, and what went wrong, over wall time."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from yatt.obs.charts import Axis
@@ -9,9 +10,11 @@ from yatt.obs.console import duration
 from yatt.obs.history import Attempt
 
 MAX_SLABS = 32
-MAX_SPANS = 4000
+MAX_BARS = 600
 WIDTH, LEFT, RIGHT = 1180, 96, 12
 LANE, GAP, TOP = 20, 5, 8
+TICKS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
+           28800, 86400, 604800)  # fmt: skip
 PHASE_COLOURS = {
     "join": "p-start", "build": "p-start", "rollout": "p-rollout", "score": "p-genrm", "train": "p-trainer",
     "publish": "p-weights", "sync": "p-weights", "save": "p-save", "validate": "p-validate",
@@ -97,11 +100,23 @@ def _lanes(attempt: Attempt) -> list[tuple[str, list[_Bar]]]:
 
 
 def _visible(bars: Sequence[_Bar], begin_s: float, end_s: float) -> list[_Bar]:
-    """Those inside the window; of very many, the long ones."""
+    """Those inside the window; of very many, in each of `MAX_BARS` columns the one that fills most of it."""
     inside = [bar for bar in bars if bar.end_s >= begin_s and bar.begin_s <= end_s]
-    if len(inside) > MAX_SPANS:
-        inside = sorted(inside, key=lambda bar: bar.begin_s - bar.end_s)[:MAX_SPANS]
-    return inside
+    if len(inside) <= MAX_BARS:
+        return inside
+    width_s = (end_s - begin_s) / MAX_BARS
+    columns: dict[int, tuple[float, _Bar]] = {}
+    for bar in inside:
+        first, last = int((bar.begin_s - begin_s) / width_s), int((bar.end_s - begin_s) / width_s)
+        for column in range(max(0, first), min(last, MAX_BARS - 1) + 1):
+            left_s = begin_s + column * width_s
+            share_s = min(bar.end_s, left_s + width_s) - max(bar.begin_s, left_s)
+            if column not in columns or share_s > columns[column][0]:
+                columns[column] = (share_s, bar)
+    return [
+        replace(bar, begin_s=begin_s + column * width_s, end_s=begin_s + (column + 1) * width_s)
+        for column, (_, bar) in sorted(columns.items())
+    ]
 
 
 def _bar(bar: _Bar, scale: Axis, y: float) -> str:
@@ -117,13 +132,12 @@ def _bar(bar: _Bar, scale: Axis, y: float) -> str:
 
 
 def _time_axis(origin_s: float, scale: Axis, bottom: float) -> str:
-    shifted = Axis(
-        low=scale.low - origin_s, high=scale.high - origin_s, from_px=scale.from_px, to_px=scale.to_px
-    )
-    narrow = shifted.high - shifted.low < 10
+    low_s, high_s = scale.low - origin_s, scale.high - origin_s
+    step_s = next((step for step in TICKS_S if (high_s - low_s) / step <= 12), TICKS_S[-1])
+    marks = [index * step_s for index in range(math.ceil(low_s / step_s), math.floor(high_s / step_s) + 1)]
     return "".join(
-        f'<line class="grid" x1="{shifted.at(s):.1f}" x2="{shifted.at(s):.1f}" y1="{TOP}" y2="{bottom}"/>'
-        f'<text class="tick" x="{shifted.at(s):.1f}" y="{bottom + 12}" text-anchor="middle">'
-        f"{f'{s:g}s' if narrow else duration(s)}</text>"
-        for s in shifted.ticks(10)
+        f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{x:.1f}" y="{bottom + 12}" text-anchor="middle">'
+        f"{f'{s:g}s' if step_s < 1 else duration(s)}</text>"
+        for s, x in ((s, scale.at(s + origin_s)) for s in marks)
     )

@@ -99,10 +99,14 @@ class TrainedNode(Message, frozen=True, kw_only=True):
 
 
 class SaveOrder(Message, frozen=True, kw_only=True):
-    """Write this node's shards. Answer: SavedNode."""
+    """Write this node's shards, and the policy as a Hugging Face folder if `export` names one.
+
+    Answer: SavedNode.
+    """
 
     iteration: int
     url: str
+    export: str = ""
 
 
 class SavedNode(Message, frozen=True, kw_only=True):

@@ -7,7 +7,9 @@ controller's decision.
 """
 
 import argparse
+import logging
 import os
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +23,13 @@ from yatt.records import message as m
 
 WAIT_S = 1.0
 Handle = Callable[[m.Message], m.Message]
+_LOG = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Serve one trainer rank."""
     arguments = _arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
     config = load_resolved(RunPaths(run).config)
     url = config.checkpoint.url or str(run / "checkpoints")
@@ -73,9 +77,13 @@ def serve(link: WorkerLink, handle: Handle) -> None:
 
 def answer(order: Order, handle: Handle) -> m.Message:
     """What the order gives, or Failed with the reason."""
+    began_s, name = time.monotonic(), type(order.body).__name__
     try:
-        return handle(order.body)
+        given = handle(order.body)
+        _LOG.info("%s took %.3f s", name, time.monotonic() - began_s)
+        return given
     except Exception as error:  # noqa: BLE001  (a process's main: recorded, answered, and the controller decides)
+        _LOG.exception("%s failed", name)
         reason = str(error) or type(error).__name__
         return m.Failed(error=reason, trace=traceback.format_exc(), user=isinstance(error, ConfigError))
 

@@ -8,6 +8,7 @@ from tests.integration.trainer.conftest import run_world
 pytestmark = pytest.mark.slow
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 VPP = "virtual_pipeline_model_parallel_size"
+KINDS = ("llama", "qwen2", "qwen3")
 TWO = {
     "tp2": {TP: 2, "sequence_parallel": True},
     "pp2": {PP: 2},
@@ -61,10 +62,7 @@ def alone(models, tmp_path_factory):
             "actions": LEARN,
         },
     ]
-    jobs += [
-        {"name": kind, "model": str(models[kind]), "actions": [["publish", "start"]]}
-        for kind in ("llama", "qwen2")
-    ]
+    jobs += [{"name": kind, "model": str(models[kind]), "actions": [["publish", "start"]]} for kind in KINDS]
     return folder, run_world(folder, 1, jobs)
 
 
@@ -81,7 +79,7 @@ def pair(models, alone, tmp_path_factory):
         common = {"model": qwen3, "layout": TWO[name]}
         jobs.append({"name": f"{name}-resumed", **resuming(folder, name), **common})
         jobs.append({"name": f"{name}-from-one", **resuming(alone[0], "one"), **common})
-    for kind in ("llama", "qwen2"):
+    for kind in KINDS:
         for name in ("tp2", "pp2"):
             job = {"model": str(models[kind]), "layout": TWO[name]}
             jobs.append({"name": f"{kind}-{name}", "actions": [["publish", "start"]], **job})
@@ -128,11 +126,11 @@ def assert_bit_equal(left, right):
 
 def test_one_rank_computes_what_transformers_computes(alone, models):
     jobs = alone[1]
-    assert hf_logprobs(models["llama"], jobs["llama"].notes[0]["probe"]) < 1e-5
-    assert hf_logprobs(models["qwen2"], jobs["qwen2"].notes[0]["probe"]) < 1e-5
+    for kind in KINDS:
+        assert hf_logprobs(models[kind], jobs[kind].notes[0]["probe"]) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])
 def test_two_ranks_compute_what_transformers_computes(pair, models, kind, layout):
     job = pair[1][f"{kind}-{layout}"]

@@ -11,6 +11,7 @@ from yatt.obs.curves import trend, verdict_on_curves
 from yatt.obs.history import attempts_of, read_events
 from yatt.obs.metrics import STEP
 from yatt.obs.report import write_report
+from yatt.obs.timeline import timeline
 
 TWO_ATTEMPTS = (
     event(0, "attempt.start", nodes=1),
@@ -105,6 +106,17 @@ def test_reward_rising_while_validation_falls_is_said_first():
 )
 def test_a_trend_is_a_move_and_not_noise(values, way):
     assert trend(list(enumerate(values))) == way
+
+
+def test_the_timeline_of_a_very_long_attempt_stays_small_and_shows_who_held_most(tmp_path):
+    events = [event(0, "attempt.start", nodes=1)]
+    for turn in range(3000):
+        holder = "trainer" if turn < 1500 else "rollout"
+        events.append(event(turn, "lease.grant", slab="n0s0", holder=holder, token=turn))
+        events.append(event(turn + 0.9, "lease.release", slab="n0s0", holder=holder, token=turn))
+    (attempt,) = attempts_of(read_events(make_run(tmp_path, events=events).events))
+    svg = timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
+    assert abs(svg.count('class="p-trainer"') - 300) <= 1 and abs(svg.count('class="p-rollout"') - 300) <= 1
 
 
 def test_a_folder_that_is_no_run_and_a_place_that_cannot_be_written_name_the_fix(tmp_path):

@@ -1,0 +1,40 @@
+"""As test_resume_exact, with real vLLM engines for policy and judge: killed three times, equal to the bit."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_resume_exact import final_state, finish_under_fire, metrics
+from tests.runs import RunFile, yatt
+from tests.tiny_models import make_qwen3
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_KILLS = 3
+
+
+def settings(folder: Path) -> dict:
+    judge = make_qwen3(folder / "judge", tied=False, seed=1)
+    section = {"name": "judge", "model": judge, "dtype": "float32", "template": "{prompt}{completion}",
+               "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "max_tokens": 6,
+               "temperature": 1.0, "on_unparsable": "score", "kv_cache_bytes": 32 << 20,
+               "enforce_eager": True}  # fmt: skip
+    return {
+        "run": {"max_attempts_without_progress": 20},
+        "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True},
+        "genrms": [section],
+        "placement": {"mode": "partial", "genrm_slabs": 1},
+        "trainer": {"total_iterations": 10},
+        "sync": {"probe_prompts": 2},
+    }
+
+
+def test_real_engines_killed_three_times_change_nothing(tmp_path: Path) -> None:
+    calm = RunFile(tmp_path / "calm", settings(tmp_path))
+    done = yatt("run", str(calm.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    disturbed = RunFile(tmp_path / "disturbed", settings(tmp_path))
+    hits = finish_under_fire(disturbed, NUM_KILLS, seed=3, settle_s=(12.0, 20.0))
+    assert len(hits) >= NUM_KILLS, f"only {hits}"
+    assert metrics(disturbed) == metrics(calm)
+    assert final_state(disturbed) == final_state(calm)

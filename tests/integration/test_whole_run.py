@@ -1,0 +1,132 @@
+"""Whole runs as a user starts them, with real engines: placements, layouts, stores, stopping and looking."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from tests.tiny_models import make_qwen3
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    model = make_qwen3(folder / "judge", tied=False, seed=1)
+    return {"name": "judge", "model": model, "dtype": "float32", "template": "{prompt}{completion}",
+            "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "max_tokens": 6,
+            "temperature": 1.0, "on_unparsable": "score", **SMALL}  # fmt: skip
+
+
+def finished(run: RunFile) -> list[dict[str, Any]]:
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert living(run.run_dir) == {}
+    return rows(run.run_dir / "metrics.jsonl")
+
+
+def test_colocated_with_tensor_parallel_trainer_and_real_judge(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "rollout": {"engine": "vllm", **SMALL},
+        "genrms": [judge(tmp_path)],
+        "placement": {"mode": "colocated"},
+        "trainer": {"total_iterations": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "algorithm": {"kl_in": "loss", "kl_type": "k3"},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    written = finished(run)
+    assert [row["training/global_step"] for row in written] == [1, 2]
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written)
+    assert all(row["genrm/judge/asked"] >= 16 for row in written)
+    holders = {e["holder"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "lease.grant"}
+    assert holders == {"trainer", "rollout", "genrm:judge"}
+
+
+def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {
+        "rollout": {"engine": "vllm", **SMALL},
+        "trainer": {"total_iterations": 2, "pipeline_model_parallel_size": 2},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    make_qwen3(tmp_path / "policy", tied=False, seed=4)
+    assert len(finished(run)) == 2
+    from safetensors import safe_open
+
+    with safe_open(run.run_dir / "model" / "model.safetensors", "pt") as trained:
+        assert "lm_head.weight" in trained.keys()  # noqa: SIM118 (not a dict)
+    assert (run.run_dir / "model" / "tokenizer.json").exists(), "the trained model can be used as it is"
+
+
+def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {
+        "rollout": {"engine": "transformers"},
+        "trainer": {"total_iterations": 2},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    written = finished(run)
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written)
+
+
+def test_a_run_on_s3_goes_on_from_its_bucket_after_everything_was_killed(
+    tmp_path: Path, s3_endpoint: str
+) -> None:
+    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    run = RunFile(tmp_path, {
+        "trainer": {"total_iterations": 8},
+        "checkpoint": {"url": "s3://checkpoints/whole-run", "storage_options": options, "save_every": 1},
+    })  # fmt: skip
+    file = str(run.write())
+    process = start("run", file)
+    wait_for(
+        lambda: [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "ckpt.commit"],
+        timeout_s=90, what="a commit",
+    )  # fmt: skip
+    kill(process.pid)
+    process.communicate()
+    wait_for(lambda: not living(run.run_dir), timeout_s=20, what="the children to die with their parent")
+    done = yatt("resume", str(run.run_dir))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed from iteration" in done.stdout
+    assert [row["training/global_step"] for row in rows(run.run_dir / "metrics.jsonl")] == list(range(1, 9))
+
+
+def test_a_signal_stops_the_run_with_everything_saved(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"trainer": {"total_iterations": 100}, "checkpoint": {"save_every": 1000}})
+    process = start("run", str(run.write()))
+    wait_for(lambda: len(rows(run.run_dir / "metrics.jsonl")) >= 2, timeout_s=90, what="two iterations")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert "yatt resume" in output
+    commits = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "ckpt.commit"]
+    assert len(commits) == 1, "what was trained was saved before the end"
+    assert living(run.run_dir) == {}
+
+
+def test_looking_at_a_run(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"trainer": {"total_iterations": 2}})
+    finished(run)
+    status = yatt("status", str(run.run_dir), "--json")
+    assert status.returncode == 0
+    summary = json.loads(status.stdout)
+    assert (summary["state"], summary["iteration"], summary["committed"]) == ("finished", 2, 2)
+    assert "iteration 2/2" in yatt("status", str(run.run_dir)).stdout
+    assert "iteration 2/2" in yatt("watch", str(run.run_dir)).stdout
+    assert "trainer-n0r0.1: " in yatt("logs", str(run.run_dir), "--role", "trainer", "-n", "100").stdout
+    report = yatt("report", str(run.run_dir))
+    assert report.returncode == 0, report.stderr
+    assert "http" not in Path(report.stdout.strip()).read_text().replace("http://www.w3.org", "")
+
+
+def test_the_run_folder_is_private(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"trainer": {"total_iterations": 1}})
+    finished(run)
+    assert run.run_dir.stat().st_mode & 0o777 == 0o700
+    secrets = list((run.run_dir / "keys").glob("*_secret"))
+    assert len(secrets) == 2
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in secrets)

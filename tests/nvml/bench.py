@@ -1,0 +1,102 @@
+"""One node's arbiter over small real processes that hold as much device memory as they are told to."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+from tests.obs_runs import make_run
+from yatt.adapters.nvml import visible_devices
+from yatt.config.load import load_resolved
+from yatt.control.arbiter import Arbiter, Holding
+from yatt.control.node import Node
+from yatt.control.supervisor import Supervisor
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.obs.events import EventLog
+
+MIB = 1 << 20
+LIMIT_S = 20.0
+
+
+async def hold(orders, pid, size):
+    """Let a process hold so many bytes; returns once it does."""
+    (orders / f".{pid}").write_text(str(size))
+    os.replace(orders / f".{pid}", orders / str(pid))
+    done = orders / f"{pid}.done"
+    while not done.exists() or done.read_text() != str(size):
+        await asyncio.sleep(0.01)
+
+
+class Bench:
+    """Args: `orders` is where processes are told; `user` the module they run; `lease` its section."""
+
+    def __init__(
+        self, tmp_path, orders, *, user="tests.nvml.gpu_user", device="0", awake=4096 * MIB, asleep=0, **lease
+    ):
+        timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
+        paths = make_run(
+            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": str(tmp_path), "gpus_per_node": 1}
+        )
+        config = load_resolved(paths.config)
+        self.orders, self.lines, self.quarantined = orders, [], []
+        self.awake = awake
+        self.node = Node(
+            config=config, paths=paths, placement=place(config), epoch=1, index=0,
+            host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
+        )  # fmt: skip
+        self.node.scratch.mkdir()
+        self.slab = self.node.slabs[0]
+        self.asleep = {TRAINER: asleep, ROLLOUT: asleep}
+        events = EventLog(epoch=1, node=0, role="controller", sink=self.lines.append)
+        self.supervisor = Supervisor(self.node, events, self._ended)
+        for worker in self.supervisor.workers.values():
+            worker.argv = (user,)
+        self.arbiter = Arbiter(
+            self.node, self.supervisor, events, Holding(wake=self._wake, ask=self._ask),
+            lambda slab, cause: self.quarantined.append(cause),
+        )  # fmt: skip
+
+    def pid(self, role):
+        return next(w for w in self.supervisor.of(role, self.slab)).child.pid
+
+    def told(self, kind):
+        return [event for line in self.lines if (event := json.loads(line))["kind"] == kind]
+
+    async def give(self, role, limit_s=LIMIT_S):
+        self.arbiter.want(self.slab, role)
+        await self.arbiter.settled(self.slab, role, limit_s)
+
+    async def _wake(self, slab, role, token):
+        for worker in self.supervisor.of(role, slab):
+            self.supervisor.start(worker)
+            await hold(self.orders, worker.child.pid, self.awake)
+
+    async def _ask(self, slab, role, token):
+        for worker in self.supervisor.of(role, slab):
+            await hold(self.orders, worker.child.pid, self.asleep[role])
+
+    async def _ended(self, worker, how):
+        self.arbiter.died(worker)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        beat = asyncio.ensure_future(self.arbiter.run())
+        try:
+            yield self
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+            await self.supervisor.close(1.0)
+
+
+@contextlib.contextmanager
+def stranger(user="tests.nvml.gpu_user"):
+    """A process of somebody else on GPU 0."""
+    process = subprocess.Popen([sys.executable, "-m", user], env={"CUDA_VISIBLE_DEVICES": "0", **os.environ})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)

@@ -1,0 +1,65 @@
+"""Files that are whole or absent, and claims with one winner."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed
+from yatt.control.epochs import check_newest, claim_epoch, newest_epoch
+from yatt.errors import StaleEpoch
+from yatt.paths import RunPaths
+
+
+def test_publishing_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    publish(path, b"one")
+    publish(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_claim_is_won_once(tmp_path: Path) -> None:
+    path = tmp_path / "000001"
+    assert claim(path, b"me")
+    assert not claim(path, b"you")
+    assert path.read_bytes() == b"me"
+    assert [p.name for p in tmp_path.iterdir()] == ["000001"]
+
+
+def test_a_torn_or_foreign_record_is_not_read(tmp_path: Path) -> None:
+    record = sealed({"address": "tcp://x"}, 3)
+    assert unsealed(record, 3) == {"address": "tcp://x", "epoch": 3}
+    assert unsealed(record[:-5], 3) is None
+    assert unsealed(None, 3) is None
+    assert unsealed(record, 4) is None, "of an older epoch"
+    with pytest.raises(StaleEpoch, match="epoch 3 was claimed while 2 was running"):
+        unsealed(record, 2)
+    assert read_or_none(tmp_path / "nothing") is None
+
+
+def _claim(folder: str, results: "multiprocessing.Queue[int]") -> None:
+    results.put(claim_epoch(RunPaths(Path(folder))))
+
+
+def test_racing_starts_claim_different_epochs(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    starts = [context.Process(target=_claim, args=(str(tmp_path), results)) for _ in range(8)]
+    for process in starts:
+        process.start()
+    epochs = sorted(results.get(timeout=20) for _ in starts)
+    for process in starts:
+        process.join()
+    assert epochs == list(range(1, 9))
+    assert newest_epoch(RunPaths(tmp_path)) == 8
+
+
+def test_a_ghost_finds_out(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    mine = claim_epoch(paths)
+    check_newest(paths, mine)
+    claim_epoch(paths)
+    with pytest.raises(StaleEpoch, match="this attempt is over"):
+        check_newest(paths, mine)

@@ -1,0 +1,63 @@
+"""Which prompts are opened, by whom and in which order."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yatt.core.prompts import Quota, first_number, row_order, sample_seed, share
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 200))
+def test_shares_add_up_to_the_batch_and_belong_to_their_node(nodes: int, batch: int, first: int) -> None:
+    shares = [share(batch, node=k, num_nodes=nodes, first=first) for k in range(nodes)]
+    owners = Counter(number % nodes for number in range(first, first + batch))
+    assert shares == [owners[k] for k in range(nodes)]
+
+
+@given(st.integers(1, 9), st.integers(0, 200))
+def test_the_first_number_of_a_node_is_its_own_and_the_smallest(nodes: int, at_least: int) -> None:
+    for node in range(nodes):
+        number = first_number(node, nodes, at_least=at_least)
+        assert number % nodes == node
+        assert at_least <= number < at_least + nodes
+
+
+@given(st.integers(1, 50), st.integers(0, 3))
+def test_every_row_comes_once_a_data_epoch(num_rows: int, data_epoch: int) -> None:
+    order = row_order(num_rows, seed=1, data_epoch=data_epoch, shuffle=True)
+    assert sorted(order) == list(range(num_rows))
+    assert order == row_order(num_rows, seed=1, data_epoch=data_epoch, shuffle=True)
+
+
+def test_data_epochs_and_seeds_differ_in_order() -> None:
+    orders = {tuple(row_order(20, seed=s, data_epoch=e, shuffle=True)) for s in (0, 1) for e in (0, 1)}
+    assert len(orders) == 4
+    assert row_order(3, seed=0, data_epoch=0, shuffle=False) == [0, 1, 2]
+
+
+def test_seeds_of_samples_differ() -> None:
+    seeds = {
+        sample_seed(0, number, index, retry) for number in range(20) for index in range(8) for retry in (0, 1)
+    }
+    assert len(seeds) == 320
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 8))
+def test_a_quota_ends_filled_or_exhausted_and_never_above_its_limit(fate: list[bool], target: int) -> None:
+    quota = Quota(target=target, limit=3 * target)
+    for accepted in fate:
+        quota = quota.opened(quota.num_to_open())
+        assert quota.accepted + quota.dropped + quota.in_flight <= quota.limit
+        if not quota.in_flight:
+            break
+        quota = quota.resolved(accepted=accepted)
+    if not quota.in_flight and not quota.num_to_open():
+        assert quota.accepted >= target or quota.is_exhausted()
+
+
+def test_without_drops_exactly_the_target_is_opened() -> None:
+    quota = Quota(target=8, limit=80)
+    quota = quota.opened(quota.num_to_open())
+    assert quota.in_flight == 8
+    assert quota.num_to_open() == 0
