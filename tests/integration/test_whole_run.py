@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
-from tests.tiny_models import make_qwen3
+from tests.tiny_models import make_qwen3, make_scripted_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -130,3 +130,36 @@ def test_the_run_folder_is_private(tmp_path: Path) -> None:
     secrets = list((run.run_dir / "keys").glob("*_secret"))
     assert len(secrets) == 2
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in secrets)
+
+
+ASKS_THE_JUDGE = '''
+async def compute_score(data_source, solution_str, ground_truth, extra_info, prompt, client):
+    """Half a point for each of two opinions that is longer than two characters."""
+    opinions = [await client.complete(prompt + solution_str) for _ in range(2)]
+    return {"score": sum(len(text) > 2 for text in opinions) / 2, "first_length": len(opinions[0])}
+'''
+
+
+def test_several_judges_with_weights_one_of_them_a_python_function(tmp_path: Path) -> None:
+    for name in ("strict", "asked"):
+        folder = make_scripted_model(tmp_path / name, mean_tokens=4)
+        (Path(folder) / "model.safetensors").write_bytes(b"")
+    (tmp_path / "asks.py").write_text(ASKS_THE_JUDGE)
+    common = {"engine": "scripted", "max_model_tokens": 128, "max_tokens": 8, "on_unparsable": "score"}
+    run = RunFile(tmp_path, {
+        "genrms": [
+            {"name": "strict", "model": str(tmp_path / "strict"), "template": "{prompt}{completion}",
+             "verdict": {"pattern": "([a-z])", "scores": {"e": 1.0}}, "weight": 2.0, **common},
+            {"name": "asked", "model": str(tmp_path / "asked"), "path": str(tmp_path / "asks.py"),
+             "weight": 0.5, **common},
+        ],
+        "trainer": {"total_iterations": 2},
+    })  # fmt: skip
+    written = finished(run)
+    for row in written:
+        parts = [row[f"critic/score/{name}/mean"] for name in ("digits", "strict", "asked")]
+        expected = parts[0] + 2.0 * parts[1] + 0.5 * parts[2]
+        assert row["critic/rewards/mean"] == pytest.approx(expected, abs=1e-6)
+        assert row["genrm/asked/asked"] >= 32, "two opinions a completion"
+    phases = [e["phase"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "phase.begin"]
+    assert phases.count("score") == 4, "colocated: each judge has the GPUs in turn, each iteration"

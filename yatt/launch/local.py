@@ -80,7 +80,11 @@ class Launcher:
                 self.say(decision.reason) if decision.reason else None
                 return decision.exit_code
             self.say(f"starting again from iteration {committed}")
+        self.say(f"finished: `yatt report {self.paths.root}` shows how it went{self._model_text()}")
         return EXIT_FINISHED
+
+    def _model_text(self) -> str:
+        return f"; the trained model is {self.paths.model}" if self.paths.model.is_dir() else ""
 
     def _attempt(self, epoch: int, follower: Follower) -> tuple[int, str]:
         children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
