@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from yatt.adapters.wire import Channel
 from yatt.control.node import Node
-from yatt.errors import WorkerFailed
+from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.cluster import OrderFailed
 
@@ -32,7 +32,7 @@ class Ports:
         """
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
         if index == self._node.index:
-            answer = await asyncio.wait_for(self._own(self._node.name, body), limit_s)
+            answer = await self._ask_own(body, limit_s)
         else:
             answer = await self._peers[index].request(f"node{index}", body, limit_s)
         if isinstance(answer, OrderFailed):
@@ -41,6 +41,14 @@ class Ports:
             raise failure
         assert answer is not None, f"{type(body).__name__} has an answer"
         return answer
+
+    async def _ask_own(self, body: m.Message, limit_s: float) -> m.Message | None:
+        try:
+            return await asyncio.wait_for(self._own(self._node.name, body), limit_s)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self._node.name} did not answer {type(body).__name__} within {limit_s:g} s"
+            ) from None
 
     async def ask_each(self, bodies: Sequence[m.Message]) -> list[m.Message]:
         """Each node's answer to an order of its own, by node index."""

@@ -12,7 +12,7 @@ from yatt.control.groups import PromptGroup
 from yatt.control.node import Node
 from yatt.control.supervisor import Worker
 from yatt.control.workers import Workers
-from yatt.errors import EXIT_FAILED, WorkerFailed
+from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c
 from yatt.records import message as m
 
@@ -134,9 +134,15 @@ class NodeTraining:
         def have() -> dict[int, m.Rollout]:
             return {**self._parcels.get(order.iteration, {}), **mine}
 
-        async with self._arrived:
-            limit_s = self._node.config.launch.phase_timeout_s
-            await asyncio.wait_for(self._arrived.wait_for(lambda: needed <= have().keys()), limit_s)
+        limit_s = self._node.config.launch.phase_timeout_s
+        try:
+            async with self._arrived:
+                await asyncio.wait_for(self._arrived.wait_for(lambda: needed <= have().keys()), limit_s)
+        except TimeoutError:
+            missing = len(needed - have().keys())
+            raise DeadlineExceeded(
+                f"{missing} of {len(needed)} samples did not come from the other nodes in {limit_s:g} s"
+            ) from None
         samples = have()
         return {head: tuple(samples[i] for i in sorted(ids)) for head, ids in heads.items()}
 
