@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-for name, value in {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}.items():
-    os.environ.setdefault(name, value)
+from yatt.engine.environment import prepare
+
+# Engine libraries read the environment once, at import, and any test may be the first to import them.
+prepare(device="cpu", threads=1)
 
 
 def children_of(pid: int) -> set[int]:
