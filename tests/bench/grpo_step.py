@@ -107,10 +107,11 @@ def run() -> dict[str, Any]:
         "title": "A whole GRPO step against TRL",
         "how": f"A Qwen3 of {parameters / 1e6:.1f} M parameters in float32, {NUM_PROMPTS} prompts x {GROUP} "
         f"completions x {NUM_TOKENS} tokens (end-of-sequence ignored), one optimizer step, temperature 1, no "
-        f"KL term, no gradient checkpointing, {THREADS} threads. Ours: vLLM and megatron-core in processes "
-        "that take turns, colocated, with leases, weight publication, sync probe and importance correction. TRL: "
-        f"GRPOTrainer with transformers' generate, in one process. Median of {ITERATIONS - WARM_UP - 1} "
-        f"steady steps of each run; arms in turn, {PAIRS} pairs.",
+        f"KL term, no gradient checkpointing, {THREADS} threads in all. Ours: colocated on {THREADS} slots "
+        "of one thread, on each a vLLM engine and a megatron-core rank that take turns, with leases, weight "
+        "publication, sync probe and importance correction. TRL: GRPOTrainer with transformers' generate, in "
+        f"one process of {THREADS} threads. Median of {ITERATIONS - WARM_UP - 1} steady steps of each run; "
+        f"arms in turn, {PAIRS} pairs.",
         "head": ["pair", "yatt, step", "TRL, step", "ratio"],
         "rows": [
             [f"{index}", f"{mine:.3f} s", f"{other:.3f} s", f"{mine / other:.2f}"]
