@@ -64,7 +64,10 @@ def row_line(row: dict[str, Any], total: int) -> str:
     parts += [
         f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
     ]
-    parts += [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.startswith("val-core/")]
+    for key, value in row.items():
+        if key.startswith("val-core/"):
+            source = key.removeprefix("val-core/").rsplit("/", 2)[0]  # may have slashes of its own
+            parts.append(f"{source} {value:.3f}")
     return "  ".join(parts)
 
 

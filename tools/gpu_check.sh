@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The GPU tests and their figures on a bare machine: Python 3.12 with torch 2.11, transformers, pytest.
+#
+#   tools/gpu_check.sh [WHEELS]
+#
+# Nothing is installed. What the machine lacks (megatron-core, msgspec, pyzmq ...) is read from the wheels
+# in the folder WHEELS, unpacked into a temporary folder on PYTHONPATH. To fetch them where there is a registry:
+#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+#     --platform manylinux2014_x86_64 -d WHEELS megatron-core==0.16.1 msgspec pyzmq pytest-timeout
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+extra=$(mktemp -d)
+trap 'rm -rf "$extra"' EXIT
+for wheel in "${1:-/nonexistent}"/*.whl; do
+  [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" "$extra"
+done
+export PYTHONPATH="$PWD:$extra${PYTHONPATH:+:$PYTHONPATH}"
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+"$python" - <<'END'
+import importlib.util, sys
+import torch
+print("python", sys.version.split()[0], "torch", torch.__version__, "cuda", torch.version.cuda)
+print("device", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
+for name in ("transformers", "megatron.core", "vllm", "pynvml", "msgspec", "zmq"):
+    try:
+        print(name, "found" if importlib.util.find_spec(name) else "MISSING: its tests are skipped")
+    except ModuleNotFoundError:
+        print(name, "MISSING: its tests are skipped")
+END
+# A process for each file: one that has used the GPU would be a stranger to the proofs of the next. Warnings of
+# other versions of libraries are no errors here.
+failed=0
+for file in tests/gpu/test_*.py; do
+  echo "--- $file"
+  "$python" -m pytest "$file" -m gpu -q -rs -W default -p no:cacheprovider || failed=1
+done
+exit $failed
