@@ -1,7 +1,11 @@
 """Shared by all tests: a clean environment, and no child process left behind."""
 
+import contextlib
 import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +36,7 @@ def no_child_left_behind() -> Iterator[None]:
     yield
     left = children_of(os.getpid()) - before
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
-    helpers = (b"resource_tracker", b"multiprocessing.spawn", b"torch._inductor")
+    helpers = (b"resource_tracker", b"multiprocessing.spawn", b"torch._inductor", b"moto.server")
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands
 
 
@@ -40,18 +44,35 @@ BUCKET = "checkpoints"
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """A real S3 API on a free port of this machine, with one bucket."""
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 API on a free port of this machine, with one bucket.
+
+    In a process of its own: vLLM looks at every module that is imported, and moto's break when looked at.
+    """
     import boto3
-    from moto.server import ThreadedMotoServer
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    endpoint = f"http://127.0.0.1:{port}"
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
-    yield endpoint
-    server.stop()
+    log = tmp_path_factory.mktemp("s3") / "server.log"
+    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        server = subprocess.Popen(argv, stdout=output, stderr=output)
+    try:
+        wait_for_port(port, limit_s=30.0)
+        endpoint = f"http://127.0.0.1:{port}"
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
+        yield endpoint
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def wait_for_port(port: int, *, limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens on port {port} after {limit_s:g} s")

@@ -200,6 +200,7 @@ def test_a_scripted_genrm_gives_its_answers(tmp_path):
         "engine": "scripted",
         "template": "{completion}",
         "verdict": {"pattern": "(x)"},
+        "max_model_tokens": 64,
     }
     model = make_scripted_model(tmp_path / "model")
     run = write_run(tmp_path, {"model": {"path": model}, "genrms": [genrm]})

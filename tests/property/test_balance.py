@@ -82,7 +82,10 @@ def test_ranks_that_meet_in_every_micro_step_hardly_wait(seed, size):
     tokens = tokens_of(facts)
     plan = deal(facts, dp_size=dp_size, cap_tokens=40_960, cost=cost).micro_batches
     costs = [[sum(cost.of(tokens[n]) for n in micro) for micro in rank] for rank in plan]
-    assert sum(map(max, zip(*costs, strict=True))) <= 1.1 * sum(map(sum, costs)) / dp_size
+    mean = sum(map(sum, costs)) / dp_size
+    # No plan beats the mean, nor the longest sample beside average micro-steps.
+    surplus = max(0.0, max(cost.of(length) for _, length in lengths) - mean / len(costs[0]))
+    assert sum(map(max, zip(*costs, strict=True))) <= 1.1 * (mean + surplus)
 
 
 def test_a_sample_over_the_cap_is_a_defect_and_said_so():
