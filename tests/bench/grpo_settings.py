@@ -1,9 +1,24 @@
 """What both sides of the GRPO comparison share; imports nothing heavy, and is yatt's reward file too."""
 
-NUM_PROMPTS, GROUP, NUM_TOKENS = 4, 8, 64
+from dataclasses import dataclass
+
+NUM_PROMPTS, GROUP = 4, 8
 ITERATIONS, WARM_UP = 12, 3
 THREADS = 2
 LR = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape: a model, and how many tokens a completion has."""
+
+    name: str
+    hidden_size: int
+    layers: int
+    num_tokens: int
+
+
+CASES = (Case("small", 128, 2, 32), Case("medium", 256, 6, 64))
 
 
 def digit_share(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> float:

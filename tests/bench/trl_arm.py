@@ -1,4 +1,5 @@
-"""TRL's side of the GRPO comparison: ``python -m tests.bench.trl_arm FOLDER`` prints its step times."""
+"""TRL's side of the GRPO comparison: ``python -m tests.bench.trl_arm FOLDER TOKENS``
+prints its step times."""
 
 import itertools
 import json
@@ -6,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.grpo_settings import GROUP, ITERATIONS, LR, NUM_PROMPTS, NUM_TOKENS, THREADS
+from tests.bench.grpo_settings import GROUP, ITERATIONS, LR, NUM_PROMPTS, THREADS
 from tests.bench.grpo_settings import digit_share as score
 
 
@@ -14,7 +15,7 @@ def digit_share(completions: list[str], **_: object) -> list[float]:
     return [score("", text, "") for text in completions]
 
 
-def main(folder: Path) -> list[float]:
+def main(folder: Path, num_tokens: int) -> list[float]:
     import datasets
     import torch
     import transformers
@@ -37,7 +38,7 @@ def main(folder: Path) -> list[float]:
         args=trl.GRPOConfig(
             output_dir=str(folder / "trl"), use_cpu=True, bf16=False, report_to="none", save_strategy="no",
             max_steps=ITERATIONS, per_device_train_batch_size=NUM_PROMPTS * GROUP, num_generations=GROUP,
-            max_completion_length=NUM_TOKENS, generation_kwargs={"min_new_tokens": NUM_TOKENS},
+            max_completion_length=num_tokens, generation_kwargs={"min_new_tokens": num_tokens},
             temperature=1.0, beta=0.0, loss_type="dapo", epsilon=0.2, learning_rate=LR,
             lr_scheduler_type="constant", weight_decay=0.01, gradient_checkpointing=False,
             shuffle_dataset=False, disable_tqdm=True, logging_steps=ITERATIONS,
@@ -45,10 +46,10 @@ def main(folder: Path) -> list[float]:
     )  # fmt: skip
     trainer.train()
     lengths = trainer.state.log_history[0]["completions/mean_length"]
-    assert lengths == NUM_TOKENS, f"completions have {lengths} tokens, not {NUM_TOKENS}"
+    assert lengths == num_tokens, f"completions have {lengths} tokens, not {num_tokens}"
     return [after - before for before, after in itertools.pairwise(ended)]
 
 
 if __name__ == "__main__":
-    times = main(Path(sys.argv[1]))
+    times = main(Path(sys.argv[1]), int(sys.argv[2]))
     print("\n" + json.dumps(times))
