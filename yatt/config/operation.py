@@ -110,9 +110,6 @@ class LeaseSection:
     prove_s: float = 50.0
     """How long memory may take to come back, measured, before the GPU is quarantined."""
 
-    on_quarantine: Literal["stop", "shrink"] = "stop"
-    """stop ends the run with the message; shrink goes on without engines on that slab."""
-
     slack_bytes: int = 512 << 20
     """Memory a sleeping holder may keep beyond its declared residue and still count as released."""
 

@@ -38,24 +38,18 @@ class Parts:
         self, node: Node, hub: Channel, peers: dict[int, Channel], events: EventLog,
         trouble: Callable[[str, int], None], on_exit: Callable[[Worker, str], Awaitable[None]],
     ) -> None:  # fmt: skip
-        self._node = node
         self.supervisor = Supervisor(node, events, on_exit)
-        self.engines = LocalEngines(hub, self._serves)
+        self.engines = LocalEngines(hub)
         self.workers = Workers(node, self.supervisor, hub, self.engines, events, trouble)
         self.router = Router(node, self.engines, peers)
         self.scorer = Scorer(node.config, self.router.complete, self.workers.reward)
         holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
 
         def quarantined(slab: Slab, cause: str) -> None:
-            roles = node.placement.roles_of(slab)
-            if node.config.lease.on_quarantine == "stop" or TRAINER in roles:
-                trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
+            # Every slab is the trainer's in its phase, so a run cannot go on without one.
+            trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
         self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)
-
-    def _serves(self, role: str) -> bool:
-        slabs = [slab for slab in self._node.slabs if role in self._node.placement.roles_of(slab)]
-        return any(self.arbiter.lease(slab).stage is not Stage.QUARANTINED for slab in slabs)
 
 
 class Controller:
@@ -142,10 +136,8 @@ class Controller:
             wanted[slab] = role if order.part == "enter" or kept else ""
             arbiter.want(slab, wanted[slab])
         limit_s = self._node.config.launch.phase_timeout_s
-        shrink = self._node.config.lease.on_quarantine == "shrink"
         for slab, role in wanted.items():
-            if not (shrink and role != TRAINER and arbiter.lease(slab).stage is Stage.QUARANTINED):
-                await arbiter.settled(slab, role, limit_s)
+            await arbiter.settled(slab, role, limit_s)
         return m.Done()
 
     async def _build(self, order: c.BuildTrainer) -> m.Message:

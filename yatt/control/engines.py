@@ -8,7 +8,6 @@ seed, up to `rollout.max_retries` times.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,14 +32,10 @@ class _LocalEngine:
 
 
 class LocalEngines:
-    """This node's awake engines and what is under way in them.
+    """This node's awake engines and what is under way in them."""
 
-    Args:
-        serves: whether a role still has a slab here that is not quarantined.
-    """
-
-    def __init__(self, hub: Channel, serves: Callable[[str], bool]) -> None:
-        self._hub, self._serves = hub, serves
+    def __init__(self, hub: Channel) -> None:
+        self._hub = hub
         self._engines: dict[str, _LocalEngine] = {}
         self._changed = asyncio.Condition()
         self._ids = itertools.count(1)
@@ -73,7 +68,7 @@ class LocalEngines:
         """Ask the local engine of `role` with least under way.
 
         Raises:
-            WorkerFailed: the engine died meanwhile, or the role lost its last slab here.
+            WorkerFailed: the engine died meanwhile.
             DeadlineExceeded: no engine awake, or no answer, in time.
         """
         try:
@@ -82,8 +77,6 @@ class LocalEngines:
             raise DeadlineExceeded(f"no {role} engine here answered within {deadline_s:g} s") from None
 
     async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
-        if not self._serves(role):
-            raise WorkerFailed(f"every slab of {role} on this node is quarantined")
         async with self._changed:
             await self._changed.wait_for(lambda: self.awake(role))
         engine = min(
