@@ -110,7 +110,6 @@ class Router:
     def __init__(self, node: Node, local: LocalEngines, peers: dict[int, Channel]) -> None:
         self._node, self._local, self._peers = node, local, peers
         self._outstanding: Counter[tuple[str, int]] = Counter()
-        self.retries = 0
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
         """One completion, asked for again if an engine is lost.
@@ -129,7 +128,6 @@ class Router:
             except (WorkerFailed, DeadlineExceeded):
                 if attempt >= section.max_retries:
                     raise
-                self.retries += 1
                 failed.add(place)
             finally:
                 self._outstanding[role, place] -= 1

@@ -11,7 +11,7 @@ from typing import Any
 from yatt.adapters.files import append_line, publish
 
 STEP = "training/global_step"
-TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/", "retry/")
+TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
 """Keys that two runs with the same results may differ in."""
 
 
