@@ -19,7 +19,7 @@ from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP, drop_from, write_row
+from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
 from yatt.records import message as m
 from yatt.records.message import pack_ids
@@ -44,6 +44,7 @@ class Acts:
         self._node, self._ports, self._events = node, ports, events
         self._checkpoints, self._vocab_size = checkpoints, vocab_size
         self._row: dict[str, Any] = {STEP: 0}
+        self._metrics: RowFile | None = None
         self._is_flushed = False
         self._groups: dict[int, c.GroupFact] = {}
         self._counters: dict[str, float] = {}
@@ -88,9 +89,13 @@ class Acts:
         found = self._checkpoints.newest()
         for reason in found.skipped:
             self._events.emit("ckpt.skip", reason=reason)
+        for name in found.ghosts:
+            self._events.emit("ckpt.refuse", name=name)
         manifest = found.manifest
         if manifest is None and found.skipped:
             raise CheckpointError("no checkpoint of this run can be read: " + "; ".join(found.skipped))
+        self._check_newest()
+        self._checkpoints.adopt(manifest)
         store = await self._ports.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
         states = states_for(manifest, config.launch.nodes)
@@ -101,8 +106,8 @@ class Acts:
         await self._ports.ask_each(orders)
         resumed = manifest.iteration if manifest else 0
         self._row = dict(manifest.row) if manifest else {STEP: 0}
-        drop_from(self._node.paths.metrics, resumed)
-        drop_from(self._node.paths.samples, resumed + 1)
+        self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
+        RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
         self._events.emit("attempt.resume", iteration=resumed)
         return resumed
 
@@ -189,7 +194,7 @@ class Acts:
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
             row=dict(self._row),
         )  # fmt: skip
-        check_newest(self._node.paths, self._node.epoch)
+        self._check_newest()
         self._checkpoints.commit(manifest)
         size_bytes = sum(file.size_bytes for file in manifest.files)
         self._row["ckpt/bytes"] = size_bytes
@@ -224,10 +229,13 @@ class Acts:
         self._row["timing_s/step"] = step_s
         gpus = self._node.config.launch.nodes * self._node.config.launch.gpus_per_node
         self._row["perf/throughput"] = self._row.get("perf/total_num_tokens", 0) / step_s / gpus
-        check_newest(self._node.paths, self._node.epoch)
         if self._row[STEP] or any(key.startswith("val-core/") for key in self._row):
-            write_row(self._node.paths.metrics, self._row)
+            assert self._metrics is not None, "opened by BUILD, which comes first"
+            self._metrics.append(self._row)
         self._timing, self._began_s = {}, clock.monotonic_s()
+
+    def _check_newest(self) -> None:
+        check_newest(self._node.paths, self._node.epoch)
 
     def _probe(self, policy_version: int) -> tuple[bytes, ...]:
         config, section = self._node.config, self._node.config.sync

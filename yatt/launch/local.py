@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.ledger import ENDED, STARTED, note, run_is_finished
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import claim_epoch
+from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.control.session import open_run_store
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
@@ -52,7 +52,7 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         follower = Follower(self.paths, self.say)
-        if not self.paths.finished.exists():
+        if not run_is_finished(self.paths):
             follower.start(self.config, os.environ)
         try:
             return self._attempts(follower)
@@ -61,19 +61,18 @@ class Launcher:
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
-        while not self.paths.finished.exists():
+        while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
-            self._note(epoch, "started.json", {"pid": os.getpid(), "wall": clock.wall_iso()})
+            note(self.paths, epoch, STARTED, {"pid": os.getpid(), "wall": clock.wall_iso()})
             self._link_latest(epoch)
             exit_code, reason = self._attempt(epoch, follower)
             committed = self._committed(epoch)
             ends.append(AttemptEnd(exit_code, committed))
-            self._note(
-                epoch, "ended.json", {"exit_code": exit_code, "reason": reason, "committed": committed}
-            )
+            ended = {"exit_code": exit_code, "reason": reason, "committed": committed}
+            note(self.paths, epoch, ENDED, ended)
             decision = decide(ends, max_without_progress=self.config.run.max_attempts_without_progress)
             if exit_code == EXIT_FINISHED:
-                publish(self.paths.finished, sealed({"wall": clock.wall_iso()}, epoch))
+                mark_finished(self.paths, epoch)
                 continue
             self.say(f"attempt {epoch} ended: {reason}")
             if not decision.again:
@@ -148,11 +147,6 @@ class Launcher:
     def _committed(self, epoch: int) -> int:
         manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
         return manifest.iteration if manifest else 0
-
-    def _note(self, epoch: int, name: str, content: dict[str, Any]) -> None:
-        folder = self.paths.attempt(epoch)
-        make_private(folder)
-        publish(folder / name, sealed(content, epoch))
 
     def _link_latest(self, epoch: int) -> None:
         link = self.paths.root / f".latest.{os.getpid()}"
