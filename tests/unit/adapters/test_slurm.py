@@ -1,0 +1,76 @@
+"""Reading what Slurm's commands print, and telling "no" from "no answer"."""
+
+import os
+import sys
+
+import pytest
+
+from yatt.adapters.slurm import Slurm, expand, merged_state, parse_config, parse_lines, seconds_of
+
+# Printed by Slurm 22.05.8 for a heterogeneous job, shortened.
+JOB = (
+    "JobId=12 HetJobId=12 HetJobOffset=0 JobName=yatt run UserId=u(0) JobState=RUNNING Restarts=1 "
+    "TimeLimit=00:02:00 PreemptTime=2026-11-20T20:00:01 NodeList=n[1-2] TRES=cpu=2,node=2,billing=2 "
+    "Command=/home/u/a b/job.sh WorkDir=/home/u Comment=two words\n"
+    "JobId=13 HetJobId=12 HetJobOffset=1 JobName=yatt JobState=PENDING Reason=Resources NodeList= \n"
+)
+
+
+def test_values_may_hold_blanks_and_equal_signs():
+    first, second = parse_lines(JOB)
+    assert first["JobName"] == "yatt run"
+    assert first["Command"] == "/home/u/a b/job.sh"
+    assert first["Comment"] == "two words"
+    assert first["TRES"] == "cpu=2,node=2,billing=2"
+    assert (second["HetJobOffset"], second["NodeList"]) == ("1", "")
+
+
+def test_a_job_lives_while_a_component_does():
+    assert merged_state(parse_lines(JOB)) == "RUNNING"
+    assert merged_state([{"JobState": "COMPLETED"}, {"JobState": "FAILED"}]) == "FAILED"
+    assert merged_state([{"JobState": "CANCELLED by 0"}]) == "CANCELLED"
+    assert merged_state([{"JobState": "REQUEUE_HOLD"}, {"JobState": "FAILED"}]) == "REQUEUE_HOLD"
+    assert merged_state([]) == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3,7],m2", ["n1", "n2", "n3", "n7", "m2"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("r[1-2]c[0-1]-ib", ["r1c0-ib", "r1c1-ib", "r2c0-ib", "r2c1-ib"]),
+        ("", []),
+    ],
+)
+def test_node_lists_are_expanded(text, names):
+    assert expand(text) == names
+
+
+def test_durations():
+    assert seconds_of("30 sec") == 30
+    assert seconds_of("01:02:03") == 3723
+    assert seconds_of("2-00:00:01") == 172801
+    assert seconds_of("UNLIMITED") is None
+
+
+def test_settings():
+    assert parse_config("KillWait                = 30 sec\nSlurmctldHost[0] = a(b)\n")["KillWait"] == "30 sec"
+
+
+def test_no_answer_is_none_and_no_such_job_is_an_empty_list(tmp_path):
+    def scontrol(code):
+        path = tmp_path / "scontrol"
+        path.write_text(f"#!{sys.executable}\nimport sys, time\n{code}\n")
+        path.chmod(0o700)
+        return Slurm({**os.environ, "PATH": str(tmp_path)}, limit_s=1.0)
+
+    assert Slurm({"PATH": str(tmp_path)}).show_job("1") is None
+    down = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm = scontrol(f"sys.exit({down!r})")
+    assert slurm.show_job("1") is None
+    assert slurm.call("scontrol").is_unreachable
+    assert scontrol("sys.exit('slurm_load_jobs error: Invalid job id specified')").show_job("1") == []
+    hung = scontrol("time.sleep(30)").call("scontrol")
+    assert hung.is_unreachable
+    assert "did not answer within 1 s" in hung.says

@@ -1,0 +1,176 @@
+"""Slurm's client commands: the only module that calls them and reads what they print.
+
+A call that failed to reach the controller is never taken for an answer: every question may be answered
+by None, "nobody knows". No shell is involved, and nothing needs slurmdbd.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CALL_LIMIT_S = 20.0
+_UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Socket timed out", "Zero Bytes")
+_UNKNOWN_JOB = ("Invalid job id", "Invalid job")
+_PAIR = re.compile(r"(?:^| )([A-Za-z][\w/:.-]*)=")
+
+LIVING_STATES = {
+    "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
+    "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "SPECIAL_EXIT",
+}  # fmt: skip
+"""States of a job that is not over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one call came to. `code` is None if the command is not there or gave no answer in time."""
+
+    code: int | None
+    out: str
+    error: str
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether Slurm's controller did not answer."""
+        return self.code is None or (self.code != 0 and any(text in self.error for text in _UNREACHABLE))
+
+    @property
+    def says(self) -> str:
+        """The error without the command's own prefix, on one line."""
+        lines = [re.sub(r"^\w+: (error: )?", "", line) for line in self.error.splitlines() if line.strip()]
+        return "; ".join(lines) or f"exit code {self.code}"
+
+
+Fields = dict[str, str]
+
+
+class Slurm:
+    """The commands of the Slurm installation this process sees.
+
+    Args:
+        env: the commands' environment; None is this process's.
+        limit_s: how long one call may take.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None, limit_s: float = CALL_LIMIT_S) -> None:
+        self._env, self._limit_s = dict(env) if env is not None else dict(os.environ), limit_s
+
+    def call(self, *argv: str) -> Reply:
+        """Run one command to its end."""
+        try:
+            done = subprocess.run(
+                argv, env=self._env, capture_output=True, text=True, timeout=self._limit_s, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except FileNotFoundError:
+            return Reply(None, "", f"{argv[0]} is not on the PATH")
+        except subprocess.TimeoutExpired:
+            return Reply(None, "", f"{argv[0]} did not answer within {self._limit_s:g} s")
+        except OSError as error:
+            return Reply(None, "", f"{argv[0]} cannot be run: {error.strerror}")
+        return Reply(done.returncode, done.stdout, done.stderr)
+
+    def ask(self, *argv: str) -> str | None:
+        """What a command printed, or None if it failed for whatever reason."""
+        reply = self.call(*argv)
+        return reply.out if reply.code == 0 else None
+
+    def show_job(self, job_id: str) -> list[Fields] | None:
+        """A job's components as `scontrol` shows them, the leader first; [] if Slurm knows no such job."""
+        reply = self.call("scontrol", "show", "job", "-o", job_id)
+        if reply.code == 0:
+            return parse_lines(reply.out)
+        return [] if any(text in reply.error for text in _UNKNOWN_JOB) else None
+
+    def show_config(self) -> Fields | None:
+        """The controller's settings."""
+        text = self.ask("scontrol", "show", "config")
+        return None if text is None else parse_config(text)
+
+    def show_partitions(self) -> dict[str, Fields] | None:
+        """Every partition by its name."""
+        text = self.ask("scontrol", "show", "partition", "-o", "--all")
+        return None if text is None else {f["PartitionName"]: f for f in parse_lines(text)}
+
+    def show_nodes(self) -> dict[str, Fields] | None:
+        """Every node by its name."""
+        text = self.ask("scontrol", "show", "node", "-o", "--all")
+        return None if text is None else {f["NodeName"]: f for f in parse_lines(text)}
+
+    def requeue(self, job_id: str) -> Reply:
+        """Put a job, all components of it, back into the queue under the same id."""
+        return self.call("scontrol", "requeue", job_id)
+
+    def exclude(self, job_id: str, nodes: list[str]) -> Reply:
+        """Keep a waiting job off `nodes`."""
+        return self.call("scontrol", "update", f"jobid={job_id}", f"ExcNodeList={','.join(nodes)}")
+
+
+def parse_lines(text: str) -> list[Fields]:
+    """``scontrol show ... -o``: one object a line, ``Key=value`` apart by blanks; values may hold blanks."""
+    return [fields for line in text.splitlines() if (fields := _parse_line(line))]
+
+
+def _parse_line(line: str) -> Fields:
+    found = list(_PAIR.finditer(line))
+    ends = [match.start() for match in found[1:]] + [len(line)]
+    fields: Fields = {}
+    for match, end in zip(found, ends, strict=True):
+        fields.setdefault(match[1], line[match.end() : end].strip())
+    return fields
+
+
+def parse_config(text: str) -> Fields:
+    """``scontrol show config``: ``Key = value`` a line."""
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def expand(node_list: str) -> list[str]:
+    """The names in a compressed node list, in its order.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    names: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", node_list):
+        names += _expand_one(part)
+    return names
+
+
+def _expand_one(part: str) -> list[str]:
+    match = re.match(r"([^\[]*)\[([^\]]*)\](.*)$", part)
+    if match is None:
+        return [part]
+    head, ranges, tail = match.groups()
+    names: list[str] = []
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            names += _expand_one(f"{head}{number:0{len(first)}d}{tail}")
+    return names
+
+
+def merged_state(components: list[Fields]) -> str:
+    """One state for a job of several components: alive if any of them is."""
+    states = [fields.get("JobState", "UNKNOWN").split()[0] for fields in components]
+    for state in ("RUNNING", "COMPLETING", "CONFIGURING", "PENDING", *sorted(LIVING_STATES)):
+        if state in states:
+            return state
+    return next((state for state in states if state != "COMPLETED"), states[0] if states else "UNKNOWN")
+
+
+def seconds_of(duration: str) -> float | None:
+    """Slurm's ``days-hours:minutes:seconds``, or ``30 sec``; None for UNLIMITED and its like."""
+    text = duration.removesuffix(" sec").strip()
+    if text.isdigit():
+        return float(text)
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in [*parts, days or "0"]):
+        return None
+    seconds = 0.0
+    for part in parts:
+        seconds = seconds * 60 + int(part)
+    return seconds + int(days or 0) * 86400.0
