@@ -3,18 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test quick check lint type layers bench
+.PHONY: setup slurm demo test quick check lint type layers bench
 setup:
 	@$(PYTHON) tools/setup_env.py
+
+slurm:
+	@$(PYTHON) tools/install_slurm.py
 
 demo: setup
 	@$(BIN)/python tools/demo.py
 
-test: setup
+test: setup slurm
 	@$(BIN)/python -m pytest
 
 quick: setup
-	@$(BIN)/python -m pytest -m "not slow and not faults"
+	@$(BIN)/python -m pytest -m "not slow and not faults and not slurm"
 
 check: lint type layers test
 

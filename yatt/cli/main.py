@@ -58,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     sft.add_argument("config", type=Path, help="SFT file (YAML)")
     sft.add_argument("more", nargs="*", help="overlay files (*.yaml) and key=value")
     sft.set_defaults(action=_sft)
+    diagnose = commands.add_parser("diagnose", help="what a run will meet on this cluster")
+    diagnose.add_argument("config", type=Path, nargs="?", help="run file, to look at what it needs as well")
+    diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
+    diagnose.add_argument("--json", action="store_true", help="print one JSON object")
+    diagnose.set_defaults(action=_diagnose)
     return parser
 
 
@@ -107,6 +113,18 @@ def _sft(arguments: argparse.Namespace) -> int:
     from yatt.launch.sft import run_sft
 
     return run_sft(arguments.config, arguments.more)
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from yatt.config.load import load
+    from yatt.config.site import load_site
+    from yatt.launch.diagnose import diagnose
+
+    config = None
+    if arguments.config:
+        overlays = [Path(part) for part in arguments.more if "=" not in part]
+        config = load([arguments.config, *overlays], [part for part in arguments.more if "=" in part])
+    return diagnose(load_site(arguments.site), config, as_json=arguments.json)
 
 
 if __name__ == "__main__":

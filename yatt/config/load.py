@@ -188,7 +188,7 @@ def _yaml_trap(hint: Any, value: Any) -> str:
     if hint in (float, int) and isinstance(value, str) and _is_number(value):
         return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
     if isinstance(value, int) and not isinstance(value, bool) and hint is str:
-        return " YAML reads 12:30:00 and 0123 as numbers; put it in quotes."
+        return " YAML reads 0123 as a number; put it in quotes."
     if isinstance(value, bool) and hint is str:
         return " YAML reads yes, no, on and off as true or false; put it in quotes."
     if get_origin(hint) is tuple and isinstance(value, str):

@@ -62,7 +62,7 @@ def _convert(node: yaml.Node, name: str, loader: yaml.SafeLoader, faults: list[s
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(item, name, loader, faults) for item in node.value], at)
     if not isinstance(node, yaml.MappingNode):
-        return Node(loader.construct_object(node), at)
+        return Node(_scalar(node, loader), at)
     out: dict[str, Node] = {}
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node))
@@ -74,6 +74,12 @@ def _convert(node: yaml.Node, name: str, loader: yaml.SafeLoader, faults: list[s
             continue
         out[key] = _convert(value_node, name, loader, faults)
     return Node(out, at)
+
+
+def _scalar(node: yaml.Node, loader: yaml.SafeLoader) -> Any:
+    """As YAML 1.1 reads it, but 4:00:00 is text: YAML 1.1 makes 14400 of it, which no limit here is in."""
+    value = loader.construct_object(node)
+    return node.value if ":" in str(node.value) and isinstance(value, (int, float)) else value
 
 
 def merge(base: Node, over: Node) -> Node:

@@ -62,7 +62,8 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "1e-6",
             "run.yaml:4: optimizer.lr: '1e-6' is not a number. YAML reads 1e-6 as text; write 1.0e-06.",
         ),
-        ("/shared/run", "12:30:00", "run.dir: 45000 is not text. YAML reads 12:30:00"),
+        ("/shared/run", "0123", "run.dir: 83 is not text. YAML reads 0123"),
+        ("total_iterations: 10", "total_iterations: 1:00:00", "'1:00:00' is not a whole number"),
         ("/shared/run", "no", "run.dir: False is not text. YAML reads yes, no, on and off as true or false"),
         ("lr:", "learning_rate: 1, lr:", "optimizer.learning_rate: no such key. Known keys: lr,"),
         (

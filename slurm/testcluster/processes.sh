@@ -1,0 +1,76 @@
+# Shared by the scripts beside it: which processes belong to the cluster in $ROOT. To be sourced.
+export PATH="$PATH:/usr/sbin:/sbin"  # Debian keeps daemons there
+export SLURM_CONF="$ROOT/etc/slurm.conf"
+
+# alive PID: it runs. A PID 1 that reaps nobody leaves dead daemons behind as zombies; those are not alive.
+alive() {
+  local state
+  state=$(sed -n 's/^State:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null) || return 1
+  [[ -n $state && $state != Z* ]]
+}
+
+# pid_of DAEMON: what its pid file says, if that process is alive and of this cluster.
+pid_of() {
+  local pid
+  pid=$(cat "$ROOT/run/$1.pid" 2>/dev/null) || return 1
+  [[ -n $pid ]] && alive "$pid" && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -qF "$ROOT/" && echo "$pid"
+}
+
+# signal NAME PIDS...: those that are gone already do not matter.
+signal() {
+  local name=$1 pid
+  shift
+  for pid in "$@"; do kill -s "$name" "$pid" 2>/dev/null || true; done
+}
+
+# gone SECONDS PIDS...: wait until all are gone; false if some are not.
+gone() {
+  local tries=$(($1 * 20)) pid left
+  shift
+  while :; do
+    left=0
+    for pid in "$@"; do if alive "$pid"; then left=1; fi; done
+    [[ $left = 0 ]] && return 0
+    [[ $((tries--)) -gt 0 ]] || return 1
+    sleep 0.05
+  done
+}
+
+# end PIDS...: TERM, then KILL.
+end() {
+  [[ $# -gt 0 ]] || return 0
+  signal TERM "$@"
+  gone 8 "$@" && return 0
+  signal KILL "$@"
+  gone 5 "$@" || echo "still there after SIGKILL: $*" >&2
+}
+
+# tasks [NODE]: what jobs of this cluster run, on one node or on all. Slurm writes both variables into the
+# environment of each task and children inherit them; slurmstepd is recognised by the log file it holds open.
+tasks() {
+  local conf=("-x" "SLURM_CONF=$SLURM_CONF") node=("SLURMD_NODENAME=") log="$ROOT/log/slurmd-" match entry pid
+  if [[ $# -gt 0 ]]; then node=("-x" "SLURMD_NODENAME=$1") log="$log$1.log"; fi
+  match=$(grep -slz "${conf[@]}" /proc/[0-9]*/environ || true)
+  [[ -z $match ]] || match=$(grep -slz "${node[@]}" $match || true)
+  for entry in $match; do
+    pid=${entry#/proc/} pid=${pid%/environ}
+    if [[ $pid != "$$" ]] && alive "$pid"; then echo "$pid"; fi
+  done
+  for entry in $(grep -slx slurmstepd /proc/[0-9]*/comm || true); do
+    pid=${entry#/proc/} pid=${pid%/comm}
+    if readlink "/proc/$pid/fd/"* 2>/dev/null | grep -qF "$log" && alive "$pid"; then echo "$pid"; fi
+  done
+}
+
+# with_descendants PIDS...: those and all below them.
+with_descendants() {
+  ps -eo pid=,ppid= | awk -v roots="$*" '
+    { parent[$1] = $2 }
+    END {
+      n = split(roots, r, " "); for (i = 1; i <= n; i++) found[r[i]] = 1
+      do { more = 0
+        for (p in parent) if (!(p in found) && (parent[p] in found)) { found[p] = 1; more = 1 }
+      } while (more)
+      for (p in found) print p
+    }'
+}

@@ -1,0 +1,50 @@
+"""`yatt diagnose` and `tools/check_fs.py` on the real cluster."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import ROOT, command
+from tests.slurm.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+SITE = str(ROOT / "configs" / "sites" / "testcluster.yaml")
+
+
+def diagnose(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    argv = command("diagnose", "--site", SITE, *arguments)
+    return subprocess.run(argv, env=cluster.env, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_the_test_cluster_is_fit_for_a_run_but_kills_soon(cluster: Cluster) -> None:
+    done = diagnose(cluster, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["worst"]) == (0, "warn"), found
+    assert [f["about"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found
+
+
+def test_a_run_that_does_not_fit_is_refused(cluster: Cluster) -> None:
+    run = str(ROOT / "configs" / "quickstart.yaml")
+    done = diagnose(cluster, run, "launch.nodes=6", "launch.gpus_per_node=5", "launch.device=auto")
+    assert done.returncode == 2
+    assert "6 nodes with 5 GPUs are needed; 0 of 5 have that" in done.stdout
+    assert "6 nodes are needed in low, which has 5" in done.stdout
+
+
+def test_a_controller_that_is_down_is_said(cluster: Cluster) -> None:
+    cluster.ctld("stop")
+    done = diagnose(cluster)
+    assert done.returncode == 2
+    assert "the controller does not answer" in done.stdout
+
+
+def test_nodes_try_a_folder_among_each_other(cluster: Cluster) -> None:
+    tool = str(ROOT / "tools" / "check_fs.py")
+    folder = cluster.root / "shared"
+    folder.mkdir()
+    says = cluster.call("srun", "-N3", "--ntasks-per-node=1", sys.executable, tool, str(folder))
+    assert "processes, nodes                3, 3" in says
+    assert "claims exclusive, renames whole; 3 node(s)" in says
+    assert list(folder.iterdir()) == []

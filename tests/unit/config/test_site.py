@@ -1,0 +1,79 @@
+"""What a person sees when the site file is wrong, and what the examples in the repository say."""
+
+from pathlib import Path
+
+import pytest
+
+from yatt.config.site import component, load_site
+from yatt.errors import ConfigError
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "configs" / "sites").glob("*.yaml"))
+
+
+def loaded(folder: Path, text: str):
+    path = folder / "site.yaml"
+    path.write_text(text)
+    return load_site(path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_loads(path: Path) -> None:
+    load_site(path)
+
+
+def test_the_example_names_every_key() -> None:
+    from dataclasses import fields
+
+    from yatt.config.site import SiteConfig
+
+    text = next(p for p in EXAMPLES if p.name == "example.yaml").read_text()
+    missing = [f.name for f in fields(SiteConfig) if f"\n{f.name}:" not in f"\n{text}"]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("partiton: gpu", "partiton: no such key. Did you mean 'partition'?"),
+        ("partition: a b", "'a b' has a blank in it"),
+        ('account: "a\\n#SBATCH --x"', "has a blank in it"),
+        ("mem_gb: -1", "mem_gb is -1; write 0 or more"),
+        ("time_limit_min: 5\nsignal_lead_s: 300", "time_limit_min: 5 min leaves no time to work"),
+        ("time_limit_min: 5\nsignal_lead_s: 300", "write 7 or more"),
+        ("signal_lead_s: 70000", "Slurm takes 1 to 65535"),
+        ("signal_lead_s: 0", "Slurm takes 1 to 65535"),
+        ("gpus_directive: none\ngpu_type: h100", "gpu_type: gpus_directive: none asks for no GPUs"),
+        ("components: {genrm: {qos: a}}", "components.genrm: no such component; known: trainer, engines"),
+        ("layout: flat\ncomponents: {engines: {partition: b}}", "a flat job lies in one partition"),
+        ("scratch_dir: tmp", "'tmp' is relative"),
+        ("checkpoint_url_prefix: bucket", "neither a URL"),
+        ('setup: ["#SBATCH --mem=0"]', "setup[0]: Slurm reads #SBATCH only at the top"),
+        ("container: {runtime: pyxis}", "give both, or leave both out"),
+        ("container: {image: a.sif}", "give both, or leave both out"),
+        (
+            'container: {runtime: pyxis, image: a, mounts: ["data:/data"]}',
+            "'data:/data' is not SOURCE:TARGET",
+        ),
+        ("time_limit_min: 12:30:00", "not a whole number"),
+    ],
+)
+def test_a_mistake_is_named_with_its_cure(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    assert says in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_component_asks_for_its_own_or_what_the_site_says(tmp_path: Path) -> None:
+    site = loaded(
+        tmp_path,
+        "partition: a\nmem_gb: 5\nconstraint: ib\ncomponents: {engines: {partition: b, nodelist: 'n[1-2]'}}",
+    )
+    engines, trainer = component(site, "engines"), component(site, "trainer")
+    assert (engines.partition, engines.mem_gb, engines.constraint, engines.nodelist) == (
+        "b",
+        5,
+        "ib",
+        "n[1-2]",
+    )
+    assert (trainer.partition, trainer.nodelist) == ("a", "")

@@ -1,0 +1,249 @@
+"""What `yatt diagnose` makes of what a real Slurm printed, with one thing changed at a time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from yatt.adapters.shared_folder import Report, Spread
+from yatt.adapters.slurm import parse_config, parse_lines
+from yatt.config.load import load_as
+from yatt.config.site import SiteConfig, site_rules
+from yatt.launch.diagnose import findings
+from yatt.launch.findings.folders import Folder, local_folder_findings, mount_of, run_folder_findings
+from yatt.launch.findings.nodes import gpus_of, is_up
+from yatt.launch.findings.partitions import has_user_signal, requeue_way
+from yatt.launch.findings.records import Demand, Finding, Snapshot
+from yatt.launch.findings.settings import requeue_delay_s
+
+TEXTS = Path(__file__).parent / "slurm-22.05"
+TRAINER = Demand(component="trainer", nodes=2, gpus_per_node=4)
+ENGINES = Demand(component="engines", nodes=2, gpus_per_node=4)
+
+
+def snapshot(config=(), low=(), nodes=()) -> Snapshot:
+    """As captured, with settings of the cluster, of partition `low` and of every node changed."""
+    partitions = {p["PartitionName"]: p for p in parse_lines((TEXTS / "partition.txt").read_text())}
+    captured = Snapshot(
+        config={**parse_config((TEXTS / "config.txt").read_text()), **dict(config)},
+        partitions={**partitions, "low": {**partitions["low"], **dict(low)}},
+        nodes={n["NodeName"]: {**n, **dict(nodes)} for n in parse_lines((TEXTS / "node.txt").read_text())},
+    )
+    return captured
+
+
+def site(folder: Path, text: str = "") -> SiteConfig:
+    path = folder / "site.yaml"
+    path.write_text(f"signal_lead_s: 10\n{text}")
+    return load_as(SiteConfig, [path], [], site_rules)
+
+
+def problems(found: list[Finding]) -> list[str]:
+    return [f"{f.level} {f.about}: {f.what} -> {f.cure}" for f in found if f.level != "ok"]
+
+
+def test_the_captured_cluster_has_one_weakness(tmp_path: Path) -> None:
+    found = problems(findings(snapshot(), site(tmp_path), (TRAINER, ENGINES)))
+    assert [line.split(":")[0] for line in found] == ["warn kill"]
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "says"),
+    [
+        ({"SLURM_VERSION": "20.02.7"}, "fail", "lacks srun --overlap"),
+        ({"SLURM_VERSION": "21.08.8"}, "warn", "the oldest that was tried is 22.05"),
+        ({"SchedulerType": "sched/builtin"}, "warn", "does not start heterogeneous jobs"),
+        ({"AuthInfo": "cred_expire=900"}, "warn", "waits at least 900 s"),
+        ({"SlurmdTimeout": "0 sec"}, "warn", "never calls a silent node down"),
+        ({"SlurmdTimeout": "10 sec"}, "warn", "perhaps before we do"),
+        ({"RequeueExit": "1,93"}, "warn", "requeues jobs that end with 93"),
+        ({"RequeueExitHold": "75"}, "warn", "requeues and holds jobs that end with 75"),
+        ({"SlurmctldParameters": "(null)"}, "warn", "gets SIGTERM only"),
+        ({"PreemptType": "preempt/qos"}, "warn", "sacctmgr show qos"),
+        ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "warn", "does not answer"),
+    ],
+)
+def test_settings_of_the_cluster(tmp_path: Path, config, level: str, says: str) -> None:
+    found = problems(findings(snapshot(config), site(tmp_path), (TRAINER,)))
+    assert [line.startswith(level) for line in found if says in line] == [True], found
+
+
+@pytest.mark.parametrize(
+    ("low", "text", "level", "says"),
+    [
+        ({"State": "DRAIN"}, "", "fail", "the partition is DRAIN"),
+        ({"MaxTime": "02:00:00"}, "time_limit_min: 240", "fail", "time_limit_min: 120."),
+        (
+            {"AllowAccounts": "a,b"},
+            "account: c",
+            "fail",
+            "does not take account 'c'. -> account: one of a, b",
+        ),
+        ({"AllowQos": "normal"}, "qos: long", "fail", "does not take qos 'long'"),
+        ({"GraceTime": "5"}, "", "warn", "5 s from the notice"),
+        ({"PreemptMode": "SUSPEND"}, "", "warn", "they keep their GPU memory"),
+        ({"PreemptMode": "GANG,SUSPEND"}, "", "warn", "they keep their GPU memory"),
+        ({"PreemptMode": "CANCEL"}, "", "warn", "requeue: chain is safe"),
+        ({"Default": "NO"}, "", "fail", "no default partition"),
+        ({}, "partition: gpu", "fail", "there is no 'gpu'. -> partition: one of low, high"),
+        ({"MaxNodes": "1"}, "", "fail", "low gives a job 1 at most"),
+        ({}, "components: {engines: {partition: high}}", "fail", "are preempted differently"),
+    ],
+)
+def test_partitions(tmp_path: Path, low, text: str, level: str, says: str) -> None:
+    found = problems(findings(snapshot(low=low), site(tmp_path, text), (TRAINER, ENGINES)))
+    assert any(line.startswith(level) and says in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text", "level", "says"),
+    [
+        ({"Gres": "gpu:2"}, "", "fail", "4 GPUs are needed; 0 of 5 have that. -> The largest have 2 GPUs"),
+        ({"Gres": "(null)"}, "", "fail", "0 of 5 have that"),
+        ({"Gres": "gpu:a:4(S:0-1)"}, "gpu_type: b", "fail", "no node has a GPU of type 'b'. -> gpu_type: a"),
+        ({}, "cpus_per_node: 17", "fail", "4 GPUs, 17 CPUs are needed"),
+        ({}, "mem_gb: 16", "fail", "The largest have 4 GPUs, 16 CPUs, 15 GiB"),
+        ({}, "constraint: ib", "fail", "feature ib are needed"),
+        ({}, "gpus_directive: none", "warn", "the job gets none"),
+        ({"State": "DOWN*"}, "", "warn", "0 of 5 are up now"),
+        ({"State": "IDLE+DRAIN"}, "", "warn", "0 of 5 are up now"),
+    ],
+)  # fmt: skip
+def test_nodes(tmp_path: Path, nodes, text: str, level: str, says: str) -> None:
+    found = problems(findings(snapshot(nodes=nodes), site(tmp_path, text), (TRAINER,)))
+    assert any(line.startswith(level) and says in line for line in found), found
+
+
+def test_components_never_share_a_node(tmp_path: Path) -> None:
+    demands = (replace(TRAINER, nodes=3), replace(ENGINES, nodes=3))
+    found = problems(findings(snapshot(), site(tmp_path), demands))
+    assert any("6 nodes are needed in low, which has 5" in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "says"),
+    [
+        ({"missing_commands": ("srun",)}, "", "fail commands: not on the PATH: srun"),
+        ({"overriding": ("SBATCH_PARTITION",)}, "", "warn environment: SBATCH_PARTITION"),
+        ({"config": None}, "", "fail slurm: the controller does not answer"),
+        ({"nodes": None}, "", "warn nodes: Slurm does not say"),
+        ({}, "container: {runtime: pyxis, image: a}", "warn container: srun has no --container-image here"),
+    ],
+)
+def test_what_is_missing(tmp_path: Path, more, text: str, says: str) -> None:
+    found = problems(findings(replace(snapshot(), **more), site(tmp_path, text), (TRAINER,)))
+    assert any(says in line for line in found), found
+
+
+def test_accounts(tmp_path: Path) -> None:
+    config = {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageEnforce": "associations",
+    }
+
+    def about(text: str, accounts: tuple[str, ...]) -> Finding:
+        found = findings(replace(snapshot(config), accounts=accounts), site(tmp_path, text), ())
+        return next(f for f in found if f.about == "account")
+
+    assert about("account: a", ("a", "b")).level == "ok"
+    assert about("account: c", ("a", "b")).cure == "account: one of a, b."
+    assert about("", ()).level == "fail"
+
+
+def test_how_a_run_goes_on(tmp_path: Path) -> None:
+    seen = snapshot()
+    assert seen.config is not None
+    low = seen.partitions["low"]
+    assert requeue_way(site(tmp_path), seen.config, low) == "requeue"
+    assert requeue_way(site(tmp_path, "requeue: chain"), seen.config, low) == "chain"
+    assert (
+        requeue_way(site(tmp_path), seen.config, {**low, "PreemptMode": "CANCEL", "GraceTime": "0"})
+        == "chain"
+    )
+
+
+def test_settings_that_changed_their_name() -> None:
+    assert requeue_delay_s({}) == 120
+    assert requeue_delay_s({"AuthInfo": "socket=/x,cred_expire=5"}) == 5
+    assert requeue_delay_s({"AuthInfo": "cred_expire=5", "SchedulerParameters": "requeue_delay=30"}) == 30
+    assert has_user_signal({"PreemptParameters": "send_user_signal"})
+    assert not has_user_signal({"PreemptParameters": "(null)"})
+
+
+def test_gpus_of_a_node() -> None:
+    assert gpus_of({"Gres": "gpu:4"}) == {"": 4}
+    assert gpus_of({"Gres": "gpu:h100:8(S:0,1),nvme:2"}) == {"h100": 8}
+    assert gpus_of({"Gres": "gpu:a:2,gpu:b:1"}) == {"a": 2, "b": 1}
+    assert gpus_of({"Gres": "(null)"}) == {}
+
+
+def test_states_of_a_node() -> None:
+    assert all(is_up({"State": state}) for state in ("IDLE", "MIXED", "ALLOCATED", "IDLE+CLOUD", "IDLE~"))
+    assert not any(is_up({"State": s}) for s in ("DOWN", "IDLE*", "MIXED+DRAIN", "IDLE+NOT_RESPONDING"))
+
+
+MOUNTS = """\
+/dev/a / ext4 rw 0 0
+server:/x /shared nfs4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+/dev/b /my\\040disk xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/shared/run", "nfs4"),
+        ("/shared", "nfs4"),
+        ("/sharedX", "ext4"),
+        ("/my disk/a", "xfs"),
+        ("/", "ext4"),
+    ],
+)
+def test_the_filesystem_of_a_path(path: str, kind: str) -> None:
+    assert mount_of(path, MOUNTS) == kind
+
+
+def report(**changes) -> Report:
+    fast = Spread(median_s=0.01, longest_s=0.02)
+    good = Report(
+        members=4, nodes=1, claim_rounds=40, claim_faults=0, reads=100, torn=0, backward=0,
+        new_name=fast, new_content=fast, write=fast,
+    )  # fmt: skip
+    return replace(good, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "one_machine", "levels"),
+    [
+        ({"filesystem": "nfs4"}, False, ["ok", "ok"]),
+        ({"filesystem": "fuse.glusterfs"}, False, ["ok", "ok"]),
+        ({"filesystem": "ext4"}, False, ["warn", "ok"]),
+        ({"filesystem": "tmpfs"}, True, ["ok", "ok"]),
+        ({"problem": "Permission denied"}, False, ["fail"]),
+        ({"report": report(claim_faults=1)}, False, ["ok", "fail"]),
+        ({"report": report(torn=1)}, False, ["ok", "fail"]),
+        ({"report": report(new_name=Spread(median_s=1, longest_s=30))}, False, ["ok", "warn"]),
+    ],
+)
+def test_the_run_folder(changes, one_machine: bool, levels: list[str]) -> None:
+    folder = Folder(**{"key": "run.dir", "path": "/x", "filesystem": "lustre", "report": report(), **changes})
+    assert [f.level for f in run_folder_findings(folder, is_one_machine=one_machine)] == levels
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, "ok"),
+        ({"filesystem": "ext4"}, "warn"),
+        ({"filesystem": "nfs4", "key": "scratch_dir"}, "warn"),
+        ({"filesystem": "xfs", "key": "scratch_dir"}, "ok"),
+        ({"free_bytes": 1 << 20}, "warn"),
+        ({"problem": "it does not exist"}, "warn"),
+    ],
+)
+def test_folders_of_the_node(changes, level: str) -> None:
+    folder = Folder(
+        **{"key": "shm_dir", "path": "/dev/shm", "filesystem": "tmpfs", "free_bytes": 8 << 30, **changes}
+    )
+    assert [f.level for f in local_folder_findings(folder)] == [level]

@@ -1,0 +1,73 @@
+"""Installs Slurm and munge for the test cluster, and only when they are missing.
+
+Run by `make slurm` with the system's Python, so it uses nothing but the standard library. Nothing is
+started or enabled: the test cluster (`slurm/testcluster/up`) runs its own daemons on its own ports.
+
+    python3 tools/install_slurm.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = ("slurm-wlm", "slurm-client", "munge")
+COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+POLICY = Path("/usr/sbin/policy-rc.d")
+SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+"""Debian puts daemons where an ordinary user's PATH does not look."""
+
+
+def main() -> None:
+    """Install, or do nothing."""
+    if not missing():
+        return
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    if shutil.which("apt-get") is None:
+        sys.exit(
+            f"Slurm is missing ({', '.join(missing())}) and there is no apt-get here: install slurmctld, "
+            "slurmd, Slurm's client commands and munge with this system's package manager."
+        )
+    if os.geteuid() != 0:
+        sys.exit(
+            f"Slurm is missing ({', '.join(missing())}): sudo apt-get update && sudo {' '.join(install)}"
+        )
+    print("installing Slurm and munge (about ten seconds, once)", flush=True)
+    with daemons_kept_off():
+        if not _run(install):
+            _run(["apt-get", "update", "-qq"])
+            _run(install)
+    if left := missing():
+        sys.exit(f"still missing after the installation: {', '.join(left)}")
+
+
+def missing() -> list[str]:
+    """Commands the test cluster needs and this machine lacks."""
+    return [name for name in COMMANDS if shutil.which(name, path=SEARCH) is None]
+
+
+@contextmanager
+def daemons_kept_off() -> Iterator[None]:
+    """Debian starts a daemon when its package is installed, unless this file says no; a file that is there
+    already is the administrator's and stays as it is."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()
+
+
+def _run(argv: list[str]) -> bool:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, env=environment).returncode == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The site file: what is particular to one cluster, and nothing about the run.
+
+Written once per cluster and shared by everybody who works there; `yatt submit --site` and `yatt diagnose
+--site` read it. An empty text or a 0 always means "do not ask Slurm for it: its own default holds".
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from yatt.config.load import load_as
+from yatt.config.operation import rule
+
+COMPONENTS = ("trainer", "engines")
+"""Parts of a job that may be asked for differently."""
+
+WARNING_SLACK_S = 60
+"""Slurm may warn of the time limit so much earlier than asked; its clock for this ticks in minutes."""
+
+Fault = tuple[str, str]
+_BLANK = re.compile(r"\s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSection:
+    """The container that job steps run in. The submitting side and the launcher run outside of it."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = "none"
+    """pyxis: srun's --container-image; apptainer: `apptainer exec --nv` before the command."""
+
+    image: str = ""
+    """What the runtime takes: a file, or a name it can fetch."""
+
+    mounts: tuple[str, ...] = ()
+    """SOURCE:TARGET or SOURCE:TARGET:ro. The run folder, models and data must be among them."""
+
+    def __post_init__(self) -> None:
+        rule(
+            bool(self.image) == (self.runtime != "none"),
+            f"runtime is '{self.runtime}' and image is '{self.image}'; give both, or leave both out.",
+        )
+        for mount in self.mounts:
+            rule(
+                bool(re.fullmatch(r"/[^:]*:/[^:]*(:\w+)?", mount)),
+                f"mounts: '{mount}' is not SOURCE:TARGET with absolute folders.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSection:
+    """What one component asks for instead of what the whole file says."""
+
+    partition: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gpu_type: str = ""
+    nodelist: str = ""
+    """Exactly these nodes, as Slurm writes a list: n[1-4]."""
+
+    cpus_per_node: int = 0
+    mem_gb: int = 0
+
+    def __post_init__(self) -> None:
+        _plain_words(self, ("partition", "qos", "constraint", "gpu_type", "nodelist"))
+        _not_negative(self, ("cpus_per_node", "mem_gb"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteConfig:
+    """One cluster."""
+
+    account: str = ""
+    """Charged for the job (sbatch --account)."""
+
+    partition: str = ""
+    """sbatch --partition. All components of a job need partitions that are preempted in the same way."""
+
+    qos: str = ""
+    """sbatch --qos."""
+
+    constraint: str = ""
+    """Features that nodes must have (sbatch --constraint)."""
+
+    time_limit_min: int = 0
+    """Minutes one start of the job may take; one limit for all components. The run goes on in the next."""
+
+    gpus_directive: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
+    """How GPUs are asked for: --gpus-per-node=N, --gres=gpu:N, or not at all (whole nodes without GRES)."""
+
+    gpu_type: str = ""
+    """As in --gpus-per-node=TYPE:N; empty: any."""
+
+    cpus_per_node: int = 0
+    """CPUs of each node (--cpus-per-task of its one task); 0: Slurm's default, often a single core."""
+
+    mem_gb: int = 0
+    """GiB of memory of each node; 0: Slurm's default. Exclusive nodes with 0 ask for all of it (--mem=0)."""
+
+    exclusive: bool = False
+    """Nobody else on our nodes (--exclusive)."""
+
+    setup: tuple[str, ...] = ()
+    """Shell lines before the launcher: modules, the virtual environment. Run as they are written here."""
+
+    srun_args: tuple[str, ...] = ()
+    """More arguments of each srun, for example --mpi=none or --cpu-bind=none."""
+
+    container: ContainerSection = field(default_factory=ContainerSection)
+
+    interface: str = ""
+    """Network interface that nodes talk over; empty: whichever has the route to the leader."""
+
+    scratch_dir: str = ""
+    """Node-local folder for sockets and journals; empty: `launch.scratch_dir` of the run file."""
+
+    shm_dir: str = ""
+    """Node-local memory filesystem; empty: `launch.shm_dir` of the run file."""
+
+    checkpoint_url_prefix: str = ""
+    """Runs without `checkpoint.url` save to PREFIX/NAME, NAME being the run folder's; empty: to the run
+    folder."""
+
+    storage_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Handed to fsspec for it: endpoint_url, profile ... Secrets belong in the driver's own files."""
+
+    signal_lead_s: int = 120
+    """Seconds before the time limit at which Slurm warns; a checkpoint must fit in."""
+
+    layout: Literal["auto", "het", "flat"] = "auto"
+    """het: a heterogeneous job, a component each for trainer and engines; flat: a plain job whose nodes the
+    launcher divides; auto: het when components differ and the site lets job steps reach them."""
+
+    requeue: Literal["auto", "requeue", "chain"] = "auto"
+    """How a preempted or timed-out run goes on: requeue: under the same job id; chain: by a job that was
+    submitted to wait for this one (afterany); auto: requeue where Slurm is configured to."""
+
+    components: dict[str, ComponentSection] = field(default_factory=dict)
+    """`trainer` and `engines`: what they ask for instead."""
+
+    def __post_init__(self) -> None:
+        _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
+        _not_negative(self, ("time_limit_min", "cpus_per_node", "mem_gb"))
+
+
+def load_site(path: Path) -> SiteConfig:
+    """Read a site file.
+
+    Raises:
+        ConfigError: naming every wrong key, its line, the rule and what to write instead.
+    """
+    return load_as(SiteConfig, [path], [], site_rules)
+
+
+def component(site: SiteConfig, name: str) -> ComponentSection:
+    """What the component `name` asks for: its own words where it has any, else the site's."""
+    own = site.components.get(name, ComponentSection())
+    shared = [f.name for f in fields(own) if f.name != "nodelist" and not getattr(own, f.name)]
+    return replace(own, **{key: getattr(site, key) for key in shared})
+
+
+def site_rules(site: SiteConfig) -> Iterator[Fault]:
+    """What is wrong between keys."""
+    for name in site.components:
+        if name not in COMPONENTS:
+            yield f"components.{name}", f"no such component; known: {', '.join(COMPONENTS)}."
+    yield from _timing(site)
+    yield from _asking(site)
+    for key, folder in (("scratch_dir", site.scratch_dir), ("shm_dir", site.shm_dir)):
+        if folder and not folder.startswith("/"):
+            yield key, f"'{folder}' is relative, and jobs start in other folders; write it from /."
+    if site.checkpoint_url_prefix and not re.match(r"\w+://.|/", site.checkpoint_url_prefix):
+        yield "checkpoint_url_prefix", "neither a URL (s3://bucket/prefix) nor a folder from /."
+    for index, line in enumerate(site.setup):
+        if line.lstrip().startswith("#SBATCH"):
+            yield f"setup[{index}]", "Slurm reads #SBATCH only at the top; use the keys of this file."
+
+
+def _timing(site: SiteConfig) -> Iterator[Fault]:
+    if not 1 <= site.signal_lead_s <= 65535:
+        yield "signal_lead_s", f"{site.signal_lead_s}; Slurm takes 1 to 65535."
+    shortest_s = site.signal_lead_s + 2 * WARNING_SLACK_S
+    if site.time_limit_min and site.time_limit_min * 60 < shortest_s:
+        yield (
+            "time_limit_min",
+            f"{site.time_limit_min} min leaves no time to work: Slurm warns signal_lead_s "
+            f"{site.signal_lead_s} s before the end, up to {WARNING_SLACK_S} s early; write "
+            f"{-(-shortest_s // 60)} or more.",
+        )
+
+
+def _asking(site: SiteConfig) -> Iterator[Fault]:
+    types = {"gpu_type": site.gpu_type}
+    types |= {f"components.{name}.gpu_type": part.gpu_type for name, part in site.components.items()}
+    for key, wanted in types.items():
+        if wanted and site.gpus_directive == "none":
+            yield key, "gpus_directive: none asks for no GPUs, so no type; leave one of them out."
+    partitions = {component(site, name).partition for name in COMPONENTS}
+    if site.layout == "flat" and len(partitions) > 1:
+        yield "layout", "a flat job lies in one partition, but the components name two; write het."
+
+
+def _plain_words(section: object, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        value = getattr(section, key)
+        rule(not _BLANK.search(value), f"{key}: '{value}' has a blank in it; Slurm would read two words.")
+
+
+def _not_negative(section: object, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        rule(getattr(section, key) >= 0, f"{key} is {getattr(section, key)}; write 0 or more.")

@@ -1,0 +1,102 @@
+"""What the folders of a run are, seen from this machine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from yatt.adapters.shared_folder import Report
+from yatt.launch.check_fs import LATE_S, faults, lateness_s
+from yatt.launch.findings.records import Finding, fail, ok, warn
+
+SHARED = frozenset({
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "wekafs", "panfs", "glusterfs", "orangefs",
+    "pvfs2", "cifs", "smb3", "afs", "9p", "virtiofs", "vastnfs", "daos", "quobyte",
+})  # fmt: skip
+"""Filesystems that several machines see at once; of FUSE ones the part after `fuse.`."""
+
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
+LITTLE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder as it was found."""
+
+    key: str
+    """Where it is written: run.dir, scratch_dir, shm_dir."""
+
+    path: str
+    filesystem: str
+    """Type, as the kernel names it."""
+
+    problem: str = ""
+    """Why it cannot be written to; empty if it can."""
+
+    free_bytes: int = 0
+    report: Report | None = None
+    """What processes of this machine saw in it, where they were asked to look."""
+
+
+def mount_of(path: str, mounts: str) -> str:
+    """The type of the filesystem that the absolute `path` lies on, by the text of /proc/self/mounts."""
+    best = ("", "unknown")
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split()
+        point = point.replace("\\040", " ")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[0]):
+            best = (point, kind)
+    return best[1]
+
+
+def run_folder_findings(folder: Folder, *, is_one_machine: bool) -> Iterator[Finding]:
+    """Every node must see the run folder, and claims and renames must hold there.
+
+    Args:
+        is_one_machine: all nodes of the cluster are this machine, so any folder is shared.
+    """
+    if folder.problem:
+        yield fail(folder.key, f"{folder.path} cannot be written to: {folder.problem}.", _elsewhere(folder))
+        return
+    kind = folder.filesystem.removeprefix("fuse.")
+    if kind in SHARED:
+        yield ok(folder.key, f"{folder.path} is on {folder.filesystem}, which nodes can share.")
+    elif is_one_machine:
+        yield ok(folder.key, f"{folder.path} is on {folder.filesystem}; all nodes are this machine.")
+    else:
+        certain = "is not shared between nodes" if kind in LOCAL else "may not be shared between nodes"
+        cure = "Check: srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER. " + _elsewhere(folder)
+        yield warn(folder.key, f"{folder.path} is on {folder.filesystem}, which {certain}.", cure)
+    if folder.report is not None:
+        yield _semantics(folder, folder.report)
+
+
+def local_folder_findings(folder: Folder) -> Iterator[Finding]:
+    """Folders of each node; seen from here, so what is missing may be there on the nodes."""
+    if folder.problem:
+        what = f"{folder.path} cannot be written to here: {folder.problem}."
+        yield warn(folder.key, what, f"If that is so on the nodes too, name another {folder.key}.")
+    elif folder.filesystem.removeprefix("fuse.") in SHARED:
+        what = f"{folder.path} is on {folder.filesystem}: shared and slow."
+        yield warn(folder.key, what, f"{folder.key}: a folder of the node's own.")
+    elif folder.key == "shm_dir" and folder.filesystem not in ("tmpfs", "ramfs"):
+        what = f"{folder.path} is on {folder.filesystem}, not in memory: weight updates get slow."
+        yield warn(folder.key, what, "shm_dir: /dev/shm.")
+    elif folder.free_bytes < LITTLE_BYTES:
+        yield warn(folder.key, f"{folder.path} has {folder.free_bytes >> 20} MiB free.", "Make room.")
+    else:
+        free = f"{folder.free_bytes / 2**30:.0f} GiB free"
+        yield ok(folder.key, f"{folder.path}: writable, {folder.filesystem}, {free}.")
+
+
+def _semantics(folder: Folder, report: Report) -> Finding:
+    broken = "; ".join(faults(report))
+    if broken:
+        return fail(folder.key, f"{folder.path}: {broken}.", _elsewhere(folder))
+    late_s = lateness_s(report)
+    what = f"claims exclusive, renames whole, others' files seen within {late_s * 1e3:.0f} ms (this machine)."
+    if late_s > LATE_S:
+        return warn(folder.key, what, "Starts will be slow; see tools/check_fs.py. " + _elsewhere(folder))
+    return ok(folder.key, what)
+
+
+def _elsewhere(folder: Folder) -> str:
+    return f"Give a folder on the cluster's shared filesystem as {folder.key}."

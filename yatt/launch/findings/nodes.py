@@ -1,0 +1,117 @@
+"""Whether a cluster has the nodes that a run needs, and whether they are up now."""
+
+import re
+from collections.abc import Iterator
+
+from yatt.adapters.slurm import Fields
+from yatt.config.site import ComponentSection, SiteConfig, component
+from yatt.launch.findings.partitions import partition_of
+from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
+
+_OUT = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
+
+
+def node_findings(
+    nodes: dict[str, Fields], partitions: dict[str, Fields], site: SiteConfig, demands: tuple[Demand, ...]
+) -> Iterator[Finding]:
+    """Of each component, and of those that share a partition: no two components lie on one node."""
+    sums: dict[str, int] = {}
+    for demand in demands:
+        name = partition_of(site, demand.component, partitions)
+        if name not in partitions:
+            continue  # said already
+        there = {key: node for key, node in nodes.items() if name in node.get("Partitions", "").split(",")}
+        yield from _fit(there, component(site, demand.component), site, demand)
+        sums[name] = sums.get(name, 0) + demand.nodes
+        if sums[name] > len(there):
+            what = f"{sums[name]} nodes are needed in {name}, which has {len(there)}."
+            yield fail(demand.component, what, "Take fewer nodes, or another partition.")
+        limit = partitions[name].get("MaxNodes", "UNLIMITED")
+        if limit.isdigit() and demand.nodes > int(limit):
+            what = f"{demand.nodes} nodes are needed; {name} gives a job {limit} at most."
+            yield fail(demand.component, what, "Take fewer nodes, or another partition.")
+
+
+def gpus_of(node: Fields) -> dict[str, int]:
+    """GPUs that a node is configured with, by type; "" for those without one."""
+    found: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", node.get("Gres", "")).split(","):
+        name, *rest = item.split(":")
+        if name == "gpu":
+            count = int(rest[-1]) if rest and rest[-1].isdigit() else 1
+            kind = rest[0] if rest and not (len(rest) == 1 and rest[0].isdigit()) else ""
+            found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def is_up(node: Fields) -> bool:
+    """Whether Slurm would give the node to a job, now or when its present one is over."""
+    state = node.get("State", "UNKNOWN")
+    return not state.endswith("*") and not set(state.rstrip("*~#!%$@^-").split("+")) & _OUT
+
+
+def _fit(
+    there: dict[str, Fields], asked: ComponentSection, site: SiteConfig, demand: Demand
+) -> Iterator[Finding]:
+    about = demand.component
+    yield from _gpu_request(there, asked, site, demand)
+    good = {name: node for name, node in there.items() if _has(node, asked, site, demand)}
+    wish = _in_words(asked, demand)
+    if len(good) < demand.nodes:
+        largest = _in_words(
+            _largest(there), demand, gpus=max((_count(n, "") for n in there.values()), default=0)
+        )
+        what = f"{demand.nodes} nodes with {wish} are needed; {len(good)} of {len(there)} have that."
+        yield fail(about, what, f"The largest have {largest}.")
+        return
+    up = [name for name, node in good.items() if is_up(node)]
+    if len(up) < demand.nodes:
+        what = f"{demand.nodes} nodes with {wish} are needed; {len(up)} of {len(good)} are up now."
+        yield warn(about, what, "The job will wait until more are.")
+    else:
+        yield ok(about, f"{demand.nodes} nodes with {wish}: there are {len(good)}, {len(up)} of them up.")
+
+
+def _gpu_request(
+    there: dict[str, Fields], asked: ComponentSection, site: SiteConfig, demand: Demand
+) -> Iterator[Finding]:
+    kinds = {kind for node in there.values() for kind in gpus_of(node)}
+    if asked.gpu_type and asked.gpu_type not in kinds:
+        known = ", ".join(sorted(kinds - {""})) or "no types"
+        yield fail(demand.component, f"no node has a GPU of type '{asked.gpu_type}'.", f"gpu_type: {known}.")
+    if site.gpus_directive == "none" and demand.gpus_per_node and kinds:
+        what = "the nodes have GPUs that Slurm gives to jobs, and gpus_directive is none: the job gets none."
+        yield warn(demand.component, what, "gpus_directive: gpus_per_node.")
+
+
+def _has(node: Fields, asked: ComponentSection, site: SiteConfig, demand: Demand) -> bool:
+    wants_gpus = demand.gpus_per_node if site.gpus_directive != "none" else 0
+    features = node.get("AvailableFeatures", "").split(",")
+    is_plain = re.fullmatch(r"[\w.-]+", asked.constraint)  # what is more than one word is Slurm's to judge
+    return (
+        _count(node, asked.gpu_type) >= wants_gpus
+        and int(node.get("CPUTot", "0")) >= asked.cpus_per_node
+        and int(node.get("RealMemory", "0")) >= asked.mem_gb << 10
+        and (not is_plain or asked.constraint in features)
+    )
+
+
+def _count(node: Fields, kind: str) -> int:
+    gpus = gpus_of(node)
+    return gpus.get(kind, 0) if kind else sum(gpus.values())
+
+
+def _largest(there: dict[str, Fields]) -> ComponentSection:
+    return ComponentSection(
+        cpus_per_node=max((int(node.get("CPUTot", "0")) for node in there.values()), default=0),
+        mem_gb=max((int(node.get("RealMemory", "0")) for node in there.values()), default=0) >> 10,
+    )
+
+
+def _in_words(asked: ComponentSection, demand: Demand, gpus: int | None = None) -> str:
+    kind = f" {asked.gpu_type}" if asked.gpu_type else ""
+    parts = [f"{demand.gpus_per_node if gpus is None else gpus}{kind} GPUs"]
+    parts += [f"{asked.cpus_per_node} CPUs"] if asked.cpus_per_node else []
+    parts += [f"{asked.mem_gb} GiB"] if asked.mem_gb else []
+    parts += [f"feature {asked.constraint}"] if asked.constraint else []
+    return ", ".join(parts)

@@ -1,0 +1,135 @@
+"""What the partitions of a job mean for it: limits, who may use them, preemption and its notice."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from yatt.adapters.slurm import Fields, seconds_of
+from yatt.config.site import ComponentSection, SiteConfig, component
+from yatt.launch.findings.records import Finding, fail, ok, warn
+from yatt.launch.findings.settings import duration_s, words
+
+PREEMPTION_CLASS = ("PreemptMode", "PriorityTier", "GraceTime")
+
+
+def partition_of(site: SiteConfig, name: str, partitions: dict[str, Fields]) -> str:
+    """The partition that component `name` waits in; of several the first; "" if there is no default."""
+    default = next((key for key, p in partitions.items() if p.get("Default") == "YES"), "")
+    return component(site, name).partition.split(",")[0] or default
+
+
+def partition_findings(
+    config: Fields, partitions: dict[str, Fields], site: SiteConfig, components: list[str]
+) -> Iterator[Finding]:
+    """Of each partition once, and how they stand to each other."""
+    wanted: dict[str, list[ComponentSection]] = {}
+    for name in components:
+        wanted.setdefault(partition_of(site, name, partitions), []).append(component(site, name))
+    for partition, sections in wanted.items():
+        if partition not in partitions:
+            what = f"there is no '{partition}'." if partition else "this cluster has no default partition."
+            yield fail(
+                "partition", what, f"partition: one of {', '.join(partitions) or 'none is to be seen'}."
+            )
+            continue
+        yield from _limits(partitions[partition], site)
+        yield from _who(partitions[partition], site.account, {section.qos for section in sections})
+        yield from _preemption(config, partitions[partition], site)
+    yield from _same_class([partitions[name] for name in wanted if name in partitions])
+
+
+def requeue_way(site: SiteConfig, config: Fields, partition: Fields) -> Literal["requeue", "chain"]:
+    """How a run goes on after its job ends early: what the site file says, else what the partition allows.
+
+    A job that Slurm cancels without notice can only be followed by one that was waiting for it.
+    """
+    if site.requeue != "auto":
+        return site.requeue
+    is_lost = preempt_mode(config, partition) == "CANCEL" and not duration_s(partition, "GraceTime")
+    return "chain" if is_lost else "requeue"
+
+
+def preempt_mode(config: Fields, partition: Fields) -> str:
+    """OFF, REQUEUE, CANCEL or SUSPEND: what happens to a job of this partition that must make room."""
+    if config.get("PreemptType", "preempt/none") == "preempt/none":
+        return "OFF"
+    modes = [mode for mode in words(partition, "PreemptMode") if mode not in ("GANG", "WITHIN", "")]
+    return modes[0] if modes else "OFF"
+
+
+def has_user_signal(config: Fields) -> bool:
+    """Whether a preempted job gets the signal it asked for, and not only SIGTERM."""
+    old, new = words(config, "SlurmctldParameters"), words(config, "PreemptParameters")
+    return "preempt_send_user_signal" in old or "send_user_signal" in new
+
+
+def _limits(partition: Fields, site: SiteConfig) -> Iterator[Finding]:
+    name = partition["PartitionName"]
+    if partition.get("State") != "UP":
+        yield fail(name, f"the partition is {partition.get('State')}.", "Wait, or take another partition.")
+    longest = partition.get("MaxTime", "UNLIMITED")
+    longest_s = seconds_of(longest)
+    if site.time_limit_min and longest_s is not None and site.time_limit_min * 60 > longest_s:
+        what = f"time_limit_min is {site.time_limit_min}, more than {name} allows ({longest})."
+        yield fail(name, what, f"time_limit_min: {int(longest_s // 60)}.")
+    elif not site.time_limit_min:
+        default = partition.get("DefaultTime", "NONE")
+        given = longest if default == "NONE" else default
+        yield ok(name, f"no time_limit_min: jobs get {given}.")
+    else:
+        yield ok(name, f"up; allows {longest}.")
+
+
+def _who(partition: Fields, account: str, qos: set[str]) -> Iterator[Finding]:
+    name = partition["PartitionName"]
+    for key, field, mine in (("account", "AllowAccounts", {account}), ("qos", "AllowQos", qos)):
+        allowed = words(partition, field)
+        for wish in sorted(mine - {""}):
+            if allowed != ["ALL"] and wish not in allowed:
+                yield fail(name, f"does not take {key} '{wish}'.", f"{key}: one of {', '.join(allowed)}.")
+
+
+def _preemption(config: Fields, partition: Fields, site: SiteConfig) -> Iterator[Finding]:
+    name, mode = partition["PartitionName"], preempt_mode(config, partition)
+    if config.get("PreemptType") == "preempt/qos":
+        what = "who preempts whom is a matter of QOS here, which the controller does not tell."
+        yield warn(name, what, "See: sacctmgr show qos format=name,preempt,preemptmode,gracetime")
+        return
+    if mode == "OFF":
+        yield ok(name, "its jobs are not preempted.")
+        return
+    if mode == "SUSPEND":
+        what = "suspends preempted jobs: they keep their GPU memory, and lose every lease meanwhile."
+        yield warn(name, what, "Take another partition if there is one.")
+        return
+    if mode == "CANCEL" and requeue_way(site, config, partition) == "requeue":
+        what = "cancels preempted jobs; a job of ours requeues itself when it gets the notice."
+        yield warn(name, what, "requeue: chain is safe without notice as well.")
+    else:
+        way = requeue_way(site, config, partition)
+        yield ok(name, f"its jobs are preempted by {mode}; a run goes on by {way}.")
+    yield from _notice(config, partition, site)
+
+
+def _notice(config: Fields, partition: Fields, site: SiteConfig) -> Iterator[Finding]:
+    name, grace_s = partition["PartitionName"], duration_s(partition, "GraceTime")
+    what = f"{grace_s:g} s from the notice of preemption to SIGTERM (GraceTime)"
+    if grace_s < site.signal_lead_s:
+        cure = "A slower checkpoint is lost: save often (checkpoint.save_every). Administrators: GraceTime."
+        yield warn(name, f"{what}; signal_lead_s is {site.signal_lead_s}.", cure)
+    else:
+        yield ok(name, f"{what}.")
+    if has_user_signal(config):
+        yield ok("notice", "a preempted job gets the signal it asked for.")
+    else:
+        cure = "Administrators: PreemptParameters=send_user_signal (SlurmctldParameters=preempt_... before)."
+        yield warn(
+            "notice", "a preempted job gets SIGTERM only, at its tasks, not the signal it asked for.", cure
+        )
+
+
+def _same_class(partitions: list[Fields]) -> Iterator[Finding]:
+    classes = {tuple(p.get(key, "") for key in PREEMPTION_CLASS): p["PartitionName"] for p in partitions}
+    if len(classes) > 1:
+        names = " and ".join(classes.values())
+        what = f"{names} are preempted differently: Slurm would take one component only."
+        yield fail("components", what, f"Take partitions of equal {', '.join(PREEMPTION_CLASS)}.")
