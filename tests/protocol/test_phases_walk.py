@@ -10,6 +10,7 @@ from yatt.core.phases import Part, Phase, Program, RunState
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
+    owners=frozenset({0, 1}),
     total_iterations=2,
     save_every=2,
     validate_every=0,

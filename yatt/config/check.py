@@ -23,8 +23,8 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
         if not 1 <= place.trainer_nodes < nodes:
             yield (
                 "placement.trainer_nodes",
-                f"{place.trainer_nodes} of {nodes} nodes (launch.nodes): disaggregated needs at least one node "
-                f"that trains and one that runs engines; write 1 to {nodes - 1} (more nodes if that is empty).",
+                f"{place.trainer_nodes} of {nodes} nodes (launch.nodes): disaggregated needs one that "
+                f"trains and one that runs engines; write 1 to {nodes - 1} (more nodes if that is empty).",
             )
         return
     if place.trainer_nodes:
@@ -35,7 +35,7 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
     if config.launch.engine_gpus_per_node:
         yield (
             "launch.engine_gpus_per_node",
-            f"in {place.mode} no node only runs engines; leave it out, or write placement.mode: disaggregated.",
+            f"in {place.mode} every node trains; leave it out, or write placement.mode: disaggregated.",
         )
 
 
