@@ -76,6 +76,10 @@ class RunPaths:
         """Where a controller publishes its endpoint."""
         return self.attempt(epoch) / "roster" / f"{node}.json"
 
+    def lost(self, epoch: int, node: int) -> Path:
+        """Written by the leader when it declares a controller lost."""
+        return self.attempt(epoch) / "lost" / f"{node}.json"
+
     def log(self, epoch: int, worker: str) -> Path:
         """A process's output."""
         return self.attempt(epoch) / "logs" / f"{worker}.log"

@@ -24,8 +24,8 @@ from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.node import Node
+from yatt.control.peers import Peers
 from yatt.control.ports import Ports
-from yatt.control.training import NodeTraining
 from yatt.core import phases
 from yatt.core.placement import place
 from yatt.obs.events import EventLog
@@ -62,7 +62,7 @@ class SimulatedNode:
         )  # fmt: skip
         make_private(self.node.scratch)
         self.context, self.keys = context, CurveKeys(paths.keys)
-        self.peers: dict[int, Channel] = {}
+        self.peers = Peers()
         self.channels: list[Channel] = []
         self.tasks: set[asyncio.Task] = set()
         events = EventLog(epoch=EPOCH, node=index, role="controller", sink=self._emit)
@@ -72,9 +72,8 @@ class SimulatedNode:
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channel(socket, self._from_peer)
         self.parts = Parts(self.node, hub, self.peers, events, self._trouble, self._exited)
-        training = NodeTraining(self.node, self.parts.workers, self.peers, self._trouble)
-        # No phase of the benchmark samples, so there is no sampler.
-        self.controller = Controller(self.node, self.parts, None, None, training)  # type: ignore[arg-type]
+        # No phase of the benchmark samples or trains, so there is nothing to own.
+        self.controller = Controller(self.node, self.parts, None)
 
     def start(self) -> None:
         """Idle processes as workers, and a socket that answers in the name of each."""
@@ -93,7 +92,7 @@ class SimulatedNode:
 
     def dial(self, index: int, address: str) -> None:
         socket = calling_socket(self.context, address, self.node.name, self.keys)
-        self.peers[index] = self._channel(socket, self._from_peer, peer=f"node{index}")
+        self.peers.lines[index] = self._channel(socket, self._from_peer, peer=f"node{index}")
 
     async def close(self) -> None:
         for worker in self.parts.supervisor.workers.values():
@@ -123,8 +122,8 @@ class SimulatedNode:
     def _emit(self, line: str) -> None:
         if self.node.is_leader:
             append_line(self.node.paths.events, line)
-        elif 0 in self.peers:
-            told = self.peers[0].tell("node0", c.EventLine(line=line.encode()))
+        else:
+            told = self.peers.tell(0, c.EventLine(line=line.encode()))
             task = asyncio.get_running_loop().create_task(told)
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)

@@ -10,7 +10,7 @@ import pytest
 from tests.obs_runs import make_run, metrics
 from yatt.config.load import load_resolved
 from yatt.launch.follower import Follower
-from yatt.obs.metrics import STEP, drop_from
+from yatt.obs.metrics import STEP, RowFile
 from yatt.obs.wandb import last_step, new_rows, run_id, settings_of
 
 OFFLINE = {"wandb_mode": "offline", "wandb_project": "tests"}
@@ -74,13 +74,13 @@ def test_rows_are_logged_offline_once_each_also_over_a_resume_under_one_run_id(t
     paths = make_run(tmp_path, rows=metrics(3), logging=OFFLINE)
     follower, said = started(paths)
     until(lambda: last_step(paths) == 3, "the first rows were not logged")
-    drop_from(paths.metrics, 2)  # the attempt went on from its checkpoint of iteration 2
+    RowFile(paths.metrics, 2, lambda: None).close()  # the attempt went on from its checkpoint of iteration 2
     append(paths, metrics(5)[1:5])
     until(lambda: last_step(paths) == 5, "the rows after the rewrite were not logged")
     follower.end(LIMIT_S)
     first_id = run_id(paths)
 
-    drop_from(paths.metrics, 4)
+    RowFile(paths.metrics, 4, lambda: None).close()
     append(paths, metrics(7)[3:7])
     follower, more = started(paths)
     until(lambda: last_step(paths) == 7, "the rows after the restart were not logged")

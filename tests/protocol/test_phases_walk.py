@@ -1,4 +1,8 @@
-"""Every order in which two nodes, the leader's acts and a wish to stop can come, over two iterations."""
+"""Every order in which the nodes' answers, the leader's acts, a wish to stop and the loss of nodes can come.
+
+Two settings: slabs that change hands on two nodes over two iterations; and one trainer node with two
+engine nodes, of which two may be lost at any moment, dead or only standing still.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,11 +14,22 @@ from yatt.core.phases import Part, Phase, Program, RunState
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
+    owners=frozenset({0, 1}),
     total_iterations=2,
     save_every=2,
     validate_every=0,
     validates=True,
     num_scorings=1,
+)
+ELASTIC = Program(
+    nodes=frozenset({0, 1, 2}),
+    owners=frozenset({0}),
+    pools={"rollout": frozenset({1, 2}), "genrm:judge": frozenset({2})},
+    total_iterations=1,
+    save_every=0,
+    validate_every=0,
+    validates=False,
+    num_scorings=0,
 )
 Step = Callable[[RunState, phases.Event, Program], phases.Result]
 NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH}
@@ -28,6 +43,9 @@ class World:
     orders: frozenset[phases.Order] = frozenset()  # sent, not carried out yet
     mail: frozenset[phases.Event] = frozenset()  # answers under way; each may arrive more than once
     acting: phases.Act | None = None
+    done: frozenset[tuple[int, int]] = frozenset()  # (node, seq) of orders carried out, of late
+    lost: frozenset[int] = frozenset()
+    lose_left: int = 0
     again_left: int = 1
     stop_left: int = 1
     trained: tuple[int, ...] = ()
@@ -35,31 +53,49 @@ class World:
     end: phases.End | None = None
 
 
-def kind_of(phase: Phase) -> str:
+def kind_of(phase: Phase, node: int, program: Program) -> str:
+    if program is ELASTIC:
+        return TRAINER if node in program.owners else ENGINES
     if phase in NEEDS_TRAINER:
         return TRAINER
     return JUDGES if phase is Phase.SCORE else ENGINES
 
 
-def apply(world: World, state: RunState, actions: tuple[phases.Action, ...]) -> World:
+def apply(world: World, program: Program, result: phases.Result) -> World:
+    state, actions = result
     world = replace(world, state=state)
     for action in actions:
         match action:
             case phases.Order():
+                check_order(world, action, program)
                 world = replace(world, orders=world.orders | {action})
             case phases.Act():
-                world = begin_act(world, action)
+                world = begin_act(world, action, program)
             case phases.BreakOff():
                 world = replace(world, acting=None)
+            case phases.Exclude():
+                world = replace(world, lost=world.lost | {action.node})
             case phases.End():
                 world = replace(world, end=action)
     return world
 
 
-def begin_act(world: World, act: phases.Act) -> World:
-    if act.phase is not Phase.JOIN:
-        kinds = set(world.holder)
-        assert kinds == {kind_of(act.phase)}, f"{act.phase} acts while the nodes are held by {kinds}"
+def check_order(world: World, order: phases.Order, program: Program) -> None:
+    assert order.node not in world.lost, f"{order} to a node that is lost"
+    if order.part is Part.ENTER:
+        for node in program.nodes - world.lost:
+            assert (node, order.seq - 1) in world.done, f"{order} before node {node} has prepared"
+
+
+def begin_act(world: World, act: phases.Act, program: Program) -> World:
+    there = program.nodes - world.lost
+    assert there >= program.owners, f"{act.phase} acts without a trainer node"
+    for role, pool in program.pools.items():
+        assert pool & there, f"{act.phase} acts without anybody to run {role}"
+    for node in there if act.phase is not Phase.JOIN else ():
+        held = world.holder[node]
+        assert held == kind_of(act.phase, node, program), f"{act.phase} acts, node {node} held by '{held}'"
+        assert (node, act.seq - 1) in world.done, f"{act.phase} acts before node {node} has entered"
     if act.phase is Phase.TRAIN:
         assert world.trained == tuple(range(1, act.iteration)), f"iteration {act.iteration} out of turn"
         world = replace(world, trained=(*world.trained, act.iteration))
@@ -70,62 +106,95 @@ def begin_act(world: World, act: phases.Act) -> World:
     return replace(world, acting=act)
 
 
-def carry_out(world: World, order: phases.Order) -> World:
+def carry_out(world: World, order: phases.Order, program: Program) -> World:
     holder = list(world.holder)
-    wanted = kind_of(order.phase)
+    wanted = kind_of(order.phase, order.node, program)
     if order.part is Part.PREPARE:
         holder[order.node] = wanted if holder[order.node] == wanted else ""
     else:
-        others = {kind for kind in holder if kind and kind != wanted}
+        others = {
+            held for node, held in enumerate(holder)
+            if held and held != kind_of(order.phase, node, program) and node not in world.lost
+        }  # fmt: skip
         assert not others, f"node {order.node} enters {order.phase} while another is held by {others}"
         holder[order.node] = wanted
     answered = phases.Answered(order.node, order.seq)
-    return replace(world, holder=tuple(holder), orders=world.orders - {order}, mail=world.mail | {answered})
+    return replace(
+        world, holder=tuple(holder), orders=world.orders - {order}, mail=world.mail | {answered},
+        done=world.done | {(order.node, order.seq)},
+    )  # fmt: skip
 
 
-def moves(world: World, step: Step) -> Iterator[World]:
+def losses(world: World, step: Step, program: Program) -> Iterator[World]:
+    """Each node may die with all it was told and said, or stand still and say it later."""
+    for node in program.nodes - world.lost if world.lose_left else ():
+        lost = replace(world, lose_left=world.lose_left - 1)
+        dead = replace(
+            lost,
+            orders=frozenset(o for o in world.orders if o.node != node),
+            mail=frozenset(a for a in world.mail if a.node != node),
+        )
+        fatal = program.cause_without(world.lost | {node})
+        for before in (lost, dead):
+            after = apply(before, program, step(world.state, phases.NodeLost(node, "is gone"), program))
+            assert node in after.lost, f"the loss of node {node} was not noticed"
+            assert bool(after.end) == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
+            yield after
+
+
+def moves(world: World, step: Step, program: Program) -> Iterator[World]:
     if world.end is not None:
         return
     for order in world.orders:
-        yield carry_out(world, order)
+        yield carry_out(world, order, program)
     for letter in world.mail:
         for kept in (world.mail, world.mail - {letter}):
-            yield apply(replace(world, mail=kept), *step(world.state, letter, PROGRAM))
+            yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
     if world.acting is not None:
         for again in (False, True) if world.again_left and world.acting.phase is Phase.SCORE else (False,):
             done = replace(world, acting=None, again_left=world.again_left - again)
             acted = phases.Acted(world.acting.seq, again=again)
-            yield apply(done, *step(world.state, acted, PROGRAM))
+            yield apply(done, program, step(world.state, acted, program))
     if world.stop_left:
         stopped = replace(world, stop_left=0)
-        yield apply(stopped, *step(world.state, phases.StopWanted("preempted"), PROGRAM))
+        yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
+    yield from losses(world, step, program)
 
 
-def walk(step: Step) -> list[World]:
-    first = World(RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset()))
-    todo = [apply(first, *phases.start(PROGRAM))]
+def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1) -> list[World]:
+    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset())
+    first = World(nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left)
+    todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
     while todo:
         world = todo.pop()
         if world.end is not None:
             ends.append(world)
-            check_end(world)
-        after = [w for w in (replace(m, mail=fresh(m)) for m in moves(world, step)) if w not in seen]
-        assert world.end or after or any(True for _ in moves(world, step)), f"stuck: {world}"
+            check_end(world, program)
+        after = [w for w in map(without_old_mail, moves(world, step, program)) if w not in seen]
+        calm = replace(world, stop_left=0, lose_left=0)  # what disturbs a run is not what moves it on
+        assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
         seen.update(after)
         todo.extend(after)
     return ends
 
 
-def fresh(world: World) -> frozenset[phases.Event]:
+def without_old_mail(world: World) -> World:
     """Old mail is kept for two turns only, so that the walk ends."""
-    return frozenset(m for m in world.mail if isinstance(m, phases.Answered) and m.seq >= world.state.seq - 2)
+    oldest = world.state.seq - 2
+    mail = frozenset(m for m in world.mail if isinstance(m, phases.Answered) and m.seq >= oldest)
+    return replace(world, mail=mail, done=frozenset(d for d in world.done if d[1] >= oldest))
 
 
-def check_end(world: World) -> None:
+def check_end(world: World, program: Program) -> None:
     assert world.end is not None
+    if world.end.exit_code == 1:
+        assert program.cause_without(world.lost), "a run that can go on does"
+        return
     if world.end.exit_code == 0:
-        assert world.trained == (1, 2), "a run that says it is finished trained everything"
+        assert len(world.trained) == program.total_iterations, (
+            "a run that says it is finished trained everything"
+        )
     assert world.trained[-1:] == world.saved[-1:], f"the end of the run is not saved: {world}"
 
 
@@ -167,6 +236,72 @@ def acts_twice(state, event, program):
 def test_a_planted_mistake_is_caught(wrong: Step) -> None:
     with pytest.raises(AssertionError):
         walk(wrong)
+
+
+def test_no_order_of_losses_breaks_a_run() -> None:
+    ends = walk(phases.step, ELASTIC, lose_left=2, stop_left=0)
+    ends += walk(phases.step, ELASTIC, lose_left=1, stop_left=1)
+    reached = {(world.end.exit_code, world.lost) for world in ends if world.end}
+    alone, every = frozenset({1}), {frozenset({0}), frozenset({2}), frozenset({1, 2}), frozenset({0, 1})}
+    assert {lost for code, lost in reached if code == 0} == {frozenset(), alone}
+    assert {lost for code, lost in reached if code == 75} == {frozenset(), alone}
+    assert {lost for code, lost in reached if code == 1} == every
+
+
+def waits_for_the_lost(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.NodeLost) and event.node in state.owed and after.phase is not Phase.ENDED:
+        return replace(state, lost=after.lost), actions[:1]
+    return after, actions
+
+
+def counts_answers_of_the_lost(state, event, program):
+    if isinstance(event, phases.Answered) and event.node in state.lost and state.owed:
+        event = phases.Answered(min(state.owed), event.seq)
+    return phases.step(state, event, program)
+
+
+def goes_on_without_a_role(state, event, program):
+    return phases.step(state, event, replace(program, pools={"rollout": program.pools["rollout"]}))
+
+
+def goes_on_without_the_trainer(state, event, program):
+    return phases.step(state, event, replace(program, owners=frozenset()))
+
+
+def gives_up_for_any_loss(state, event, program):
+    return phases.step(state, event, replace(program, owners=program.nodes))
+
+
+def orders_the_lost(state, event, program):
+    after, actions = phases.step(state, event, program)
+    return replace(after, lost=frozenset()), actions
+
+
+def enters_without_asking_who_is_left(state, event, program):
+    if isinstance(event, phases.NodeLost) and state.part is Part.PREPARE:
+        state = replace(state, owed=frozenset({event.node}))
+    return phases.step(state, event, program)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        waits_for_the_lost, counts_answers_of_the_lost, goes_on_without_a_role, goes_on_without_the_trainer,
+        gives_up_for_any_loss, orders_the_lost, enters_without_asking_who_is_left,
+    ],
+)  # fmt: skip
+def test_a_planted_mistake_about_losses_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, ELASTIC, lose_left=2, stop_left=0)
+
+
+def test_who_is_absent_from_the_start_is_asked_nothing() -> None:
+    program = replace(ELASTIC, absent=frozenset({1}))
+    state, _ = phases.start(program)
+    after, actions = phases.step(state, phases.Acted(state.seq), program)
+    assert [order.node for order in actions if isinstance(order, phases.Order)] == [0, 2]
+    assert after.owed == {0, 2}
 
 
 def test_a_failure_ends_the_run_with_its_exit_code() -> None:

@@ -4,7 +4,6 @@ The only module that knows how: a temporary name unique to the writer, fsync of 
 link, fsync of the folder. Readers open and read; they trust neither stat nor a listing.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -50,12 +49,20 @@ def publish(path: Path, data: bytes) -> None:
 
 
 def claim(path: Path, data: bytes) -> bool:
-    """Create `path` if nobody has: True iff this call did. Safe where replies get lost (NFS)."""
+    """Create `path` if nobody has: True iff this call did. Safe where replies get lost (NFS).
+
+    Raises:
+        OSError: the filesystem refused for another reason than that `path` is there.
+    """
     temporary = _write_temporary(path, data)
     try:
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(temporary, path)
-        won = os.stat(temporary).st_nlink == 2 and path.read_bytes() == data
+        except OSError as error:  # what the reply says is not believed; what is there counts
+            found = read_or_none(path)
+            if found is None and error.errno not in _PASSING:
+                raise
+        won = os.stat(temporary).st_nlink == 2 and read_or_none(path) == data
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -93,13 +100,21 @@ def unsealed(data: bytes | None, epoch: int) -> dict[str, Any] | None:
     Raises:
         StaleEpoch: it is of a higher epoch than ours.
     """
+    record = unsealed_any(data)
+    if record is None:
+        return None
+    if record["epoch"] > epoch:
+        raise StaleEpoch(f"epoch {record['epoch']} was claimed while {epoch} was running")
+    return record if record["epoch"] == epoch else None
+
+
+def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
+    """The record of whatever epoch, or None if it is torn or absent."""
     digest, _, body = (data or b"").decode(errors="replace").rstrip("\n").partition(" ")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         return None
     record: dict[str, Any] = json.loads(body)
-    if record["epoch"] > epoch:
-        raise StaleEpoch(f"epoch {record['epoch']} was claimed while {epoch} was running")
-    return record if record["epoch"] == epoch else None
+    return record
 
 
 def _write_temporary(path: Path, data: bytes) -> Path:

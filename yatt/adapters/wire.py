@@ -83,6 +83,7 @@ def listening_socket(
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    _never_block(socket)
     assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
     if keys is not None:
         public, secret = zmq.auth.load_certificate(keys.secret("server"))
@@ -98,6 +99,7 @@ def calling_socket(
     """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
+    _never_block(socket)
     assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
     if keys is not None:
         server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
@@ -107,6 +109,15 @@ def calling_socket(
         socket.curve_secretkey, socket.curve_publickey = secret, public
     socket.connect(address)
     return socket
+
+
+def _never_block(socket: zmq.asyncio.Socket) -> None:
+    """No limit on queued messages: one peer that stands still must not stop what is said to the others.
+
+    What can be queued is bounded by the requests under way.
+    """
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
 
 
 class Channel:

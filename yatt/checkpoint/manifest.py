@@ -3,11 +3,13 @@
 Layout under the checkpoint URL::
 
     global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
-    manifests/0000000N.json                        written last, conditionally: this is the commit
+    manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
+    adopted/EPOCH.json                             what a start resumed from, written before it works
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
-A checkpoint exists iff its manifest does and every file in it has its size. Resume lists manifests,
-newest first, and says why it passed one over; the hint is never read.
+A checkpoint exists iff its manifest does, every file in it has its size, and it is on the lineage of the
+newest start (`yatt.core.epochs`): what a ghost commits after another start went on is refused by every
+reader. Resume lists manifests, newest first, and says why it passed one over; the hint is never read.
 """
 
 import secrets
@@ -17,10 +19,12 @@ from typing import Any
 import msgspec
 
 from yatt.checkpoint.store import Store
+from yatt.core.epochs import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile
 
 SCHEMA_VERSION = 1
+MANIFESTS, ADOPTED = "manifests", "adopted"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 
@@ -40,11 +44,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The checkpoint to resume from, if any, and why newer ones were passed over."""
+    """The checkpoint to resume from, if any; why newer ones were passed over; and what ghosts left."""
 
     manifest: Manifest | None
     name: str
     skipped: tuple[str, ...]
+    ghosts: tuple[str, ...] = ()
 
 
 class Checkpoints:
@@ -66,24 +71,42 @@ class Checkpoints:
         reason = self._fault(manifest)
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
-        if not self._store.create(_name(manifest.iteration), msgspec.json.encode(manifest)):
-            raise CheckpointError(f"checkpoint {manifest.iteration} was committed by another attempt")
+        name = _name(Commit(manifest.iteration, manifest.epoch))
+        if not self._store.create(name, msgspec.json.encode(manifest)):
+            raise CheckpointError(
+                f"checkpoint {manifest.iteration} was committed already, with other content"
+            )
         self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
     def newest(self) -> Found:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that counts and is whole."""
+        commits = self._commits()  # before the adoptions: a ghost's commit then never lacks its refusal
+        adopted = self._adopted()
+        ghosts = tuple(_name(commit) for commit in refused(commits, adopted))
         skipped: list[str] = []
-        for name in reversed(self._manifests()):
+        for commit in lineage(commits, adopted):
+            name = _name(commit)
             try:
-                manifest = self.read(f"manifests/{name}")
+                manifest = self.read(name)
             except CheckpointError as error:
                 skipped.append(str(error))
                 continue
             reason = self._fault(manifest)
             if not reason:
-                return Found(manifest, f"manifests/{name}", tuple(skipped))
+                return Found(manifest, name, tuple(skipped), ghosts)
             skipped.append(f"{name}: {reason}")
-        return Found(None, "", tuple(skipped))
+        return Found(None, "", tuple(skipped), ghosts)
+
+    def adopt(self, manifest: Manifest | None) -> None:
+        """Note what this start goes on from; from then on only its own commits, and older ones, count.
+
+        Raises:
+            CheckpointError: this start has noted something else before.
+        """
+        commit = Commit(manifest.iteration, manifest.epoch) if manifest else BEGINNING
+        data = msgspec.json.encode({"iteration": commit.iteration, "epoch": commit.epoch})
+        if not self._store.create(f"{ADOPTED}/{self._epoch:06d}.json", data):
+            raise CheckpointError(f"epoch {self._epoch} went on from another checkpoint before")
 
     def read(self, name: str) -> Manifest:
         """One manifest.
@@ -103,17 +126,47 @@ class Checkpoints:
         return manifest
 
     def retain(self, keep: int) -> list[int]:
-        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`; gives which."""
-        gone = []
-        for name in self._manifests()[:-keep]:
-            iteration = int(name.removesuffix(".json"))
-            self._store.delete(f"manifests/{name}")
-            self._store.delete_folder(f"global_step_{iteration}")
-            gone.append(iteration)
-        return gone
+        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, and what ghosts
+        committed below that; gives the iterations."""
+        commits = self._commits()
+        adopted = self._adopted()
+        line = lineage(commits, adopted)
+        superseded = line[keep:]
+        floor = line[:keep][-1].iteration if len(line) >= keep else 0
+        ghosts = [c for c in refused(commits, adopted) if c.iteration < floor and c.epoch < self._epoch]
+        for commit in [*superseded, *ghosts]:
+            self._store.delete(_name(commit))
+            folder = f"global_step_{commit.iteration}"
+            for name in self._store.names(folder):
+                if name.startswith(f"{commit.epoch:06d}-"):
+                    self._store.delete_folder(f"{folder}/{name}")
+            if not self._store.names(folder):
+                self._store.delete_folder(folder)
+        return [commit.iteration for commit in reversed(superseded)]
 
-    def _manifests(self) -> list[str]:
-        return [n for n in self._store.names("manifests") if n.removesuffix(".json").isdigit()]
+    def _commits(self) -> set[Commit]:
+        found = set()
+        for name in self._store.names(MANIFESTS):
+            iteration, _, epoch = name.removesuffix(".json").partition(".")
+            if iteration.isdigit() and epoch.isdigit():
+                found.add(Commit(int(iteration), int(epoch)))
+        return found
+
+    def _adopted(self) -> dict[int, Commit]:
+        """By epoch, what each start went on from; a torn note counts as none, its start did not work yet."""
+        found: dict[int, Commit] = {}
+        for name in self._store.names(ADOPTED):
+            epoch = name.removesuffix(".json")
+            if not epoch.isdigit():
+                continue
+            try:
+                data = msgspec.json.decode(self._store.read(f"{ADOPTED}/{name}"), type=dict[str, int])
+            except (msgspec.DecodeError, CheckpointError):
+                continue
+            commit = Commit(data["iteration"], data["epoch"])
+            if commit.epoch < int(epoch):
+                found[int(epoch)] = commit
+        return found
 
     def _fault(self, manifest: Manifest) -> str:
         for file in manifest.files:
@@ -124,5 +177,5 @@ class Checkpoints:
         return ""
 
 
-def _name(iteration: int) -> str:
-    return f"manifests/{iteration:08d}.json"
+def _name(commit: Commit) -> str:
+    return f"{MANIFESTS}/{commit.iteration:08d}.{commit.epoch:06d}.json"

@@ -12,26 +12,70 @@ Fault = tuple[str, str]  # key, what is wrong and what to write
 
 def relations(config: RunConfig) -> list[Fault]:
     """Every broken rule between sections, with the key it is best mended at."""
+    if faults := [*_nodes(config)]:
+        return faults  # sizes mean nothing before the nodes are divided
     return [*_layout(config), *_placement(config), *_rewards(config), *_batches(config), *_modes(config)]
 
 
+def _nodes(config: RunConfig) -> Iterator[Fault]:
+    place, nodes = config.placement, config.launch.nodes
+    if place.mode == "disaggregated":
+        if not 1 <= place.trainer_nodes < nodes:
+            yield (
+                "placement.trainer_nodes",
+                f"{place.trainer_nodes} of {nodes} nodes (launch.nodes): disaggregated needs one that "
+                f"trains and one that runs engines; write 1 to {nodes - 1} (more nodes if that is empty).",
+            )
+        return
+    if place.trainer_nodes:
+        yield (
+            "placement.trainer_nodes",
+            f"in {place.mode} every node trains; leave it out, or write mode: disaggregated.",
+        )
+    if config.launch.engine_gpus_per_node:
+        yield (
+            "launch.engine_gpus_per_node",
+            f"in {place.mode} every node trains; leave it out, or write placement.mode: disaggregated.",
+        )
+
+
+def num_trainer_nodes(config: RunConfig) -> int:
+    """Nodes with trainer ranks; they are the first."""
+    return config.placement.trainer_nodes if config.placement.mode == "disaggregated" else config.launch.nodes
+
+
+def node_gpus(config: RunConfig) -> tuple[int, ...]:
+    """GPUs of each node."""
+    launch, trainers = config.launch, num_trainer_nodes(config)
+    rest = launch.engine_gpus_per_node or launch.gpus_per_node
+    return (launch.gpus_per_node,) * trainers + (rest,) * (launch.nodes - trainers)
+
+
+def engine_nodes(config: RunConfig) -> range:
+    """Nodes that ever run engines."""
+    first = config.placement.trainer_nodes if config.placement.mode == "disaggregated" else 0
+    return range(first, config.launch.nodes)
+
+
 def _layout(config: RunConfig) -> Iterator[Fault]:
-    t, world = config.trainer, config.launch.nodes * config.launch.gpus_per_node
+    t, world = config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node
     model_parallel = t.tensor_model_parallel_size * t.pipeline_model_parallel_size * t.context_parallel_size
     if world % model_parallel:
         yield (
             "trainer.tensor_model_parallel_size",
             f"tensor x pipeline x context parallel = {model_parallel} does not divide the {world} GPUs "
-            f"(launch.nodes x launch.gpus_per_node).",
+            f"(nodes that train x launch.gpus_per_node).",
         )
     if t.virtual_pipeline_model_parallel_size > 1 and t.pipeline_model_parallel_size == 1:
         yield (
             "trainer.virtual_pipeline_model_parallel_size",
             "interleaving needs pipeline_model_parallel_size above 1; write 1.",
         )
+    gpus = node_gpus(config)[-1]
+    named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
     for key, size in _engine_sizes(config):
-        if config.launch.gpus_per_node % size:
-            yield key, f"{size} does not divide launch.gpus_per_node {config.launch.gpus_per_node}."
+        if gpus % size:
+            yield key, f"{size} does not divide launch.{named} {gpus}."
 
 
 def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
@@ -46,18 +90,21 @@ def slab_gpus(config: RunConfig) -> int:
 
 
 def num_slabs(config: RunConfig) -> int:
-    """Slabs of all nodes together."""
-    return config.launch.nodes * (config.launch.gpus_per_node // slab_gpus(config))
+    """Slabs that engines may hold, of all nodes together."""
+    return sum(node_gpus(config)[node] // slab_gpus(config) for node in engine_nodes(config))
 
 
 def _placement(config: RunConfig) -> Iterator[Fault]:
     place = config.placement
     if place.mode == "colocated" and place.genrm_slabs:
         yield "placement.genrm_slabs", "colocated has no split; leave it out, or write mode: partial."
-    if place.mode != "partial":
+    if place.mode == "colocated":
         return
     if not config.genrms:
-        yield "placement.mode", "partial divides GPUs between rollout and GenRM, but genrms is empty."
+        if place.mode == "partial":
+            yield "placement.mode", "partial divides GPUs between rollout and GenRM, but genrms is empty."
+        elif place.genrm_slabs:
+            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but genrms is empty; leave it out."
     elif not len(config.genrms) <= place.genrm_slabs < num_slabs(config):
         yield (
             "placement.genrm_slabs",

@@ -44,6 +44,9 @@ class LaunchSection:
     gpus_per_node: int = 1
     """GPUs of a node. Without GPUs these are slots: as many trainer ranks run beside each other."""
 
+    engine_gpus_per_node: int = 0
+    """disaggregated: GPUs of a node that only runs engines; 0: as `gpus_per_node`."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where it is."""
 
@@ -62,9 +65,18 @@ class LaunchSection:
     phase_timeout_s: float = 3600.0
     """How long one phase may take before its laggards are named and the attempt is given up."""
 
+    node_silence_s: float = 10.0
+    """A controller that no other has heard of for so long is lost; each says a beat a second."""
+
     def __post_init__(self) -> None:
         rule(self.nodes >= 1, f"nodes is {self.nodes}; write 1 or more.")
         rule(self.gpus_per_node >= 1, f"gpus_per_node is {self.gpus_per_node}; write 1 or more.")
+        rule(self.engine_gpus_per_node >= 0, "engine_gpus_per_node must not be negative.")
+        rule(
+            self.node_silence_s >= 3.0,
+            f"node_silence_s is {self.node_silence_s:g}, but three beats of a second must fit; "
+            "write 3 or more.",
+        )
         rule(self.threads_per_worker >= 1, "threads_per_worker must be 1 or more.")
 
 

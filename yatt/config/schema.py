@@ -220,9 +220,12 @@ class GenRMSection:
 class PlacementSection:
     """Who holds the GPUs when."""
 
-    mode: Literal["colocated", "partial"] = "colocated"
+    mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
     genrm_slabs: int = 0
-    """partial: how many slabs, counted from the last node backwards, GenRM engines hold in rollout."""
+    """partial, disaggregated: how many slabs, counted from the last node backwards, GenRM engines hold."""
+
+    trainer_nodes: int = 0
+    """disaggregated: so many nodes, from the first, only train; all others only run engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

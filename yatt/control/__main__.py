@@ -12,11 +12,13 @@ from pathlib import Path
 
 from yatt.adapters.files import make_private
 from yatt.adapters.nvml import visible_devices
+from yatt.config.check import node_gpus
 from yatt.config.load import load_resolved
+from yatt.control.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
 from yatt.core.placement import place
-from yatt.errors import EXIT_FAILED, YattError
+from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.paths import RunPaths
 
 
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
     try:
@@ -40,17 +43,27 @@ def main() -> int:
         return EXIT_FAILED
 
 
+def _indexes(text: str) -> frozenset[int]:
+    return frozenset(int(word) for word in text.split(",") if word)
+
+
 def _node(arguments: argparse.Namespace) -> Node:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
     config = load_resolved(paths.config)
     devices: tuple[str, ...] = ()
     if arguments.device == "cuda":
-        devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), config.launch.gpus_per_node)
-    return Node(
+        count = node_gpus(config)[arguments.node]
+        devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+    node = Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices,
+        absent=arguments.absent,
     )  # fmt: skip
+    if cause := program_of(node).cause_without(node.absent):
+        listed = ",".join(map(str, sorted(node.absent)))
+        raise WorkerFailed(f"this attempt cannot begin with --absent {listed}: {cause}")
+    return node
 
 
 def _attempt(node: Node) -> int:

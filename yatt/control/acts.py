@@ -1,11 +1,13 @@
 """The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
 
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from yatt import clock
+from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.config.load import config_hash
 from yatt.control.epochs import check_newest
@@ -19,7 +21,7 @@ from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP, drop_from, write_row
+from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
 from yatt.records import message as m
 from yatt.records.message import pack_ids
@@ -44,6 +46,7 @@ class Acts:
         self._node, self._ports, self._events = node, ports, events
         self._checkpoints, self._vocab_size = checkpoints, vocab_size
         self._row: dict[str, Any] = {STEP: 0}
+        self._metrics: RowFile | None = None
         self._is_flushed = False
         self._groups: dict[int, c.GroupFact] = {}
         self._counters: dict[str, float] = {}
@@ -57,16 +60,17 @@ class Acts:
                 await self._ports.ask_all(c.StartWorkers(), self._node.config.launch.start_timeout_s)
             case Phase.BUILD:
                 return Acted(act.seq, resumed=await self._build())
-            case Phase.PUBLISH:
-                await self._publish(act.iteration)
-            case Phase.VALIDATE:
-                await self._validate(act.iteration)
+            case Phase.SYNC:  # engines that were woken for it have the weights already
+                keepers = self._node.placement.weight_sources
+                await self._ports.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
             case Phase.SAMPLE | Phase.SCORE:
                 return Acted(act.seq, again=await self._advance(act))
-            case Phase.TRAIN:
-                await self._train(act.iteration)
-            case Phase.SAVE:
-                await self._save(act.iteration)
+            case _:
+                plain = {
+                    Phase.PUBLISH: self._publish, Phase.VALIDATE: self._validate,
+                    Phase.TRAIN: self._train, Phase.SAVE: self._save,
+                }  # fmt: skip
+                await plain[act.phase](act.iteration)
         return Acted(act.seq)
 
     def took(self, phase: Phase, seconds: float) -> None:
@@ -84,38 +88,49 @@ class Acts:
     # ---- phases ---------------------------------------------------------------------------------
 
     async def _build(self) -> int:
-        config = self._node.config
-        found = self._checkpoints.newest()
+        found = await call_in_thread(self._checkpoints.newest)
         for reason in found.skipped:
             self._events.emit("ckpt.skip", reason=reason)
+        for name in found.ghosts:
+            self._events.emit("ckpt.refuse", name=name)
         manifest = found.manifest
         if manifest is None and found.skipped:
             raise CheckpointError("no checkpoint of this run can be read: " + "; ".join(found.skipped))
+        self._check_newest()
+        self._checkpoints.adopt(manifest)
         store = await self._ports.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
-        states = states_for(manifest, config.launch.nodes)
+        states = states_for(manifest, len(self._node.placement.owners))
         orders = [
             c.BuildTrainer(host=store.host, port=store.port, checkpoint=found.name, state=state)
             for state in states
         ]
-        await self._ports.ask_each(orders)
+        await self._ports.ask_each_owner(orders)
         resumed = manifest.iteration if manifest else 0
         self._row = dict(manifest.row) if manifest else {STEP: 0}
-        drop_from(self._node.paths.metrics, resumed)
-        drop_from(self._node.paths.samples, resumed + 1)
+        self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
+        RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
         self._events.emit("attempt.resume", iteration=resumed)
         return resumed
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
-        answers = await self._ports.ask_all(c.PublishOrder(policy_version=policy_version, probe=probe))
+        answers = await self._ports.ask_owners(c.PublishOrder(policy_version=policy_version, probe=probe))
         first = answers[0]
         assert isinstance(first, m.Published), "PublishOrder is answered by Published"
+        fetches = {
+            index: c.FetchWeights(
+                policy_version=policy_version, source=source, probe=probe,
+                probe_logprobs=first.probe_logprobs,
+            )
+            for index, source in self._node.placement.weight_sources.items()
+        }  # fmt: skip
+        await self._ports.ask_nodes(fetches)
         self._row["perf/weights_bytes"] = first.size_bytes
 
     async def _validate(self, iteration: int) -> None:
         sums: dict[str, tuple[float, int]] = {}
-        for answer in await self._ports.ask_all(c.ValidateOrder(iteration=iteration)):
+        for answer in await self._ports.ask_owners(c.ValidateOrder(iteration=iteration)):
             assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
             for source, (total, count) in answer.sums.items():
                 before = sums.get(source, (0.0, 0))
@@ -132,18 +147,18 @@ class Acts:
         config, placement = self._node.config, self._node.placement
         sampling = act.phase is Phase.SAMPLE
         holders = placement.sampling if sampling else placement.scoring[act.scoring]
-        batch, nodes = config.trainer.train_batch_size, config.launch.nodes
+        batch, owners = config.trainer.train_batch_size, len(placement.owners)
         first = (act.iteration - 1) * batch
         orders = [
             c.Advance(
                 iteration=act.iteration, policy_version=act.iteration - 1,
-                target=share(batch, node=index, num_nodes=nodes, first=first),
+                target=share(batch, owner=index, num_owners=owners, first=first),
                 roles=tuple(sorted(set(holders.values()))),
             )
-            for index in range(nodes)
+            for index in range(owners)
         ]  # fmt: skip
-        advanced = [a for a in await self._ports.ask_each(orders) if isinstance(a, c.Advanced)]
-        assert len(advanced) == nodes, "Advance is answered by Advanced"
+        advanced = [a for a in await self._ports.ask_each_owner(orders) if isinstance(a, c.Advanced)]
+        assert len(advanced) == owners, "Advance is answered by Advanced"
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
             for name, count in answer.counters.items():
@@ -157,17 +172,20 @@ class Acts:
         facts = tuple(fact for group in groups for fact in group.samples)
         parallel = config.trainer
         tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-        world = config.launch.nodes * config.launch.gpus_per_node
-        dp_size = world // (tp_size * cp_size * parallel.pipeline_model_parallel_size)
-        plan = plan_iteration(
-            facts, groups_per_step=parallel.mini_batch_size, dp_size=dp_size,
-            cap_tokens=parallel.max_tokens_per_micro_batch, cost=Cost(),
+        dp_size = self._node.placement.world_size // (
+            tp_size * cp_size * parallel.pipeline_model_parallel_size
+        )
+        plan = await call_in_thread(
+            partial(
+                plan_iteration, facts, groups_per_step=parallel.mini_batch_size, dp_size=dp_size,
+                cap_tokens=parallel.max_tokens_per_micro_batch, cost=Cost(),
+            )
         )  # fmt: skip
         heads = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
         order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, heads=heads)
-        answers = await self._ports.ask_all(order)
+        answers = await self._ports.ask_owners(order)
         numbers = tuple(group.number for group in groups)
-        await self._ports.ask_all(c.CommitNotice(iteration=iteration, numbers=numbers))
+        await self._ports.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
         trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
         self._timing["update_actor"] = clock.monotonic_s() - began_s
         self._fill_row(iteration, trained, groups)
@@ -179,7 +197,7 @@ class Acts:
         is_last = iteration == config.trainer.total_iterations
         export = str(self._node.paths.model) if is_last and config.checkpoint.export_final else ""
         order = c.SaveOrder(iteration=iteration, url=prefix, export=export)
-        answers = await self._ports.ask_all(order)
+        answers = await self._ports.ask_owners(order)
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
@@ -189,13 +207,13 @@ class Acts:
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
             row=dict(self._row),
         )  # fmt: skip
-        check_newest(self._node.paths, self._node.epoch)
-        self._checkpoints.commit(manifest)
+        self._check_newest()
+        await call_in_thread(partial(self._checkpoints.commit, manifest))
         size_bytes = sum(file.size_bytes for file in manifest.files)
         self._row["ckpt/bytes"] = size_bytes
         self._row["ckpt/stall_s"] = clock.monotonic_s() - began_s
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
-        for gone in self._checkpoints.retain(config.checkpoint.keep):
+        for gone in await call_in_thread(partial(self._checkpoints.retain, config.checkpoint.keep)):
             self._events.emit("ckpt.delete", iteration=gone)
 
     # ---- metrics --------------------------------------------------------------------------------
@@ -222,12 +240,15 @@ class Acts:
         step_s = clock.monotonic_s() - self._began_s
         self._row.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
         self._row["timing_s/step"] = step_s
-        gpus = self._node.config.launch.nodes * self._node.config.launch.gpus_per_node
-        self._row["perf/throughput"] = self._row.get("perf/total_num_tokens", 0) / step_s / gpus
-        check_newest(self._node.paths, self._node.epoch)
+        tokens = self._row.get("perf/total_num_tokens", 0)
+        self._row["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
         if self._row[STEP] or any(key.startswith("val-core/") for key in self._row):
-            write_row(self._node.paths.metrics, self._row)
+            assert self._metrics is not None, "opened by BUILD, which comes first"
+            self._metrics.append(self._row)
         self._timing, self._began_s = {}, clock.monotonic_s()
+
+    def _check_newest(self) -> None:
+        check_newest(self._node.paths, self._node.epoch)
 
     def _probe(self, policy_version: int) -> tuple[bytes, ...]:
         config, section = self._node.config, self._node.config.sync
@@ -240,11 +261,11 @@ class Acts:
         )
 
 
-def states_for(manifest: Manifest | None, nodes: int) -> list[bytes]:
-    """Each node's controller state; with another number of nodes than saved, dealt anew."""
+def states_for(manifest: Manifest | None, owners: int) -> list[bytes]:
+    """Each owner's controller state; with another number of owners than saved, dealt anew."""
     if manifest is None:
-        return [b""] * nodes
-    if len(manifest.nodes) == nodes:
+        return [b""] * owners
+    if len(manifest.nodes) == owners:
         return [bytes(state) for state in manifest.nodes]
     saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
     next_number = max(state.next_number for state in saved)
@@ -252,7 +273,7 @@ def states_for(manifest: Manifest | None, nodes: int) -> list[bytes]:
     unfinished = [group for state in saved for group in state.unfinished]
     return [
         msgspec.json.encode(
-            NodeState(next_number=next_number, accepted=accepted[i::nodes], unfinished=unfinished[i::nodes])
+            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
         )
-        for i in range(nodes)
+        for i in range(owners)
     ]

@@ -89,7 +89,8 @@ class Arbiter:
 
     def want(self, slab: Slab, role: str) -> None:
         """Say who shall hold the slab; '' for nobody."""
-        self._events.emit("lease.request", slab=slab.name, holder=role)
+        if role != self._leases[slab].wanted:
+            self._events.emit("lease.request", slab=slab.name, holder=role)
         self._step(slab, rules.Want(role))
 
     def renewed(self, worker: Worker, token: int, progress: int) -> None:

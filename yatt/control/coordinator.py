@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.files import make_private, publish, sealed
 from yatt.control.acts import Acts
 from yatt.control.node import Node
 from yatt.control.ports import Ports
@@ -38,6 +39,7 @@ class Coordinator:
         self._inbox: asyncio.Queue[phases.Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
+        self._silences: dict[int, float] = {}
         self._journal = Journal(node.paths.attempt(node.epoch) / "journal.jsonl")
         self._began_s = clock.monotonic_s()
         self._end: phases.End | None = None
@@ -50,6 +52,11 @@ class Coordinator:
     def fail(self, error: str, exit_code: int) -> None:
         """Something that ends the attempt."""
         self._inbox.put_nowait(phases.Failure(error, exit_code))
+
+    def lose(self, index: int, silence_s: float) -> None:
+        """A controller was not heard of for so long."""
+        self._silences[index] = silence_s
+        self._inbox.put_nowait(phases.NodeLost(index, f"was not heard of for {silence_s:.1f} s"))
 
     async def run(self) -> phases.End:
         """From the first phase to the end."""
@@ -103,13 +110,28 @@ class Coordinator:
             case phases.BreakOff():
                 self._acting_seq = 0
                 await self._ports.ask_all(BreakOffSampling())
+            case phases.Exclude():
+                await self._exclude(action)
             case phases.End():
                 self._end = action
+
+    async def _exclude(self, lost: phases.Exclude) -> None:
+        """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
+        await self._ports.exclude(lost.node, lost.why)
+        silence_s = round(self._silences.get(lost.node, 0.0), 3)
+        _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
+        self._events.emit("node.lost", node=lost.node, silence_s=silence_s, goes_on=lost.goes_on)
+        record = self._node.paths.lost(self._node.epoch, lost.node)
+        content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
+        make_private(record.parent)
+        publish(record, sealed(content, self._node.epoch))
 
     async def _order(self, order: phases.Order) -> None:
         holders = holders_of(self._node, order.phase, order.scoring)
         mine = tuple((slab.index, role) for slab, role in holders.items() if slab.node == order.node)
-        await self._ports.ask(order.node, HandOver(seq=order.seq, part=order.part.value, holders=mine))
+        body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
+        if not await self._ports.ask_nodes({order.node: body}):
+            return  # lost meanwhile: it owes nothing any more
         self._inbox.put_nowait(phases.Answered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
@@ -172,6 +194,9 @@ def program_of(node: Node) -> Program:
     config = node.config
     return Program(
         nodes=frozenset(range(config.launch.nodes)),
+        owners=frozenset(node.placement.owners),
+        pools=node.placement.pools,
+        absent=node.absent,
         total_iterations=config.trainer.total_iterations,
         save_every=config.checkpoint.save_every,
         validate_every=config.validation.every,

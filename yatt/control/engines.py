@@ -2,7 +2,8 @@
 
 A request goes to the node whose engines of the role have least outstanding from here, own node
 first among equals. An engine that dies fails its requests; they are asked for again, with the same
-seed, up to `rollout.max_retries` times.
+seed, up to `rollout.max_retries` times. A node that is lost is never asked again, and what was asked of
+it is asked elsewhere at once; that is no retry, since the request is not to blame.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import msgspec
 
 from yatt.adapters.wire import Channel
 from yatt.control.node import Node
+from yatt.control.peers import Peers
 from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
@@ -35,7 +37,7 @@ class LocalEngines:
     """This node's awake engines and what is under way in them."""
 
     def __init__(self, hub: Channel) -> None:
-        self._hub = hub
+        self.hub = hub
         self._engines: dict[str, _LocalEngine] = {}
         self._changed = asyncio.Condition()
         self._ids = itertools.count(1)
@@ -52,6 +54,10 @@ class LocalEngines:
         for future in engine.pending.values() if engine else ():
             if not future.done():
                 future.set_exception(WorkerFailed(f"{wire} {why}"))
+
+    def is_awake(self, wire: str) -> bool:
+        """Whether this engine takes requests."""
+        return wire in self._engines
 
     def awake(self, role: str) -> list[tuple[str, int]]:
         """(wire name, token) of the awake engines of `role`."""
@@ -86,7 +92,7 @@ class LocalEngines:
         future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
         engine.pending[request_id] = future
         asked = msgspec.structs.replace(sample, token=engine.token, request_id=request_id)
-        await self._hub.tell(engine.wire, asked)
+        await self.hub.tell(engine.wire, asked)
         try:
             return await future
         finally:
@@ -97,17 +103,17 @@ class LocalEngines:
         for engine in [e for e in self._engines.values() if e.role == role]:
             ids = tuple(key for key in engine.pending if key.startswith(f"{origin}/"))
             if ids:
-                await self._hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=ids))
+                await self.hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=ids))
 
 
 class Router:
     """Requests to the engines of a role anywhere in the cluster.
 
     Args:
-        peers: lines to the other controllers, by node index.
+        peers: lines to the other controllers.
     """
 
-    def __init__(self, node: Node, local: LocalEngines, peers: dict[int, Channel]) -> None:
+    def __init__(self, node: Node, local: LocalEngines, peers: Peers) -> None:
         self._node, self._local, self._peers = node, local, peers
         self._outstanding: Counter[tuple[str, int]] = Counter()
 
@@ -120,31 +126,40 @@ class Router:
         section = self._node.config.rollout
         sample = msgspec.structs.replace(sample, request_id=f"{self._node.name}/{sample.request_id}")
         failed: set[int] = set()
-        for attempt in itertools.count():
+        retries = 0
+        while True:
             place = self._choose(role, failed)
             self._outstanding[role, place] += 1
             try:
                 return await self._ask(place, role, sample)
             except (WorkerFailed, DeadlineExceeded):
-                if attempt >= section.max_retries:
+                if place in self._peers.lost:
+                    continue
+                if retries >= section.max_retries:
                     raise
+                retries += 1
                 failed.add(place)
             finally:
                 self._outstanding[role, place] -= 1
-        raise AssertionError("the loop returns or raises")
 
     async def abort(self, role: str) -> None:
         """Break off everything this node has under way with `role`, wherever it is."""
         await self._local.abort(role, self._node.name)
-        for index, channel in self._peers.items():
-            await channel.tell(f"node{index}", ForwardAbort(role=role, origin=self._node.name))
+        for index in self._node.placement.pools[role] - self._peers.lost - {self._node.index}:
+            await self._peers.tell(index, ForwardAbort(role=role, origin=self._node.name))
 
     def _choose(self, role: str, failed: set[int]) -> int:
-        """The node to ask; one that failed this request only when there is no other."""
-        phases = (self._node.placement.sampling, *self._node.placement.scoring)
-        counts = Counter(slab.node for phase in phases for slab, held in phase.items() if held == role)
+        """The node to ask; one that failed this request only when there is no other.
+
+        Raises:
+            WorkerFailed: every node of the role is lost; the attempt is about to end.
+        """
+        counts = self._node.placement.num_slabs[role]
+        there = counts.keys() - self._peers.lost
+        if not there:
+            raise WorkerFailed(f"no node is left that can run {role}")
         return min(
-            counts,
+            there,
             key=lambda n: (n in failed, self._outstanding[role, n] / counts[n], n != self._node.index, n),
         )
 
@@ -152,8 +167,7 @@ class Router:
         limit_s = self._node.config.rollout.request_timeout_s
         if place == self._node.index:
             return await self._local.complete(role, sample, limit_s)
-        channel = self._peers[place]
-        answer = await channel.request(f"node{place}", Forward(role=role, sample=sample), limit_s)
+        answer = await self._peers.request(place, Forward(role=role, sample=sample), limit_s)
         if isinstance(answer, OrderFailed):
             raise WorkerFailed(answer.error)
         assert isinstance(answer, m.Completed), f"a Forward is answered by Completed, not {answer!r}"

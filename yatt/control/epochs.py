@@ -1,32 +1,36 @@
 """Epochs: every start of a run claims a number on the shared filesystem, strictly increasing.
 
-The number fences everything the start writes; whoever finds a higher one than its own ends itself. A
-claim is an exclusive create that survives lost replies (see yatt.adapters.files.claim).
+The number fences everything the start writes; whoever finds a higher one than its own ends itself. The
+rules are `yatt.core.epochs`; here they meet the run folder.
 """
 
 import os
 import socket
 
-from yatt.adapters.files import claim, make_private, sealed
+from yatt.adapters.files import claim, make_private, publish, read_or_none, sealed
+from yatt.adapters.ledger import newest_epoch
+from yatt.clock import wall_iso
+from yatt.core.epochs import Checked, Claim, ClaimStage, Found, Linked, Looked, claim_step
 from yatt.errors import StaleEpoch
 from yatt.paths import RunPaths
-
-
-def newest_epoch(paths: RunPaths) -> int:
-    """Highest epoch that was claimed, 0 if none."""
-    if not paths.epochs.is_dir():
-        return 0
-    return max((int(p.name) for p in paths.epochs.iterdir() if p.name.isdigit()), default=0)
 
 
 def claim_epoch(paths: RunPaths) -> int:
     """Claim the next epoch for this start."""
     make_private(paths.epochs)
-    epoch = newest_epoch(paths) + 1
-    who = {"host": socket.gethostname(), "pid": os.getpid()}
-    while not claim(paths.epochs / f"{epoch:06d}", sealed(who, epoch)):
-        epoch += 1
-    return epoch
+    state = claim_step(Claim(), Looked(newest_epoch(paths)))
+    while state.stage is not ClaimStage.WON:
+        found = _try(paths, state.epoch)
+        state = claim_step(claim_step(state, Linked()), Checked(found))
+    return state.epoch
+
+
+def _try(paths: RunPaths, epoch: int) -> Found:
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
+    path = paths.epochs / f"{epoch:06d}"
+    if claim(path, sealed(who, epoch)):
+        return Found.MINE
+    return Found.NOBODYS if read_or_none(path) is None else Found.OTHERS
 
 
 def check_newest(paths: RunPaths, epoch: int) -> None:
@@ -38,3 +42,13 @@ def check_newest(paths: RunPaths, epoch: int) -> None:
     newest = newest_epoch(paths)
     if newest > epoch:
         raise StaleEpoch(f"epoch {newest} was claimed while {epoch} was running: this attempt is over")
+
+
+def mark_finished(paths: RunPaths, epoch: int) -> None:
+    """Note that the run is over.
+
+    Raises:
+        StaleEpoch: a higher epoch was claimed; the run is that start's to end.
+    """
+    check_newest(paths, epoch)
+    publish(paths.finished, sealed({"wall": wall_iso()}, epoch))

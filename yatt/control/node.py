@@ -14,7 +14,8 @@ from yatt.paths import RunPaths
 class Node:
     """One controller's fixed facts. `host` is what other nodes dial.
 
-    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index; none without GPUs.
+    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index; none without GPUs. `absent` are
+    the nodes that take no part in this attempt.
     """
 
     config: RunConfig
@@ -25,6 +26,7 @@ class Node:
     host: str
     device: str
     devices: tuple[str, ...] = ()
+    absent: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -35,6 +37,16 @@ class Node:
     def is_leader(self) -> bool:
         """Whether this controller drives the iterations."""
         return self.index == 0
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this node trains, and so owns prompts and state."""
+        return self.index in self.placement.owners
+
+    @property
+    def present(self) -> frozenset[int]:
+        """Every node that takes part from the start."""
+        return frozenset(range(self.config.launch.nodes)) - self.absent
 
     @property
     def slabs(self) -> tuple[Slab, ...]:

@@ -1,13 +1,16 @@
-"""The leader's way to every node: over the wire to the others, straight to its own controller."""
+"""The leader's way to every node: over the wire to the others, straight to its own controller.
+
+A node that is lost is left out: it is not asked, and an order to many is answered by those that are left.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from yatt.adapters.wire import Channel
 from yatt.control.node import Node
-from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.control.peers import Peers
+from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
-from yatt.records.cluster import OrderFailed
+from yatt.records.cluster import OrderFailed, PeerLost, Quit
 
 Handle = Callable[[str, m.Message], Awaitable[m.Message | None]]
 
@@ -17,24 +20,25 @@ class Ports:
 
     Args:
         own: the leader's own controller.
-        peers: lines to the others, by node index.
+        peers: lines to the others.
     """
 
-    def __init__(self, node: Node, own: Handle, peers: dict[int, Channel]) -> None:
+    def __init__(self, node: Node, own: Handle, peers: Peers) -> None:
         self._node, self._own, self._peers = node, own, peers
 
     async def ask(self, index: int, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """One node's answer.
 
         Raises:
-            WorkerFailed: the node could not do it; `exit_code` is what the attempt should end with.
+            WorkerFailed: the node is lost, or could not do it; `exit_code` is what the attempt should
+                end with.
             DeadlineExceeded: no answer in time.
         """
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
         if index == self._node.index:
             answer = await self._ask_own(body, limit_s)
         else:
-            answer = await self._peers[index].request(f"node{index}", body, limit_s)
+            answer = await self._peers.request(index, body, limit_s)
         if isinstance(answer, OrderFailed):
             failure = WorkerFailed(f"node{index}: {answer.error}")
             failure.exit_code = answer.exit_code
@@ -50,11 +54,42 @@ class Ports:
                 f"{self._node.name} did not answer {type(body).__name__} within {limit_s:g} s"
             ) from None
 
-    async def ask_each(self, bodies: Sequence[m.Message]) -> list[m.Message]:
-        """Each node's answer to an order of its own, by node index."""
-        return list(await asyncio.gather(*(self.ask(index, body) for index, body in enumerate(bodies))))
+    async def ask_each_owner(self, bodies: Sequence[m.Message]) -> list[m.Message]:
+        """Each owner's answer to an order of its own, by node index."""
+        return await self.ask_nodes(dict(zip(self._node.placement.owners, bodies, strict=True)))
+
+    async def ask_owners(self, body: m.Message) -> list[m.Message]:
+        """Every owner's answer to the same order, by node index."""
+        return await self.ask_nodes(dict.fromkeys(self._node.placement.owners, body))
 
     async def ask_all(self, body: m.Message, deadline_s: float | None = None) -> list[m.Message]:
-        """Every node's answer to the same order, by node index."""
-        nodes = range(self._node.config.launch.nodes)
-        return list(await asyncio.gather(*(self.ask(index, body, deadline_s) for index in nodes)))
+        """The answers of all nodes that are there to the same order, by node index."""
+        return await self.ask_nodes(dict.fromkeys(sorted(self._node.present), body), deadline_s)
+
+    async def ask_nodes(
+        self, orders: Mapping[int, m.Message], deadline_s: float | None = None
+    ) -> list[m.Message]:
+        """The answers of those of these nodes that are there, and still are when they answer."""
+        there = {index: body for index, body in orders.items() if not self.is_lost(index)}
+        asked = (self._ask_or_none(index, body, deadline_s) for index, body in there.items())
+        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+    def is_lost(self, index: int) -> bool:
+        """Whether this node is left out."""
+        return index in self._peers.lost
+
+    async def exclude(self, index: int, why: str) -> None:
+        """Leave this node out from now on, tell the owners so, and tell it to end itself if it can hear."""
+        self._peers.exclude(index, why)
+        await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
+        for owner in self._node.placement.owners:
+            if owner != self._node.index and not self.is_lost(owner):
+                await self._peers.tell(owner, PeerLost(node=index, why=why))
+
+    async def _ask_or_none(self, index: int, body: m.Message, deadline_s: float | None) -> m.Message | None:
+        try:
+            return await self.ask(index, body, deadline_s)
+        except WorkerFailed:
+            if self.is_lost(index):
+                return None
+            raise

@@ -52,13 +52,13 @@ async def _addresses(node: Node) -> dict[int, str]:
     limit_s = node.config.launch.start_timeout_s
     began_s = clock.monotonic_s()
     found: dict[int, str] = {}
-    while len(found) < node.config.launch.nodes:
-        for index in set(range(node.config.launch.nodes)) - found.keys():
+    while found.keys() < node.present:
+        for index in node.present - found.keys():
             record = unsealed(read_or_none(node.paths.roster(node.epoch, index)), node.epoch)
             if record is not None:
                 found[index] = record["address"]
         if clock.monotonic_s() - began_s > limit_s:
-            missing = ", ".join(f"node{i}" for i in range(node.config.launch.nodes) if i not in found)
+            missing = ", ".join(f"node{i}" for i in sorted(node.present - found.keys()))
             raise DeadlineExceeded(
                 f"after {limit_s:g} s these controllers have not published themselves: {missing}. "
                 f"Look at their logs in {node.paths.attempt(node.epoch) / 'logs'}."

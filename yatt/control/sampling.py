@@ -12,8 +12,10 @@ numbers, and what was broken off is forgotten.
 import asyncio
 import json
 from collections import Counter
+from functools import partial
 
 from yatt.adapters.files import append_line
+from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.engines import ABORTED, Router
 from yatt.control.groups import NodeState, PromptGroup, SampleState
@@ -66,8 +68,8 @@ class Sampler:
 
     def restore(self, state: NodeState) -> None:
         """Go on from `state`; the next number is moved up to this node's stripe."""
-        nodes = self._node.config.launch.nodes
-        self._next_number = first_number(self._node.index, nodes, at_least=state.next_number)
+        owners = len(self._node.placement.owners)
+        self._next_number = first_number(self._node.index, owners, at_least=state.next_number)
         self._base_number = self._next_number
         self._accepted = {group.number: group for group in state.accepted}
         self._unfinished = {group.number: group for group in state.unfinished}
@@ -79,9 +81,10 @@ class Sampler:
     def trained(self, numbers: set[int]) -> None:
         """Drop groups that were trained on; in deterministic mode also all that lies beyond them."""
         self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
-        mine = numbers & {n for n in numbers if n % self._node.config.launch.nodes == self._node.index}
+        owners = len(self._node.placement.owners)
+        mine = {n for n in numbers if n % owners == self._node.index}
         if self._node.config.run.deterministic and mine:
-            self._next_number = self._base_number = max(mine) + self._node.config.launch.nodes
+            self._next_number = self._base_number = max(mine) + owners
             self._accepted, self._unfinished = {}, {}
 
     def show(self, numbers: set[int], iteration: int) -> None:
@@ -118,7 +121,7 @@ class Sampler:
         try:
             while True:
                 if may_open and not self._breaking_off:
-                    tasks |= {self._pursue_later(group, order.roles) for group in self._open()}
+                    tasks |= {self._pursue_later(group, order.roles) for group in await self._open()}
                 if not tasks:
                     break
                 done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -158,12 +161,13 @@ class Sampler:
             return met
         return sum(number < lowest_open for number in self._accepted) >= self._quota.target
 
-    def _open(self) -> list[PromptGroup]:
+    async def _open(self) -> list[PromptGroup]:
+        """Open what the quota asks for. In threads: it may have to tokenise a whole data epoch."""
         opened: list[PromptGroup] = []
         skipped = 0
         while len(opened) < self._quota.num_to_open():
-            group = self._shard.open(self._next_number)
-            self._next_number += self._node.config.launch.nodes
+            group = await call_in_thread(partial(self._shard.open, self._next_number))
+            self._next_number += len(self._node.placement.owners)
             if group is None:
                 self.counters["rollout/too_long"] += 1
                 skipped += 1

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import json
+import logging
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq.asyncio
 
 from yatt import clock
 from yatt.adapters.dataset import read_rows
-from yatt.adapters.files import append_line
+from yatt.adapters.files import append_line, read_or_none, unsealed
+from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel, listening_socket
 from yatt.checkpoint.manifest import Checkpoints
@@ -20,19 +24,24 @@ from yatt.control.acts import Acts
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.epochs import check_newest
+from yatt.control.liveness import Liveness
 from yatt.control.node import Node
+from yatt.control.owner import Owner
+from yatt.control.peers import Peers
 from yatt.control.ports import Ports
 from yatt.control.rendezvous import meet
 from yatt.control.sampling import Sampler
+from yatt.control.scoring import Scorer
 from yatt.control.shard import DataShard
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
-from yatt.errors import YattError
+from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 from yatt.records import message as m
 
+_LOG = logging.getLogger(__name__)
 EPOCH_CHECK_S = 5.0
 WORKER_GRACE_S = 3.0
 
@@ -42,11 +51,13 @@ class Session:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._peers: dict[int, Channel] = {}
+        self._peers = Peers(node.absent)
+        self._liveness: Liveness | None = None
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
         self._controller: Controller | None = None
         self._coordinator: Coordinator | None = None
         self._trouble: asyncio.Queue[c.Trouble] = asyncio.Queue()
+        self._losses: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
         self._parts: Parts | None = None
 
@@ -63,46 +74,54 @@ class Session:
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
         )
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
-        peer_hub, peers = await meet(self._node, context, self._from_peer)
-        self._peers.update(peers)
+        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
+        self._liveness = Liveness(self._node, self._peers, self._lost)
+        beating = asyncio.ensure_future(self._liveness.run())
         try:
-            self._build(hub)
-            await self._serve(hub, peer_hub)
+            await self._build(hub)
+            await self._serve(hub, peer_hub, beating)
         finally:
-            await self._close([hub, peer_hub, *peers.values()])
+            beating.cancel()
+            await self._close([hub, peer_hub, *self._peers.lines.values()])
             context.term()
         assert self._controller is not None, "built above"
         return self._controller.exit_code
 
-    def _build(self, hub: Channel) -> None:
-        node, config = self._node, self._node.config
+    async def _build(self, hub: Channel) -> None:
+        node = self._node
         parts = Parts(node, hub, self._peers, self._events, self.trouble, self._worker_exit)
-        shard = DataShard(
-            config, read_rows(config.data.train_files, config.data), Tokenizer(config.model.path)
-        )
-        sampler = Sampler(node, shard, parts.scorer, parts.router, self._events)
+        self._parts = parts
+        # Data and tokenizers can take long to read; peers must hear of this node meanwhile.
+        owner = await call_in_thread(partial(self._owner, parts)) if node.is_owner else None
+        self._controller = Controller(node, parts, owner)
+        if node.is_leader:
+            ports = Ports(node, self._controller.handle, self._peers)
+            store = await call_in_thread(partial(open_run_store, node.config, node.paths.root))
+            acts = Acts(
+                node, ports, Checkpoints(store, node.epoch), self._events, vocab_size(node.config.model.path)
+            )
+            self._coordinator = Coordinator(node, ports, acts, self._events)
+
+    def _owner(self, parts: Parts) -> Owner:
+        """What only a node with trainer ranks has."""
+        node, config = self._node, self._node.config
+        rows, tokenizer = read_rows(config.data.train_files, config.data), Tokenizer(config.model.path)
+        scorer = Scorer(config, parts.router.complete, parts.workers.reward)
+        sampler = Sampler(node, DataShard(config, rows, tokenizer), scorer, parts.router, self._events)
         validator = None
         if config.validation.reward:
             held_out = read_rows(config.data.val_files, config.data)
-            validator = Validator(node, held_out, parts.scorer, parts.router)
+            validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
-        self._parts = parts
-        self._controller = Controller(node, parts, sampler, validator, training)
-        if node.is_leader:
-            ports = Ports(node, self._controller.handle, self._peers)
-            checkpoints = Checkpoints(open_run_store(config, node.paths.root), node.epoch)
-            acts = Acts(node, ports, checkpoints, self._events, vocab_size(config.model.path))
-            self._coordinator = Coordinator(node, ports, acts, self._events)
+        return Owner(node, sampler, validator, training, scorer)
 
-    async def _serve(self, hub: Channel, peer_hub: Channel) -> None:
+    async def _serve(self, hub: Channel, peer_hub: Channel, beating: "asyncio.Future[None]") -> None:
         assert self._controller is not None and self._parts is not None, "built before"
-        tasks = [
-            asyncio.ensure_future(work)
-            for work in (
-                self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-                self._watch_epoch(), self._report_trouble(),
-            )
-        ]  # fmt: skip
+        works = (
+            self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
+            beating, self._watch_epoch(), self._report_trouble(), self._report_losses(),
+        )  # fmt: skip
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(work) for work in works]
         if self._coordinator is not None:
             tasks.append(asyncio.ensure_future(self._lead(self._coordinator)))
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -128,12 +147,27 @@ class Session:
             if self._coordinator is not None:
                 self._coordinator.fail(trouble.error, trouble.exit_code)
             else:
-                await self._peers[0].tell("node0", trouble)
+                await self._peers.tell(0, trouble)
+
+    def _lost(self, index: int, silence_s: float) -> None:
+        """A peer was silent too long: the leader decides; others only say so."""
+        _LOG.warning("node%d was not heard of for %.1f s", index, silence_s)
+        self._losses.put_nowait((index, silence_s))
+
+    async def _report_losses(self) -> None:
+        while True:
+            index, silence_s = await self._losses.get()
+            if self._coordinator is not None:
+                self._coordinator.lose(index, silence_s)
 
     async def _watch_epoch(self) -> None:
-        """End this controller once a newer attempt exists."""
+        """End this controller once a newer attempt exists, or the leader has written that it is lost."""
+        node = self._node
         while True:
-            check_newest(self._node.paths, self._node.epoch)
+            await call_in_thread(partial(check_newest, node.paths, node.epoch))
+            record = await call_in_thread(partial(read_or_none, node.paths.lost(node.epoch, node.index)))
+            if lost := unsealed(record, node.epoch):
+                raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
             await asyncio.sleep(EPOCH_CHECK_S)
 
     async def _from_worker(self, sender: str, body: m.Message) -> m.Message | None:
@@ -141,7 +175,15 @@ class Session:
         return await self._controller.from_worker(sender, body)
 
     async def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
+        index = int(sender.removeprefix("node"))
+        if index in self._peers.lost:
+            await self._refuse(index, body)
+            return None
+        if self._liveness is not None:
+            self._liveness.heard(index)
         match body:
+            case c.Beat():
+                return None
             case c.EventLine():
                 append_line(self._node.paths.events, body.line.decode())
                 return None
@@ -152,6 +194,12 @@ class Session:
         await self._until_built()
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)
+
+    async def _refuse(self, index: int, body: m.Message) -> None:
+        """A node that was declared lost and only stood still: nothing it says counts, and it has to end."""
+        if self._node.is_leader and isinstance(body, c.Beat):
+            reason = "the leader goes on without this node: it was silent too long"
+            await self._peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 
     async def _until_built(self) -> None:
         limit_s, began_s = self._node.config.launch.start_timeout_s, clock.monotonic_s()
@@ -165,10 +213,9 @@ class Session:
     def _emit(self, line: str) -> None:
         if self._node.is_leader:
             append_line(self._node.paths.events, line)
-        elif 0 in self._peers:
-            task = asyncio.get_running_loop().create_task(
-                self._peers[0].tell("node0", c.EventLine(line=line.encode()))
-            )
+        else:
+            told = self._peers.tell(0, c.EventLine(line=line.encode()))
+            task = asyncio.get_running_loop().create_task(told)
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 

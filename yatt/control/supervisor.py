@@ -158,6 +158,7 @@ def planned_workers(node: Node) -> list[Worker]:
         Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
             "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
         for slab in node.slabs
+        if TRAINER in node.placement.roles_of(slab)
         for gpu in slab.gpus
     ]  # fmt: skip
     if _needs_reward_process(node):
@@ -178,4 +179,5 @@ def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
 
 
 def _needs_reward_process(node: Node) -> bool:
-    return bool(node.config.rewards) or any(genrm.path for genrm in node.config.genrms)
+    has_functions = bool(node.config.rewards) or any(genrm.path for genrm in node.config.genrms)
+    return node.is_owner and has_functions

@@ -7,9 +7,9 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 import asyncio
 from collections.abc import Callable
 
-from yatt.adapters.wire import Channel
 from yatt.control.groups import PromptGroup
 from yatt.control.node import Node
+from yatt.control.peers import Peers
 from yatt.control.supervisor import Worker
 from yatt.control.workers import Workers
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
@@ -21,12 +21,12 @@ class NodeTraining:
     """Orders to the trainer ranks of one node.
 
     Args:
-        peers: lines to the other controllers, by node index.
+        peers: lines to the other controllers.
         trouble: called with (error, exit code) for what this node cannot mend.
     """
 
     def __init__(
-        self, node: Node, workers: Workers, peers: dict[int, Channel], trouble: Callable[[str, int], None]
+        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int], None]
     ) -> None:
         self._node, self._workers, self._peers, self._trouble = node, workers, peers, trouble
         self._parcels: dict[int, dict[int, m.Rollout]] = {}
@@ -43,15 +43,13 @@ class NodeTraining:
 
     async def build(self, order: c.BuildTrainer) -> None:
         """Join the process group and build or load model and optimizer."""
-        gpus = self._node.config.launch.gpus_per_node
-        world_size = gpus * self._node.config.launch.nodes
+        world_size = self._node.placement.world_size
 
-        def join(local_rank: int) -> m.Join:
-            rank = self._node.index * gpus + local_rank
+        def join(rank: int) -> m.Join:
             return m.Join(host=order.host, port=order.port, global_rank=rank, world_size=world_size)
 
-        ranks = enumerate(self._workers.trainers())
-        await asyncio.gather(*(self._workers.order(worker, join(i)) for i, worker in ranks))
+        joins = (self._workers.order(worker, join(rank)) for rank, worker in self._local_ranks())
+        await asyncio.gather(*joins)
         await self._workers.order_trainers(m.Build(token=0, checkpoint=order.checkpoint))
 
     async def parcel(self, order: c.Parcel) -> m.Message:
@@ -95,11 +93,8 @@ class NodeTraining:
         )  # fmt: skip
 
     def _local_ranks(self) -> list[tuple[int, Worker]]:
-        first = self._node.index * self._node.config.launch.gpus_per_node
+        first = self._node.placement.first_rank(self._node.index)
         return [(first + i, worker) for i, worker in enumerate(self._workers.trainers())]
-
-    def _node_of(self, global_rank: int) -> int:
-        return global_rank // self._node.config.launch.gpus_per_node
 
     def _wanted(self, order: c.TrainOrder) -> dict[int, set[int]]:
         """Sample ids by global rank of the head that trains on them."""
@@ -113,13 +108,13 @@ class NodeTraining:
         self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> None:
         sends = []
-        for index, channel in self._peers.items():
-            ids = {i for head, ids in wanted.items() if self._node_of(head) == index for i in ids}
+        node_of, limit_s = self._node.placement.node_of, self._node.config.launch.phase_timeout_s
+        for index in set(self._node.placement.owners) - {self._node.index}:
+            ids = {i for head, ids in wanted.items() if node_of(head) == index for i in ids}
             rollouts = tuple(mine[i] for i in sorted(ids & mine.keys()))
             if rollouts:
                 body = c.Parcel(iteration=order.iteration, rollouts=rollouts)
-                limit_s = self._node.config.launch.phase_timeout_s
-                sends.append(channel.request(f"node{index}", body, limit_s))
+                sends.append(self._peers.request(index, body, limit_s))
         for answer in await asyncio.gather(*sends):
             if isinstance(answer, c.OrderFailed):
                 raise WorkerFailed(f"a peer refused samples: {answer.error}")
@@ -128,7 +123,8 @@ class NodeTraining:
         self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> dict[int, tuple[m.Rollout, ...]]:
         """Samples of each local head, own and sent."""
-        heads = {h: ids for h, ids in wanted.items() if self._node_of(h) == self._node.index}
+        node_of = self._node.placement.node_of
+        heads = {h: ids for h, ids in wanted.items() if node_of(h) == self._node.index}
         needed = {i for ids in heads.values() for i in ids}
 
         def have() -> dict[int, m.Rollout]:

@@ -23,7 +23,7 @@ class Validator:
     def __init__(self, node: Node, rows: list[Row], scorer: Scorer, router: Router) -> None:
         section, self._node = node.config.validation, node
         self._scorer, self._router = scorer, router
-        self._rows = list(enumerate(rows[: section.max_prompts]))[node.index :: node.config.launch.nodes]
+        self._rows = list(enumerate(rows[: section.max_prompts]))[node.index :: len(node.placement.owners)]
         self._tokenizer = Tokenizer(node.config.model.path)
 
     async def run(self) -> ValidatedNode:

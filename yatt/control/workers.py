@@ -5,17 +5,15 @@ loads the newest weights into rollout engines, and enters engines into the routi
 """
 
 import asyncio
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
+from yatt.control.publications import Publications, Published
 from yatt.control.supervisor import REWARD, Supervisor, Worker
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -24,16 +22,6 @@ from yatt.records import message as m
 from yatt.records.message import unpack_floats
 
 MAX_WAKE_FAILURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Publication:
-    """The weights on this node's memory filesystem, and the trainer's log-probs of the probe."""
-
-    policy_version: int
-    folder: Path
-    probe: tuple[bytes, ...]
-    expected: tuple[bytes, ...]
 
 
 def largest_difference(expected: bytes, got: bytes) -> float:
@@ -54,18 +42,21 @@ class Workers:
     """Speaks to the workers of one node.
 
     Args:
+        publications: the weights that rollout engines take.
         trouble: called with (error, exit code) for what this node cannot mend.
     """
 
     def __init__(
-        self, node: Node, supervisor: Supervisor, hub: Channel, engines: LocalEngines,
+        self, node: Node, supervisor: Supervisor, engines: LocalEngines, publications: Publications,
         events: EventLog, trouble: Callable[[str, int], None],
     ) -> None:  # fmt: skip
-        self._node, self._supervisor, self._hub = node, supervisor, hub
+        self._node, self._supervisor, self._hub = node, supervisor, engines.hub
         self._engines, self._events, self._trouble = engines, events, trouble
+        self._publications = publications
+        self._loaded: dict[str, int] = {}  # by wire name: the policy version it took last
+        self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
         self._failures: dict[str, int] = {}
-        self._published: _Publication | None = None
         self.worst_sync: dict[str, float] = {}
         """By rollout engine: largest log-prob difference to the trainer after its last update."""
 
@@ -126,15 +117,33 @@ class Workers:
         answers = await self.order_trainers(body)
         first = answers[0]
         assert isinstance(first, m.Published), f"Publish is answered by Published, not {first!r}"
-        self._published = _Publication(policy_version, folder, probe, first.probe_logprobs)
-        for old in self._node.weights_root.glob("v*"):
-            if old != folder:
-                shutil.rmtree(old, ignore_errors=True)
+        self._publications.adopt(
+            Published(
+                policy_version=policy_version, folder=folder, probe=probe, expected=first.probe_logprobs
+            )
+        )
+        await self._publications.drop_older()
         self._events.emit("weights.publish", policy_version=policy_version, size_bytes=first.size_bytes)
         return first
 
-    async def _load_weights(self, worker: Worker, published: "_Publication") -> None:
-        """Let a rollout engine take the newest publication, and compare its log-probs with the trainer's."""
+    async def sync(self) -> None:
+        """Let rollout engines that kept their slab through training take the newest weights.
+
+        One that is just being started takes them by itself.
+        """
+        rollouts = [w for w in self._supervisor.workers.values() if w.role == ROLLOUT]
+        await asyncio.gather(*(self._guarded(w, self._catch_up(w)) for w in rollouts))
+        await self._publications.drop_older()
+
+    async def _catch_up(self, worker: Worker) -> None:
+        newest = self._publications.newest
+        async with self._taking[worker.name]:
+            is_behind = newest is not None and self._loaded.get(worker.wire) != newest.policy_version
+            if newest is not None and is_behind and self._engines.is_awake(worker.wire):
+                await self._load_weights(worker, newest)
+
+    async def _load_weights(self, worker: Worker, published: Published) -> None:
+        """Let a rollout engine take a publication, and compare its log-probs with the trainer's."""
         body = m.LoadWeights(
             token=0, policy_version=published.policy_version,
             folder=str(published.folder), probe=published.probe,
@@ -145,10 +154,11 @@ class Workers:
         )
         worst = max(map(largest_difference, published.expected, answer.probe_logprobs), default=0.0)
         self.worst_sync[worker.name] = worst
+        self._loaded[worker.wire] = published.policy_version
         if not worst <= sync_tolerance(self._node.config):
             raise await self._mismatch(worker, published, worst)
 
-    async def _mismatch(self, worker: Worker, published: "_Publication", worst: float) -> SyncMismatch:
+    async def _mismatch(self, worker: Worker, published: Published, worst: float) -> SyncMismatch:
         """The error, with the names of the tensors that differ most where the engine can be read."""
         folder = str(published.folder)
         body = m.CompareWeights(token=0, policy_version=published.policy_version, folder=folder)
@@ -162,19 +172,27 @@ class Workers:
         )
 
     async def _wake(self, worker: Worker, token: int) -> None:
-        """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
         self._supervisor.start(worker)
-        wire = worker.wire
-        try:
-            await self._supervisor.ready(worker)
-            self._tokens[worker.name] = token
-            await self.order(worker, m.Wake(token=token))
-            if worker.role == ROLLOUT and self._published is not None:
-                await self._load_weights(worker, self._published)
+        await self._guarded(worker, self._bring_up(worker, token))
+
+    async def _bring_up(self, worker: Worker, token: int) -> None:
+        await self._supervisor.ready(worker)
+        self._tokens[worker.name] = token
+        await self.order(worker, m.Wake(token=token))
+        async with self._taking[worker.name]:  # what is published from here on, `sync` brings
+            newest = self._publications.newest
+            if worker.role == ROLLOUT and newest is not None:
+                await self._load_weights(worker, newest)
             if worker.role != TRAINER:
                 assert worker.slab is not None, "engines live on slabs"
                 await self._engines.add(worker.wire, worker.role, worker.slab, token)
-            self._failures.pop(worker.name, None)
+        self._failures.pop(worker.name, None)
+
+    async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:
+        """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
+        wire = worker.wire
+        try:
+            await work
         except SyncMismatch as error:
             self._trouble(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:

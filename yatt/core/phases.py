@@ -9,12 +9,16 @@ An answer counts once and only with the seq it was asked under, so every message
 or come late. A wait that ends without its answers is a `Failure` like any other. Stopping early
 is a wish (`StopWanted`): the act under way is broken off, what is not saved is saved, and the run
 ends so that it can be continued.
+
+A node that only runs engines may be lost (`NodeLost`): nothing is owed by it or ordered from it any more,
+and the run goes on as long as every role has a node left. The loss of any other is a failure.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
 
 
 class Phase(Enum):
@@ -42,9 +46,16 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is the same all through a run. Iterations count from 1; 0 is before the first."""
+    """What is the same all through an attempt. Iterations count from 1; 0 is before the first.
+
+    `owners` are the nodes that may not be lost, `pools` the nodes that can run each engine role, `absent`
+    those that take no part from the start.
+    """
 
     nodes: frozenset[int]
+    owners: frozenset[int]
+    pools: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    absent: frozenset[int] = frozenset()
     total_iterations: int
     save_every: int
     validate_every: int
@@ -62,6 +73,15 @@ class Program:
         regular = self.validate_every > 0 and iteration % self.validate_every == 0
         return self.validates and (edge or regular)
 
+    def cause_without(self, lost: frozenset[int]) -> str:
+        """Why the run cannot do without these nodes, or ''."""
+        for node in sorted(lost & self.owners):
+            return f"node{node} has trainer ranks, and the run cannot do without them"
+        for role, pool in self.pools.items():
+            if pool <= lost:
+                return f"no node is left that can run {role}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
@@ -76,6 +96,7 @@ class RunState:
     scoring: int = 0
     stop: str = ""
     failure: str = ""
+    lost: frozenset[int] = frozenset()
 
     @property
     def iteration(self) -> int:
@@ -121,7 +142,15 @@ class Failure:
     exit_code: int
 
 
-Event = Answered | Acted | StopWanted | Failure
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone; `why` is the end of a sentence about it."""
+
+    node: int
+    why: str
+
+
+Event = Answered | Acted | StopWanted | Failure | NodeLost
 
 # ---- actions ------------------------------------------------------------------------------------
 
@@ -155,6 +184,15 @@ class BreakOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Exclude:
+    """Ask nothing of this node any more; `goes_on` says whether the run does without it."""
+
+    node: int
+    why: str
+    goes_on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Nothing more to do."""
 
@@ -162,7 +200,7 @@ class End:
     reason: str
 
 
-Action = Order | Act | BreakOff | End
+Action = Order | Act | BreakOff | Exclude | End
 Result = tuple[RunState, tuple[Action, ...]]
 
 _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
@@ -170,7 +208,7 @@ _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
 
 def start(program: Program) -> Result:
     """The state before anything, and its first actions."""
-    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset())
+    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset(), lost=program.absent)
     return _begin(nothing, Phase.JOIN, program)
 
 
@@ -184,6 +222,8 @@ def step(state: RunState, event: Event, program: Program) -> Result:
             return ended, (End(exit_code, error),)
         case StopWanted(reason):
             return _stop(state, reason, program)
+        case NodeLost():
+            return _lost(state, event, program)
         case Answered(node, seq):
             return _answered(state, node, seq, program)
         case Acted() if event.seq == state.seq and state.part is Part.ACT:
@@ -198,7 +238,8 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         end = End(EXIT_FINISHED, "finished") if finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
     # JOIN has no slabs to hand over: its act is the meeting itself.
-    part, owed = (Part.ACT, frozenset[int]()) if phase is Phase.JOIN else (Part.PREPARE, program.nodes)
+    there = program.nodes - state.lost
+    part, owed = (Part.ACT, frozenset[int]()) if phase is Phase.JOIN else (Part.PREPARE, there)
     now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
     if part is Part.ACT:
         return now, (_act(now),)
@@ -218,14 +259,34 @@ def _act(state: RunState) -> Act:
 def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
     if seq != state.seq or node not in state.owed:
         return state, ()
-    owed = state.owed - {node}
+    return _owing(replace(state, owed=state.owed - {node}), program)
+
+
+def _owing(state: RunState, program: Program) -> Result:
+    """An answer less is owed: go on if it was the last."""
+    owed = state.owed
     if owed:
-        return replace(state, owed=owed), ()
+        return state, ()
     if state.part is Part.PREPARE:
-        entering = replace(state, part=Part.ENTER, seq=state.seq + 1, owed=program.nodes)
+        entering = replace(state, part=Part.ENTER, seq=state.seq + 1, owed=program.nodes - state.lost)
         return entering, _orders(entering)
     acting = replace(state, part=Part.ACT, seq=state.seq + 1, owed=owed)
     return acting, (_act(acting),)
+
+
+def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
+    if event.node in state.lost or event.node not in program.nodes:
+        return state, ()
+    without = replace(state, lost=state.lost | {event.node})
+    cause = program.cause_without(without.lost)
+    exclude = Exclude(event.node, event.why, goes_on=not cause)
+    if cause:
+        error = f"node{event.node} {event.why}; {cause}"
+        return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))
+    if event.node not in state.owed:
+        return without, (exclude,)
+    after, actions = _owing(replace(without, owed=state.owed - {event.node}), program)
+    return after, (exclude, *actions)
 
 
 def _acted(state: RunState, event: Acted, program: Program) -> Result:

@@ -1,12 +1,21 @@
 """Which role holds which slab in which phase: the placement modes, as a table of values.
 
-A slab is the smallest set of a node's GPUs that one engine of either kind can use. Nothing outside
-this module knows the mode. Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
+A slab is the smallest set of a node's GPUs that one engine of either kind can use; on a node that only
+trains it is the whole node. Nothing outside this module (and the rules of the config) knows the mode.
+Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
+
+Nodes with trainer ranks are the *owners*: of stripes of the prompts, of the groups made from them, of
+validation and of all state that a checkpoint holds. The others only run engines, own nothing, and may
+be lost. Owners are the first nodes, so an owner's index is also the number of its stripe.
 """
 
+import bisect
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
-from yatt.config.check import num_slabs, slab_gpus
+from yatt.config.check import node_gpus, num_slabs, num_trainer_nodes, slab_gpus
 from yatt.config.schema import RunConfig
 
 TRAINER = "trainer"
@@ -35,9 +44,9 @@ class Slab:
 Holders = dict[Slab, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
-    """Holders of every slab in each phase.
+    """Holders of every slab in each phase, and what follows from them.
 
     Attributes:
         sampling: who holds what while completions are sampled.
@@ -55,22 +64,80 @@ class Placement:
         phases = (self.sampling, *self.scoring, self.training)
         return tuple(dict.fromkeys(phase[slab] for phase in phases if slab in phase))
 
+    @cached_property
+    def num_slabs(self) -> dict[str, Counter[int]]:
+        """By role: how many slabs of each node it ever holds."""
+        counts: dict[str, Counter[int]] = {}
+        for slab in self.slabs:
+            for role in self.roles_of(slab):
+                counts.setdefault(role, Counter())[slab.node] += 1
+        return counts
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """Nodes with trainer ranks."""
+        return tuple(sorted(self.num_slabs[TRAINER]))
+
+    @cached_property
+    def pools(self) -> dict[str, frozenset[int]]:
+        """Nodes that can run each engine role."""
+        return {role: frozenset(nodes) for role, nodes in self.num_slabs.items() if role != TRAINER}
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes."""
+        return sum(len(slab.gpus) for slab in self.slabs)
+
+    # ---- trainer ranks --------------------------------------------------------------------------
+
+    @cached_property
+    def _first_ranks(self) -> tuple[int, ...]:
+        """Global rank of each owner's first trainer rank, and the number of all."""
+        slabs = [slab for slab in self.slabs if TRAINER in self.roles_of(slab)]
+        each = [sum(len(slab.gpus) for slab in slabs if slab.node == owner) for owner in self.owners]
+        return tuple(accumulate(each, initial=0))
+
+    @property
+    def world_size(self) -> int:
+        """Trainer ranks."""
+        return self._first_ranks[-1]
+
+    def first_rank(self, node: int) -> int:
+        """Global rank of an owner's first trainer rank."""
+        return self._first_ranks[self.owners.index(node)]
+
+    def node_of(self, global_rank: int) -> int:
+        """The node of a trainer rank."""
+        return self.owners[bisect.bisect_right(self._first_ranks, global_rank) - 1]
+
+    # ---- weights --------------------------------------------------------------------------------
+
+    @cached_property
+    def weight_sources(self) -> dict[int, int]:
+        """The owner that each node with rollout engines, but without a trainer, fetches weights from."""
+        fetchers = sorted(self.pools[ROLLOUT] - set(self.owners))
+        return {node: self.owners[i % len(self.owners)] for i, node in enumerate(fetchers)}
+
 
 def place(config: RunConfig) -> Placement:
     """The placement of a checked config."""
-    size = slab_gpus(config)
-    slabs = tuple(
-        Slab(node, index, tuple(range(index * size, (index + 1) * size)))
-        for node in range(config.launch.nodes)
-        for index in range(config.launch.gpus_per_node // size)
-    )
-    assert len(slabs) == num_slabs(config), "check.num_slabs counts the same slabs"
-    training = dict.fromkeys(slabs, TRAINER)
+    disaggregated = config.placement.mode == "disaggregated"
+    trainers = num_trainer_nodes(config)
+    slabs: list[Slab] = []
+    for node, gpus in enumerate(node_gpus(config)):
+        size = gpus if disaggregated and node < trainers else slab_gpus(config)
+        slabs += [
+            Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
+        ]
     names = [genrm_role(genrm.name) for genrm in config.genrms]
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
-        return Placement(slabs, dict.fromkeys(slabs, ROLLOUT), scoring, training)
-    judges = slabs[len(slabs) - config.placement.genrm_slabs :]
-    sampling = dict.fromkeys(slabs, ROLLOUT)
+        training = dict.fromkeys(slabs, TRAINER)
+        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training)
+    engines = [slab for slab in slabs if not (disaggregated and slab.node < trainers)]
+    assert len(engines) == num_slabs(config), "check.num_slabs counts the same slabs"
+    sampling = dict.fromkeys(slabs, TRAINER) | dict.fromkeys(engines, ROLLOUT)
+    judges = engines[len(engines) - config.placement.genrm_slabs :]
     sampling.update({slab: names[i % len(names)] for i, slab in enumerate(judges)})
-    return Placement(slabs, sampling, (), training)
+    training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
+    return Placement(tuple(slabs), sampling, (), training)

@@ -1,7 +1,7 @@
 """The order of prompts, and how many to open: pure, and the same after every resume.
 
 Prompts are numbered from 0 over the whole run; number i is row ``order[i % rows]`` of data epoch
-``i // rows``. Node k of N owns the numbers with ``i % N == k``.
+``i // rows``. Owner k of N owns the numbers with ``i % N == k``.
 """
 
 import math
@@ -17,15 +17,15 @@ def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> li
     return order
 
 
-def first_number(node: int, num_nodes: int, *, at_least: int) -> int:
-    """The smallest prompt number of `node` that is not below `at_least`."""
-    return at_least + (node - at_least) % num_nodes
+def first_number(owner: int, num_owners: int, *, at_least: int) -> int:
+    """The smallest prompt number of `owner` that is not below `at_least`."""
+    return at_least + (owner - at_least) % num_owners
 
 
-def share(batch: int, *, node: int, num_nodes: int, first: int) -> int:
-    """How many of the prompt numbers ``first .. first + batch - 1`` are `node`'s."""
-    start = first_number(node, num_nodes, at_least=first)
-    return max(0, math.ceil((first + batch - start) / num_nodes))
+def share(batch: int, *, owner: int, num_owners: int, first: int) -> int:
+    """How many of the prompt numbers ``first .. first + batch - 1`` are `owner`'s."""
+    start = first_number(owner, num_owners, at_least=first)
+    return max(0, math.ceil((first + batch - start) / num_owners))
 
 
 def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:
@@ -35,7 +35,7 @@ def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """One node's prompt groups of one iteration, counted."""
+    """One owner's prompt groups of one iteration, counted."""
 
     target: int
     accepted: int = 0

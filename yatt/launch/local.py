@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.ledger import ENDED, STARTED, note, run_is_finished
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import claim_epoch
+from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.control.session import open_run_store
+from yatt.core.placement import place
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
 from yatt.launch.follower import Follower
@@ -52,7 +54,7 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         follower = Follower(self.paths, self.say)
-        if not self.paths.finished.exists():
+        if not run_is_finished(self.paths):
             follower.start(self.config, os.environ)
         try:
             return self._attempts(follower)
@@ -61,19 +63,18 @@ class Launcher:
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
-        while not self.paths.finished.exists():
+        while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
-            self._note(epoch, "started.json", {"pid": os.getpid(), "wall": clock.wall_iso()})
+            note(self.paths, epoch, STARTED, {"pid": os.getpid(), "wall": clock.wall_iso()})
             self._link_latest(epoch)
             exit_code, reason = self._attempt(epoch, follower)
             committed = self._committed(epoch)
             ends.append(AttemptEnd(exit_code, committed))
-            self._note(
-                epoch, "ended.json", {"exit_code": exit_code, "reason": reason, "committed": committed}
-            )
+            ended = {"exit_code": exit_code, "reason": reason, "committed": committed}
+            note(self.paths, epoch, ENDED, ended)
             decision = decide(ends, max_without_progress=self.config.run.max_attempts_without_progress)
             if exit_code == EXIT_FINISHED:
-                publish(self.paths.finished, sealed({"wall": clock.wall_iso()}, epoch))
+                mark_finished(self.paths, epoch)
                 continue
             self.say(f"attempt {epoch} ended: {reason}")
             if not decision.again:
@@ -82,6 +83,10 @@ class Launcher:
             self.say(f"starting again from iteration {committed}")
         self.say(f"finished: `yatt report {self.paths.root}` shows how it went{self._model_text()}")
         return EXIT_FINISHED
+
+    @property
+    def _owners(self) -> tuple[int, ...]:
+        return place(self.config).owners
 
     def _model_text(self) -> str:
         return f"; the trained model is {self.paths.model}" if self.paths.model.is_dir() else ""
@@ -96,19 +101,19 @@ class Launcher:
             if len(self.signals) > told:
                 told = len(self.signals)
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
-            if deadline_s is None and any(child.poll() is not None for child in children):
+            if deadline_s is None and any(children[index].poll() is not None for index in self._owners):
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
             if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
                 self._kill(children)
             time.sleep(POLL_S)
         self.show()
-        codes = [child.returncode for child in children]
+        codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
             return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"
         return self._verdict(epoch, codes)
 
     def _verdict(self, epoch: int, codes: list[int]) -> tuple[int, str]:
-        """The attempt's exit code is the leader's, unless a controller was killed."""
+        """The attempt's exit code is the leader's, unless an owner's controller was killed."""
         for index, code in enumerate(codes):
             if code < 0:
                 return EXIT_FAILED, f"controller node{index} was {describe_exit(code)}"
@@ -136,9 +141,10 @@ class Launcher:
         """Each virtual node has a part of its own of the GPUs that this process may use."""
         if self.device != "cuda":
             return dict(os.environ)
-        nodes, each = self.config.launch.nodes, self.config.launch.gpus_per_node
-        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), nodes * each)
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[index * each :][:each])}
+        gpus = node_gpus(self.config)
+        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), sum(gpus))
+        own = names[sum(gpus[:index]) :][: gpus[index]]
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(own)}
 
     def _kill(self, children: list[Any]) -> None:
         for child in children:
@@ -148,11 +154,6 @@ class Launcher:
     def _committed(self, epoch: int) -> int:
         manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
         return manifest.iteration if manifest else 0
-
-    def _note(self, epoch: int, name: str, content: dict[str, Any]) -> None:
-        folder = self.paths.attempt(epoch)
-        make_private(folder)
-        publish(folder / name, sealed(content, epoch))
 
     def _link_latest(self, epoch: int) -> None:
         link = self.paths.root / f".latest.{os.getpid()}"

@@ -1,30 +1,62 @@
 """``metrics.jsonl``: one line an iteration, written by the leader once the iteration is complete.
 
-A resumed attempt repeats iterations after its checkpoint, so it first drops their lines: the file never
-has an iteration twice.
+A resumed attempt repeats iterations after its checkpoint, so it first writes the file anew without their
+lines: the file never has an iteration twice. It then appends to the file it made, not to the name: a ghost of
+an older attempt still appends to the file that it made itself, which has no name any more.
 """
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import append_line, publish
+from yatt.adapters.files import publish
 
 STEP = "training/global_step"
 TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
 """Keys that two runs with the same results may differ in."""
 
 
-def write_row(path: Path, row: dict[str, Any]) -> None:
-    """Append one iteration's line."""
-    append_line(path, json.dumps(row))
+class RowFile:
+    """One attempt's hold of a JSONL file.
 
+    Args:
+        keep_before: only the lines of iterations before this one are kept; a torn last line goes too.
+        guard: raises StaleEpoch if a newer attempt exists; asked before the name is taken.
+    """
 
-def drop_from(path: Path, step: int) -> None:
-    """Keep only the lines of iterations before `step`; a torn last line goes too."""
-    if path.exists():
-        kept = [row for row in read_rows(path) if row[STEP] < step]
+    def __init__(self, path: Path, keep_before: int, guard: Callable[[], None]) -> None:
+        self._path, self._guard = path, guard
+        kept = [row for row in read_rows(path) if row[STEP] < keep_before]
+        guard()
         publish(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add one line. If a ghost has put its file in the place of this one, this one is put back.
+
+        Raises:
+            StaleEpoch: a newer attempt has taken the name.
+        """
+        self._guard()
+        os.write(self._descriptor, json.dumps(row).encode() + b"\n")
+        if not self._has_its_name():
+            self._guard()
+            size = os.fstat(self._descriptor).st_size
+            publish(self._path, os.pread(self._descriptor, size, 0))
+            self.close()
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
+
+    def _has_its_name(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

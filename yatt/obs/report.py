@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import publish, unsealed
+from yatt.adapters.ledger import run_is_finished
 from yatt.config.load import config_hash, load_resolved
 from yatt.config.schema import RunConfig
 from yatt.core.goodput import goodput, goodput_share
@@ -89,7 +90,7 @@ def end_of(attempt: Attempt, paths: RunPaths) -> tuple[str, str]:
 
 def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
     """finished, failed, stopped, running or starting."""
-    if paths.finished.exists():
+    if run_is_finished(paths):
         return "finished"
     if not attempts:
         return "starting"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.ledger import run_is_finished
 from yatt.obs.metrics import STEP
 from yatt.paths import RunPaths
 
@@ -63,7 +64,7 @@ class RunView:
     @property
     def is_finished(self) -> bool:
         """Whether the run is complete."""
-        return self.paths.finished.exists()
+        return run_is_finished(self.paths)
 
     def refresh(self) -> list[dict[str, Any]]:
         """Take in what is new; gives the new metrics rows."""

@@ -125,6 +125,73 @@ class PublishOrder(Message, frozen=True, kw_only=True):
     probe: tuple[bytes, ...]
 
 
+class FetchWeights(Message, frozen=True, kw_only=True):
+    """Copy what node `source` published to this node's memory filesystem. Answer: Done.
+
+    `probe` and `probe_logprobs` are as in the source's PublishOrder and Published.
+    """
+
+    policy_version: int
+    source: int
+    probe: tuple[bytes, ...]
+    probe_logprobs: tuple[bytes, ...]
+
+
+class ListPublication(Message, frozen=True, kw_only=True):
+    """To an owner: what files are this policy version? Answer: PublicationListed."""
+
+    policy_version: int
+
+
+class PublicationListed(Message, frozen=True, kw_only=True):
+    """Names and bytes of the files, the index last."""
+
+    files: tuple[tuple[str, int], ...]
+
+
+class ReadPublication(Message, frozen=True, kw_only=True):
+    """To an owner: so many bytes of a published file from `offset` on. Answer: Piece."""
+
+    policy_version: int
+    name: str
+    offset: int
+    num_bytes: int
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """Part of a file."""
+
+    data: bytes
+
+
+class DigestPublication(Message, frozen=True, kw_only=True):
+    """To an owner: the checksum of a whole published file. Answer: FileDigest."""
+
+    policy_version: int
+    name: str
+
+
+class FileDigest(Message, frozen=True, kw_only=True):
+    """SHA-256 of a file."""
+
+    sha256: str
+
+
+class SyncWeights(Message, frozen=True, kw_only=True):
+    """Engines that kept their slab through training take the newest weights now. Answer: Done."""
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    """A controller's sign of life, between the leader and every other, once a second."""
+
+
+class PeerLost(Message, frozen=True, kw_only=True):
+    """From the leader to an owner: ask nothing of this node any more."""
+
+    node: int
+    why: str
+
+
 class ValidateOrder(Message, frozen=True, kw_only=True):
     """Sample and score this node's stripe of the held-out prompts. Answer: ValidatedNode."""
 

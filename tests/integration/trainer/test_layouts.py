@@ -30,7 +30,7 @@ def saving(folder, name):
 def resuming(folder, name):
     """A job's part: go on from what another job saved."""
     store = str(folder / f"checkpoints-{name}")
-    return {"actions": GO_ON, "store": store, "restore": "manifests/00000001.json"}
+    return {"actions": GO_ON, "store": store, "restore": "manifests/00000001.000001.json"}
 
 
 @pytest.fixture(scope="session")

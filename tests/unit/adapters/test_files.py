@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed
-from yatt.control.epochs import check_newest, claim_epoch, newest_epoch
+from yatt.adapters.ledger import newest_epoch
+from yatt.control.epochs import check_newest, claim_epoch
 from yatt.errors import StaleEpoch
 from yatt.paths import RunPaths
 

@@ -21,13 +21,20 @@ def store(request, tmp_path):
     return ObjectStore(filesystem, "/bucket/run")
 
 
-def manifest(store, iteration, *, mark="a"):
-    checkpoints = Checkpoints(store, 1)
+def started(store, epoch=1, *, after=None):
+    """A start's checkpoints, after it noted what it goes on from."""
+    checkpoints = Checkpoints(store, epoch)
+    checkpoints.adopt(after)
+    return checkpoints
+
+
+def manifest(store, iteration, *, mark="a", epoch=1):
+    checkpoints = Checkpoints(store, epoch)
     path = f"{checkpoints.prefix(iteration)}/rank-00000.safetensors"
     store.write(path, b"x" * 10)
     return Manifest(
         iteration=iteration,
-        epoch=1,
+        epoch=epoch,
         config_hash=mark,
         files=(ShardFile(path=path, size_bytes=10, sha256="unchecked here"),),
         common=msgspec.Raw(b'{"scheduler":1}'),
@@ -36,7 +43,7 @@ def manifest(store, iteration, *, mark="a"):
 
 
 def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
-    checkpoints = Checkpoints(store, 1)
+    checkpoints = started(store)
     assert checkpoints.newest().manifest is None
     for iteration in (2, 10, 9):
         checkpoints.commit(manifest(store, iteration))
@@ -49,7 +56,7 @@ def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
 
 @pytest.mark.parametrize("harm", ["missing", "short", "garbage manifest", "future manifest"])
 def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
-    checkpoints = Checkpoints(store, 1)
+    checkpoints = started(store)
     checkpoints.commit(manifest(store, 1))
     newest = manifest(store, 2)
     checkpoints.commit(newest)
@@ -58,10 +65,10 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     elif harm == "short":
         store.write(newest.files[0].path, b"x" * 9)
     elif harm == "garbage manifest":
-        store.write("manifests/00000002.json", b'{"schema_version": 1, "iter')
+        store.write("manifests/00000002.000001.json", b'{"schema_version": 1, "iter')
     else:
         future = msgspec.structs.replace(newest, schema_version=2)
-        store.write("manifests/00000002.json", msgspec.json.encode(future))
+        store.write("manifests/00000002.000001.json", msgspec.json.encode(future))
     found = checkpoints.newest()
     assert found.manifest.iteration == 1
     says = {
@@ -75,7 +82,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
 
 
 def test_a_commit_names_only_what_is_there(store):
-    checkpoints = Checkpoints(store, 1)
+    checkpoints = started(store)
     absent = manifest(store, 3)
     store.delete(absent.files[0].path)
     with pytest.raises(CheckpointError, match=r"checkpoint 3 is not committed: .* is missing"):
@@ -84,20 +91,56 @@ def test_a_commit_names_only_what_is_there(store):
 
 
 def test_a_commit_cannot_be_overwritten_but_may_be_repeated(store):
-    checkpoints = Checkpoints(store, 1)
+    checkpoints = started(store)
     first = manifest(store, 4)
     checkpoints.commit(first)
     checkpoints.commit(first)
-    with pytest.raises(CheckpointError, match="committed by another attempt"):
+    with pytest.raises(CheckpointError, match="committed already, with other content"):
         checkpoints.commit(manifest(store, 4, mark="b"))
     assert checkpoints.newest().manifest.config_hash == "a"
 
 
 def test_only_superseded_checkpoints_are_removed(store):
-    checkpoints = Checkpoints(store, 1)
+    checkpoints = started(store)
     for iteration in (1, 2, 3):
         checkpoints.commit(manifest(store, iteration))
     assert checkpoints.retain(2) == [1]
-    assert store.names("manifests") == ["00000002.json", "00000003.json"]
+    assert store.names("manifests") == ["00000002.000001.json", "00000003.000001.json"]
     assert store.names("global_step_1") == []
     assert checkpoints.newest().manifest.iteration == 3
+
+
+def test_what_a_ghost_commits_after_another_start_went_on_is_refused(store):
+    ghost = started(store)
+    ghost.commit(manifest(store, 1))
+    heir = started(store, 2, after=ghost.newest().manifest)
+    ghost.commit(manifest(store, 2))
+    ghost.commit(manifest(store, 3))
+    found = Checkpoints(store, 3).newest()
+    assert (found.manifest.iteration, found.manifest.epoch) == (1, 1)
+    assert found.ghosts == ("manifests/00000002.000001.json", "manifests/00000003.000001.json")
+    heir.commit(manifest(store, 2, epoch=2))
+    found = Checkpoints(store, 3).newest()
+    assert (found.manifest.iteration, found.manifest.epoch) == (2, 2)
+
+
+def test_keeping_house_removes_the_ghosts_leavings_and_nothing_of_the_lineage(store):
+    ghost = started(store)
+    ghost.commit(manifest(store, 1))
+    heir = started(store, 2, after=ghost.newest().manifest)
+    ghost.commit(manifest(store, 2))
+    for iteration in (2, 3, 4):
+        heir.commit(manifest(store, iteration, epoch=2))
+    assert heir.retain(2) == [1, 2]
+    assert store.names("manifests") == ["00000003.000002.json", "00000004.000002.json"]
+    assert store.names("global_step_2") == []
+    assert Checkpoints(store, 3).newest().manifest.iteration == 4
+
+
+def test_a_start_goes_on_from_one_checkpoint_only(store):
+    checkpoints = started(store)
+    checkpoints.adopt(None)
+    checkpoints.commit(manifest(store, 1))
+    started(store, 2, after=None)
+    with pytest.raises(CheckpointError, match="epoch 2 went on from another checkpoint before"):
+        Checkpoints(store, 2).adopt(manifest(store, 1))

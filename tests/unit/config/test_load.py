@@ -77,6 +77,47 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("optimizer: {lr: 1.0e-6}\n", "", "optimizer: missing, and it has no default"),
         ("trainer:\n", "trainer:\n  tensor_model_parallel_size: 2\n", "= 2 does not divide the 1 GPUs"),
         ("trainer:\n", "placement: {mode: partial}\ntrainer:\n", "placement.mode: partial divides GPUs"),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2}\nplacement: {mode: disaggregated}\ntrainer:\n",
+            "placement.trainer_nodes: 0 of 2 nodes (launch.nodes): disaggregated needs one that trains "
+            "and one that runs engines; write 1 to 1",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2}\nplacement: {trainer_nodes: 1}\ntrainer:\n",
+            "placement.trainer_nodes: in colocated every node trains; leave it out",
+        ),
+        (
+            "trainer:\n",
+            "launch: {engine_gpus_per_node: 4}\ntrainer:\n",
+            "launch.engine_gpus_per_node: in colocated every node trains; leave it out",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 3, gpus_per_node: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1}\n"
+            "trainer:\n  tensor_model_parallel_size: 4\n",
+            "= 4 does not divide the 2 GPUs (nodes that train x launch.gpus_per_node)",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2, gpus_per_node: 4, engine_gpus_per_node: 3}\nrollout: {tp_size: 2}\n"
+            "placement: {mode: disaggregated, trainer_nodes: 1}\ntrainer:\n",
+            "rollout.tp_size: 2 does not divide launch.engine_gpus_per_node 3.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
+            "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
+            "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\n"
+            "trainer:\n",
+            "placement.genrm_slabs: 1, but genrms is empty; leave it out.",
+        ),
+        ("trainer:\n", "launch: {node_silence_s: 1}\ntrainer:\n", "node_silence_s is 1, but three beats"),
         ('"builtin:gsm8k"}', '"builtin:gsm8k", weight: 0}', "no reward with a weight other than 0"),
         (
             "trainer:\n",

@@ -1,5 +1,6 @@
 """Who holds what: never two on a slab, and every role somewhere."""
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
@@ -13,6 +14,7 @@ from yatt.config.schema import (
     ModelSection,
     OptimizerSection,
     PlacementSection,
+    RewardSection,
     RunConfig,
     RunSection,
     TrainerSection,
@@ -48,6 +50,65 @@ def test_every_slab_has_one_holder_a_phase_and_every_role_a_slab(
     assert set(placement.training.values()) == {TRAINER}
     engines = {*placement.sampling.values(), *(r for phase in placement.scoring for r in phase.values())}
     assert engines == {ROLLOUT, *(f"genrm:g{i}" for i in range(genrms))}
+
+
+def disaggregated(
+    nodes: int, trainer_nodes: int, gpus: int, *, engine_gpus: int = 0, genrms: int = 0, slabs: int = 0
+) -> RunConfig:
+    return replace(
+        config(nodes, gpus, genrms, 0),
+        launch=LaunchSection(nodes=nodes, gpus_per_node=gpus, engine_gpus_per_node=engine_gpus),
+        placement=PlacementSection(mode="disaggregated", trainer_nodes=trainer_nodes, genrm_slabs=slabs),
+        rewards=(RewardSection(name="r", path="builtin:exact"),),
+    )
+
+
+@given(
+    st.integers(1, 6), st.integers(0, 6), st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 1, 2, 8]),
+    st.integers(0, 3), st.integers(0, 6),
+)  # fmt: skip
+def test_disaggregated_nobody_hands_anything_over(
+    nodes: int, trainer_nodes: int, gpus: int, engine_gpus: int, genrms: int, slabs: int
+) -> None:
+    wanted = disaggregated(nodes, trainer_nodes, gpus, engine_gpus=engine_gpus, genrms=genrms, slabs=slabs)
+    if relations(wanted):
+        return
+    placement = place(wanted)
+    each = [gpus if node < trainer_nodes else engine_gpus or gpus for node in range(nodes)]
+    gpus_of = [(slab.node, gpu) for slab in placement.slabs for gpu in slab.gpus]
+    assert sorted(gpus_of) == [(n, g) for n, count in enumerate(each) for g in range(count)]
+    assert placement.sampling == placement.training
+    assert not placement.scoring
+    for slab, role in placement.training.items():
+        assert (role == TRAINER) == (slab.node < trainer_nodes)
+    assert placement.owners == tuple(range(trainer_nodes))
+    assert placement.world_size == trainer_nodes * gpus
+    ranks = [placement.first_rank(n) + gpu for n in placement.owners for gpu in range(gpus)]
+    assert ranks == list(range(placement.world_size))
+    assert [placement.node_of(rank) for rank in ranks] == [n for n in placement.owners for _ in range(gpus)]
+    assert placement.pools.keys() == {ROLLOUT, *(f"genrm:g{i}" for i in range(genrms))}
+    judged = [s for s, role in sorted(placement.sampling.items()) if role.startswith("genrm")]
+    assert len(judged) == slabs
+    assert set(placement.slabs[len(placement.slabs) - slabs :]) == set(judged), "the last ones"
+    sources = placement.weight_sources
+    assert sources.keys() == placement.pools[ROLLOUT]
+    loads = Counter(sources.values())
+    assert max(loads.values()) - min(loads[owner] for owner in placement.owners) <= 1, "dealt evenly"
+
+
+def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weights() -> None:
+    for slabs in (0, 1):
+        placement = place(config(3, 2, 1, slabs))
+        assert placement.owners == (0, 1, 2)
+        assert placement.world_size == 6
+        assert placement.weight_sources == {}
+
+
+def test_an_engine_need_not_fit_a_node_that_only_trains() -> None:
+    wanted = disaggregated(2, 1, 3, engine_gpus=4)
+    wanted = replace(wanted, rollout=replace(wanted.rollout, tp_size=2))
+    assert not relations(wanted)
+    assert [slab.gpus for slab in place(wanted).slabs] == [(0, 1, 2), (0, 1), (2, 3)]
 
 
 def test_the_split_counts_from_the_last_node() -> None:

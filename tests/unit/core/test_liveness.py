@@ -1,0 +1,67 @@
+"""Who is declared lost, and that an observer that stood still itself blames nobody."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yatt.core.liveness import Watched, heard, tick, watch
+
+PERIOD_S, LIMIT_S = 1.0, 10.0
+
+
+def ticked(watched: Watched, now_s: float) -> tuple[Watched, list[int]]:
+    return tick(watched, now_s, period_s=PERIOD_S, limit_s=LIMIT_S)
+
+
+def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
+    watched = watch(frozenset({1, 2}), 100.0)
+    fallen = {}
+    for second in range(1, 40):
+        watched = heard(watched, 2)
+        watched, lost = ticked(watched, 100.0 + second)
+        fallen.update(dict.fromkeys(lost, second))
+    assert fallen == {1: 10}
+    assert watched.silence_s(1) == 39.0
+    assert watched.silence_s(7) == 0.0, "not under watch"
+
+
+def test_who_was_declared_lost_stays_lost() -> None:
+    watched = watch(frozenset({1}), 0.0)
+    for second in range(1, 12):
+        watched, _ = ticked(watched, float(second))
+    watched = heard(watched, 1)
+    assert watched.lost == {1}
+    for second in range(12, 30):
+        watched, lost = ticked(watched, float(second))
+        assert not lost
+
+
+def test_an_observer_that_stood_still_first_reads_what_was_said_meanwhile() -> None:
+    watched = watch(frozenset({1}), 0.0)
+    for second in range(1, 10):
+        watched, _ = ticked(watched, float(second))
+    watched, lost = ticked(watched, 500.0)
+    assert not lost, "its own tick came late"
+    watched, lost = ticked(heard(watched, 1), 501.0)
+    assert not lost
+
+
+@given(st.lists(st.floats(0.1, 60.0), min_size=1, max_size=60))
+def test_nobody_that_speaks_between_every_two_ticks_is_ever_lost(steps_s: list[float]) -> None:
+    watched, now_s = watch(frozenset({1}), 0.0), 0.0
+    for step_s in steps_s:
+        now_s += step_s
+        watched, lost = ticked(watched, now_s)
+        assert not lost
+        watched = heard(watched, 1)
+
+
+@given(st.lists(st.floats(0.9, 1.9), min_size=15, max_size=30))
+def test_who_says_nothing_is_lost_in_time_however_ticks_fall(steps_s: list[float]) -> None:
+    watched, now_s = watch(frozenset({1}), 0.0), 0.0
+    for step_s in steps_s:
+        now_s += step_s
+        watched, lost = ticked(watched, now_s)
+        if lost:
+            assert LIMIT_S <= now_s < LIMIT_S + 2 * PERIOD_S
+            return
+    raise AssertionError(f"not lost after {now_s:g} s")

@@ -1,0 +1,70 @@
+"""One line an iteration, whoever else still holds the file."""
+
+import json
+import os
+
+import pytest
+
+from yatt.errors import StaleEpoch
+from yatt.obs.metrics import STEP, RowFile, read_rows
+
+
+def alive():
+    """The guard of the newest attempt."""
+
+
+def steps(path):
+    return [row[STEP] for row in read_rows(path)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({STEP: i}) + "\n" for i in range(4)) + '{"torn')
+    return path
+
+
+def test_lines_of_repeated_iterations_go_and_so_does_a_torn_one(path):
+    rows = RowFile(path, 2, alive)
+    rows.append({STEP: 2})
+    assert steps(path) == [0, 1, 2]
+    assert b"torn" not in path.read_bytes()
+    rows.close()
+
+
+def test_a_ghosts_lines_do_not_get_into_its_heirs_file(path):
+    ghost = RowFile(path, 4, alive)
+    heir = RowFile(path, 2, alive)
+    os.write(ghost._descriptor, b'{"training/global_step": 4}\n')  # a write that was paused before
+    heir.append({STEP: 2})
+    assert steps(path) == [0, 1, 2]
+    ghost.close()
+    heir.close()
+
+
+def test_a_ghost_that_puts_its_file_in_place_is_put_out_again(path):
+    heir = RowFile(path, 2, alive)
+    ghost = RowFile(path, 1, alive)
+    heir.append({STEP: 2})
+    heir.append({STEP: 3})
+    assert steps(path) == [0, 1, 2, 3]
+    ghost.close()
+    heir.close()
+
+
+def test_a_ghost_that_looks_before_it_writes_ends_there(path):
+    newest = [1]
+
+    def guard():
+        if newest[0] > 1:
+            raise StaleEpoch("epoch 2 was claimed")
+
+    ghost = RowFile(path, 4, guard)
+    newest[0] = 2
+    heir = RowFile(path, 2, alive)
+    with pytest.raises(StaleEpoch):
+        ghost.append({STEP: 4})
+    heir.append({STEP: 2})
+    assert steps(path) == [0, 1, 2]
+    ghost.close()
+    heir.close()

@@ -1,0 +1,56 @@
+"""The attempt ledger in the run folder: who started, what came of it, whether the run is over.
+
+``attempts/E/started.json`` is written before anything of attempt E runs, ``ended.json`` after it; an
+attempt with only the first was cut off. Every record carries its epoch and a checksum.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed_any
+from yatt.core.epochs import is_finished
+from yatt.paths import RunPaths
+
+STARTED, ENDED, PLAN, STOP = "started.json", "ended.json", "plan.json", "stop.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt as its ledger has it; `ended` is empty while it runs, or if it was cut off."""
+
+    epoch: int
+    started: dict[str, Any] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)
+
+
+def newest_epoch(paths: RunPaths) -> int:
+    """Highest epoch that was claimed, 0 if none."""
+    if not paths.epochs.is_dir():
+        return 0
+    return max((int(p.name) for p in paths.epochs.iterdir() if p.name.isdigit()), default=0)
+
+
+def run_is_finished(paths: RunPaths) -> bool:
+    """Whether the run is over. A note that a ghost left does not count."""
+    record = unsealed_any(read_or_none(paths.finished))
+    return is_finished(None if record is None else int(record["epoch"]), newest_epoch(paths))
+
+
+def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
+    """Write one record of an attempt, whole."""
+    folder = paths.attempt(epoch)
+    make_private(folder)
+    publish(folder / name, sealed(content, epoch))
+
+
+def record(paths: RunPaths, epoch: int, name: str) -> dict[str, Any]:
+    """One record of an attempt, empty if it is not there."""
+    return unsealed_any(read_or_none(paths.attempt(epoch) / name)) or {}
+
+
+def attempts(paths: RunPaths) -> list[Attempt]:
+    """Every attempt that began, oldest first."""
+    folder = paths.root / "attempts"
+    epochs = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    found = [Attempt(e, record(paths, e, STARTED), record(paths, e, ENDED)) for e in epochs]
+    return [attempt for attempt in found if attempt.started]

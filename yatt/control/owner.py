@@ -1,0 +1,106 @@
+"""What only a node with trainer ranks does: its prompt groups, its held-out prompts, its part of training.
+
+A node without this owns nothing that a checkpoint holds, and can be lost.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from yatt.control.groups import NodeState
+from yatt.control.node import Node
+from yatt.control.sampling import Sampler
+from yatt.control.scoring import Scorer
+from yatt.control.training import NodeTraining
+from yatt.control.validation import Validator
+from yatt.errors import YattError
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+Answer = Awaitable[m.Message | None]
+
+
+class Owner:
+    """Carries out an owner's orders.
+
+    Args:
+        sampler: this node's prompt groups.
+        validator: this node's held-out prompts, or None.
+    """
+
+    def __init__(
+        self, node: Node, sampler: Sampler, validator: Validator | None, training: NodeTraining,
+        scorer: Scorer,
+    ) -> None:  # fmt: skip
+        self._node, self._sampler, self._validator = node, sampler, validator
+        self._scorer = scorer
+        self.training = training
+        self._acting: asyncio.Task[m.Message] | None = None
+        self.orders: dict[type[m.Message], Callable[..., Answer]] = {
+            c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
+            c.Advance: self._advance, c.BreakOffSampling: self._break_off,
+            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.Parcel: training.parcel,
+            c.CommitNotice: self._commit, c.SaveOrder: self._save,
+        }  # fmt: skip
+
+    async def asked(self, ask: m.Ask) -> m.Message:
+        """A reward function's GenRM client."""
+        genrm = next((g for g in self._node.config.genrms if g.name == ask.genrm), None)
+        if genrm is None:
+            return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", user=True)
+        try:
+            completed = await self._scorer.ask_genrm(genrm, ask)
+        except YattError as error:
+            return m.Failed(error=str(error))
+        if completed.finish_reason == "error":
+            return m.Failed(error=completed.error)
+        text = self._scorer.text_of(genrm, completed)
+        return m.Answered(text=text, finish_reason=completed.finish_reason)
+
+    async def _build(self, order: c.BuildTrainer) -> m.Message:
+        await self.training.build(order)
+        if order.state:
+            self._sampler.restore(msgspec.json.decode(order.state, type=NodeState))
+        return m.Done()
+
+    async def _advance(self, order: c.Advance) -> m.Message:
+        async def act() -> m.Message:
+            await self._sampler.advance(order)
+            return self._sampler.advanced(order.target)
+
+        return await self._act(act())
+
+    async def _validate(self, _: c.ValidateOrder) -> m.Message:
+        assert self._validator is not None, "only asked for when configured"
+        return await self._act(self._validator.run())
+
+    async def _act(self, work: "Awaitable[m.Message]") -> m.Message:
+        self._acting = asyncio.ensure_future(work)
+        try:
+            return await self._acting
+        finally:
+            self._acting = None
+
+    async def _break_off(self, _: c.BreakOffSampling) -> m.Message:
+        await self._sampler.break_off()
+        acting = self._acting
+        if acting is not None:
+            done, _pending = await asyncio.wait({acting}, timeout=self._node.config.lease.ask_s)
+            if not done:
+                acting.cancel()
+        return m.Done()
+
+    async def _train(self, order: c.TrainOrder) -> m.Message:
+        numbers = {fact.prompt_group for fact in order.facts}
+        mine = [g for g in self._sampler.chosen(len(numbers)) if g.number in numbers]
+        return await self.training.train(order, mine)
+
+    async def _commit(self, order: c.CommitNotice) -> m.Message:
+        if self._node.is_leader:
+            self._sampler.show(set(order.numbers), order.iteration)
+        self._sampler.trained(set(order.numbers))
+        return m.Done()
+
+    async def _save(self, order: c.SaveOrder) -> m.Message:
+        return await self.training.save(order, msgspec.json.encode(self._sampler.state()))

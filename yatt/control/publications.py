@@ -1,0 +1,198 @@
+"""The newest weights on this node's memory filesystem: written by its own trainer, or fetched from an owner.
+
+A fetch copies file by file, in pieces with a few under way, into a folder under another name; each file's
+checksum is compared with the source's before the folder gets its name in one rename. So whatever is
+killed in the middle, an engine finds a publication whole or not at all. See docs/adr/0011.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from yatt import clock
+from yatt.adapters.thread_call import call_in_thread
+from yatt.control.node import Node
+from yatt.control.peers import Peers
+from yatt.engine.published import INDEX_NAME, read_publication
+from yatt.errors import WorkerFailed
+from yatt.obs.events import EventLog
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+PIECE_BYTES = 8 << 20
+PIECES_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Weights on this node's memory filesystem, and the trainer's log-probs of the probe."""
+
+    policy_version: int
+    folder: Path
+    probe: tuple[bytes, ...]
+    expected: tuple[bytes, ...]
+
+
+class Publications:
+    """This node's copy of the newest publication; gives it to nodes that have no trainer."""
+
+    def __init__(self, node: Node, peers: Peers, events: EventLog) -> None:
+        self._node, self._peers, self._events = node, peers, events
+        self._fetching = asyncio.Lock()
+        self._digests: dict[tuple[int, str], asyncio.Task[str]] = {}
+        self.newest: Published | None = None
+
+    def adopt(self, published: Published) -> None:
+        """This is the newest now."""
+        self.newest = published
+        for key in [key for key in self._digests if key[0] != published.policy_version]:
+            self._digests.pop(key).cancel()
+
+    async def drop_older(self) -> None:
+        """Remove every other publication. Gigabytes take a while to free, so in a thread."""
+        newest = self.newest
+        for old in self._node.weights_root.glob("v*"):
+            if newest is None or old != newest.folder:
+                await call_in_thread(partial(shutil.rmtree, old, ignore_errors=True))
+
+    # ---- giving ---------------------------------------------------------------------------------
+
+    async def list_files(self, order: c.ListPublication) -> m.Message:
+        """The files of a publication that is here."""
+        found = read_publication(str(self._node.weights_folder(order.policy_version)), order.policy_version)
+        paths = (*found.files, found.files[0].with_name(INDEX_NAME)) if found.files else ()
+        paths = paths or (self._node.weights_folder(order.policy_version) / INDEX_NAME,)
+        return c.PublicationListed(files=tuple((path.name, path.stat().st_size) for path in paths))
+
+    async def read(self, order: c.ReadPublication) -> m.Message:
+        """One piece of a file."""
+        path = self._path(order.policy_version, order.name)
+        return c.Piece(data=await call_in_thread(partial(_read, path, order.offset, order.num_bytes)))
+
+    async def digest(self, order: c.DigestPublication) -> m.Message:
+        """A file's checksum, computed once however many nodes ask."""
+        key = (order.policy_version, order.name)
+        if key not in self._digests:
+            path = self._path(*key)
+            self._digests[key] = asyncio.ensure_future(call_in_thread(partial(_sha256, path)))
+        return c.FileDigest(sha256=await asyncio.shield(self._digests[key]))
+
+    def _path(self, policy_version: int, name: str) -> Path:
+        if Path(name).name != name:
+            raise WorkerFailed(f"'{name}' is no name of a published file")
+        return self._node.weights_folder(policy_version) / name
+
+    # ---- taking ---------------------------------------------------------------------------------
+
+    async def fetch(self, order: c.FetchWeights) -> m.Message:
+        """Copy a publication from its source. Repeatable: what is here already is not fetched again.
+
+        Raises:
+            WorkerFailed: the source has it not, is lost, or what came is not what it has.
+        """
+        async with self._fetching:
+            if self.newest is None or self.newest.policy_version != order.policy_version:
+                began_s = clock.monotonic_s()
+                try:
+                    size_bytes = await self._fetch(order)
+                except OSError as error:
+                    raise WorkerFailed(
+                        f"weights cannot be written to {self._node.weights_root}: {error.strerror}"
+                    ) from error
+                self._events.emit(
+                    "weights.fetch", policy_version=order.policy_version, source=order.source,
+                    size_bytes=size_bytes, seconds=round(clock.monotonic_s() - began_s, 6),
+                )  # fmt: skip
+        return m.Done()
+
+    async def _fetch(self, order: c.FetchWeights) -> int:
+        folder = self._node.weights_folder(order.policy_version)
+        partly = self._node.weights_root / f".partly-v{order.policy_version}"
+        await call_in_thread(partial(shutil.rmtree, partly, ignore_errors=True))
+        partly.mkdir()
+        listed = await self._ask(order.source, c.ListPublication(policy_version=order.policy_version))
+        assert isinstance(listed, c.PublicationListed), "ListPublication is answered by PublicationListed"
+        for name, size_bytes in listed.files:
+            await self._fetch_file(order, partly / name, size_bytes)
+        partly.rename(folder)
+        self.adopt(
+            Published(
+                policy_version=order.policy_version, folder=folder, probe=order.probe,
+                expected=order.probe_logprobs,
+            )
+        )  # fmt: skip
+        return sum(size_bytes for _, size_bytes in listed.files)
+
+    async def _fetch_file(self, order: c.FetchWeights, path: Path, size_bytes: int) -> None:
+        asked = c.DigestPublication(policy_version=order.policy_version, name=path.name)
+        digest = asyncio.ensure_future(self._ask(order.source, asked))
+        got = hashlib.sha256()
+        try:
+            with path.open("xb") as file:
+                async for data in self._pieces(order, path.name, size_bytes):
+                    await call_in_thread(partial(_append, file, got, data))
+            wanted = await digest
+        finally:
+            digest.cancel()
+        assert isinstance(wanted, c.FileDigest), "DigestPublication is answered by FileDigest"
+        if got.hexdigest() != wanted.sha256:
+            raise WorkerFailed(
+                f"{path.name} of policy version {order.policy_version} is not what node{order.source} has: "
+                f"SHA-256 {got.hexdigest()[:12]}, there {wanted.sha256[:12]}"
+            )
+
+    async def _pieces(self, order: c.FetchWeights, name: str, size_bytes: int) -> AsyncIterator[bytes]:
+        """A file's bytes in order, `PIECES_AHEAD` asked for at once."""
+        offsets = deque(range(0, size_bytes, PIECE_BYTES))
+        ahead: deque[asyncio.Task[m.Message]] = deque()
+        try:
+            while offsets or ahead:
+                while offsets and len(ahead) < PIECES_AHEAD:
+                    asked = c.ReadPublication(
+                        policy_version=order.policy_version, name=name, offset=offsets.popleft(),
+                        num_bytes=PIECE_BYTES,
+                    )  # fmt: skip
+                    ahead.append(asyncio.create_task(self._ask(order.source, asked)))
+                piece = await ahead.popleft()
+                assert isinstance(piece, c.Piece), "ReadPublication is answered by Piece"
+                yield piece.data
+        finally:
+            for task in ahead:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _ask(self, source: int, body: m.Message) -> m.Message:
+        answer = await self._peers.request(source, body, self._node.config.launch.phase_timeout_s)
+        if isinstance(answer, c.OrderFailed):
+            raise WorkerFailed(f"node{source}: {answer.error}")
+        return answer
+
+
+def _read(path: Path, offset: int, num_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), num_bytes, offset)
+    except OSError as error:
+        raise WorkerFailed(f"published file {path} cannot be read: {error.strerror}") from error
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise WorkerFailed(f"published file {path} cannot be read: {error.strerror}") from error
+
+
+def _append(file: BinaryIO, digest: "hashlib._Hash", data: bytes) -> None:
+    file.write(data)
+    digest.update(data)

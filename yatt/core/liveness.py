@@ -1,0 +1,44 @@
+"""Who has been silent for how long: the observer's rule, pure.
+
+Only time in which the observer itself was awake counts. Each tick adds the time since the last one, but
+never more than twice the period between ticks; a tick that comes later than that shows that the observer
+stood still, so it blames nobody: what the others said meanwhile is still unread. No clock of another
+host is looked at.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The peers under watch: seconds of silence of each, and those that were declared lost."""
+
+    silences: tuple[tuple[int, float], ...]
+    lost: frozenset[int] = frozenset()
+    ticked_s: float
+
+    def silence_s(self, index: int) -> float:
+        """How long a peer had been silent at the last tick; 0.0 if it is not under watch."""
+        return dict(self.silences).get(index, 0.0)
+
+
+def watch(peers: frozenset[int], now_s: float) -> Watched:
+    """All heard of just now."""
+    return Watched(silences=tuple((peer, 0.0) for peer in sorted(peers)), ticked_s=now_s)
+
+
+def heard(watched: Watched, index: int) -> Watched:
+    """A sign of life. One that was declared lost stays lost."""
+    silences = tuple((peer, 0.0 if peer == index else silent) for peer, silent in watched.silences)
+    return replace(watched, silences=silences)
+
+
+def tick(watched: Watched, now_s: float, *, period_s: float, limit_s: float) -> tuple[Watched, list[int]]:
+    """Time passed: the next state, and the peers that are lost from now on."""
+    passed_s = now_s - watched.ticked_s
+    is_late = passed_s > 2 * period_s
+    counted_s = min(passed_s, 2 * period_s)
+    silences = tuple((peer, silent + counted_s) for peer, silent in watched.silences)
+    fallen = [] if is_late else [peer for peer, silent in silences if silent >= limit_s]
+    newly = [peer for peer in fallen if peer not in watched.lost]
+    return Watched(silences=silences, lost=watched.lost | set(newly), ticked_s=now_s), newly
