@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.runs import ROOT, environment
 from yatt.adapters import shared_folder
-from yatt.adapters.shared_folder import Member
+from yatt.adapters.files import publish
+from yatt.adapters.shared_folder import Member, Report
 from yatt.errors import DeadlineExceeded
+from yatt.launch.check_fs import faults
 
 
 def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> None:
@@ -32,3 +35,38 @@ def test_a_member_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shared_folder, "WAIT_S", 0.2)
     with pytest.raises(DeadlineExceeded, match=r"process 1 of 2 was not heard of .* not a shared one"):
         Member(tmp_path, index=0, count=2, node="n1").measure()
+
+
+def measured_by_two(folder: Path) -> Report:
+    other = threading.Thread(target=Member(folder, index=1, count=2, node="n2").measure)
+    other.start()
+    report = Member(folder, index=0, count=2, node="n1").measure()
+    other.join(timeout=60)
+    assert report is not None
+    return report
+
+
+def test_claims_that_are_not_exclusive_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_folder, "claim", lambda path, data: True)
+    report = measured_by_two(tmp_path)
+    assert report.nodes == 2
+    assert faults(report) == [
+        f"{report.claim_rounds} of {report.claim_rounds} claims had not exactly one winner"
+    ]
+
+
+def test_files_that_are_written_in_place_are_seen_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_place(path: Path, data: bytes) -> None:
+        if path.name != "whole":
+            publish(path, data)
+            return
+        with path.open("wb", buffering=0) as file:
+            for start in range(0, len(data), 4096):
+                file.write(data[start : start + 4096])
+
+    monkeypatch.setattr(shared_folder, "publish", in_place)
+    found = faults(measured_by_two(tmp_path))
+    assert len(found) == 1
+    assert "reads saw half of a renamed file" in found[0]

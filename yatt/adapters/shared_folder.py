@@ -112,12 +112,13 @@ class Member:
             if self._index == 0:
                 version += 1
                 publish(path, f"{version:08d}".encode() * (WHOLE_BYTES // 8))
-            elif data := read_or_none(path):
-                number = int(data[:8])
+            elif (data := read_or_none(path)) is not None:
                 reads += 1
-                torn += data != data[:8] * (WHOLE_BYTES // 8)
-                backward += number < newest
-                newest = max(newest, number)
+                if len(data) != WHOLE_BYTES or data != data[:8] * (WHOLE_BYTES // 8):
+                    torn += 1
+                    continue
+                backward += int(data[:8]) < newest
+                newest = max(newest, int(data[:8]))
         return reads, torn, backward
 
     def _echo(self, *, new_names: bool) -> list[float]:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from yatt.adapters.slurm import Fields, Slurm
+from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
 from yatt.errors import DeadlineExceeded
@@ -60,10 +61,16 @@ def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) 
 
 
 def demands_of(config: RunConfig) -> tuple[Demand, ...]:
-    """What a run needs of a flat job."""
-    launch = config.launch
-    gpus = 0 if launch.device == "cpu" else launch.gpus_per_node
-    return (Demand(component="trainer", nodes=launch.nodes, gpus_per_node=gpus),)
+    """What a run needs of each component; where every node trains there is one."""
+    trainers, gpus = num_trainer_nodes(config), node_gpus(config)
+    if config.launch.device == "cpu":
+        gpus = (0,) * len(gpus)
+    nodes = {"trainer": gpus[:trainers], "engines": gpus[trainers:]}
+    return tuple(
+        Demand(component=name, nodes=len(each), gpus_per_node=max(each))
+        for name, each in nodes.items()
+        if each
+    )
 
 
 def take_snapshot(slurm: Slurm) -> Snapshot:

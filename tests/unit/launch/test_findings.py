@@ -7,9 +7,9 @@ import pytest
 
 from yatt.adapters.shared_folder import Report, Spread
 from yatt.adapters.slurm import parse_config, parse_lines
-from yatt.config.load import load_as
+from yatt.config.load import load, load_as
 from yatt.config.site import SiteConfig, site_rules
-from yatt.launch.diagnose import findings
+from yatt.launch.diagnose import demands_of, findings
 from yatt.launch.findings.folders import Folder, local_folder_findings, mount_of, run_folder_findings
 from yatt.launch.findings.nodes import gpus_of, is_up
 from yatt.launch.findings.partitions import has_user_signal, requeue_way
@@ -112,6 +112,27 @@ def test_partitions(tmp_path: Path, low, text: str, level: str, says: str) -> No
 def test_nodes(tmp_path: Path, nodes, text: str, level: str, says: str) -> None:
     found = problems(findings(snapshot(nodes=nodes), site(tmp_path, text), (TRAINER,)))
     assert any(line.startswith(level) and says in line for line in found), found
+
+
+def test_what_a_run_needs(tmp_path: Path) -> None:
+    run = (
+        "run: {dir: /r}\ndata: {train_files: [a]}\nmodel: {path: /m}\noptimizer: {lr: 1.0e-6}\n"
+        "rewards: [{name: rule, path: 'builtin:gsm8k'}]\n"
+        "trainer: {total_iterations: 1, train_batch_size: 4, mini_batch_size: 4}\n"
+        "launch: {nodes: 3, gpus_per_node: 2}\n"
+    )
+    (tmp_path / "run.yaml").write_text(run)
+
+    def demands(*arguments: str) -> list[tuple[str, int, int]]:
+        config = load([tmp_path / "run.yaml"], list(arguments))
+        return [(d.component, d.nodes, d.gpus_per_node) for d in demands_of(config)]
+
+    assert demands() == [("trainer", 3, 2)]
+    assert demands("launch.device=cpu") == [("trainer", 3, 0)]
+    apart = demands(
+        "placement.mode=disaggregated", "placement.trainer_nodes=1", "launch.engine_gpus_per_node=4"
+    )
+    assert apart == [("trainer", 1, 2), ("engines", 2, 4)]
 
 
 def test_components_never_share_a_node(tmp_path: Path) -> None:
