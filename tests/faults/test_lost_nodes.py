@@ -29,7 +29,7 @@ from yatt.paths import RunPaths
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 SILENCE_S = 3.0
-ITERATIONS = 12
+ITERATIONS = 16
 SPLIT = {"mode": "disaggregated", "trainer_nodes": 2, "genrm_slabs": 2}  # nodes 2, 3 sample, 4, 5 judge
 
 
@@ -100,6 +100,7 @@ class Disturbed:
             for pid in victims:
                 kill(pid)
             self.losses.append(lost(self.run, 3))
+            assert kill(workers(self.run, 2)[0]), "the last rollout engine; its node starts another"
             paused, engines = controller(self.run, 4), workers(self.run, 4)
             assert kill(paused, signal.SIGSTOP)
             try:
@@ -159,10 +160,15 @@ def test_a_controller_that_stood_still_ends_itself_with_its_workers(disturbed: D
     assert "this attempt ends here with exit code 1: this node was not heard of for 3" in log
 
 
-def test_nobody_is_asked_to_hand_over_and_each_engine_is_granted_once(disturbed: Disturbed) -> None:
+def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
+    disturbed: Disturbed,
+) -> None:
     grants = [(e["slab"], e["holder"]) for e in events(disturbed.run, "lease.grant")]
     roles = ["trainer"] * 2 + ["rollout"] * 2 + ["genrm:judge"] * 2
-    assert sorted(grants) == [(f"n{node}s0", role) for node, role in enumerate(roles)]
+    once = [(f"n{node}s0", role) for node, role in enumerate(roles)]
+    assert sorted(grants) == sorted([*once, ("n2s0", "rollout")])
+    again = [e["worker"] for e in events(disturbed.run, "worker.start") if not e["worker"].endswith(".1")]
+    assert again == ["rollout-n2s0.2"]
     assert not events(disturbed.run, "lease.release")
 
 
