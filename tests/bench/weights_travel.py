@@ -151,7 +151,7 @@ def run() -> dict[str, Any]:
         "title": "Weights between two controllers",
         "how": f"{FILES} files of {FILE_BYTES >> 20} MiB from an owner's memory filesystem to an engine "
         "node's: real controllers in two processes, CURVE over TCP on the loopback, a checksum of each file "
-        f"at both ends. {REPEATS} fetches. Late: by how much a task that wants to run every 10 ms came later.",
+        f"at both ends. {REPEATS} fetches. Lateness is of a task that wants to run every 10 ms.",
         "head": ["what", "time", "rate"],
         "rows": rows,
         "targets": [

@@ -82,7 +82,8 @@ def lost(run: RunFile, node: int) -> dict[str, Any]:
 
 @dataclass
 class Disturbed:
-    """One run that loses a rollout node by SIGKILL, then a judge's node by SIGSTOP, and what was seen."""
+    """One run, and what was seen of it. Its leader stands still for a while; it loses a rollout node by
+    SIGKILL, an engine of the other one, and a judge's node by SIGSTOP."""
 
     run: RunFile
     output: str = ""
@@ -95,6 +96,7 @@ class Disturbed:
         process = start("run", str(self.run.write()))
         try:
             wait_for(lambda: events(self.run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
+            self._pause_leader()
             victims = [controller(self.run, 3), *workers(self.run, 3)]
             self.killed_ns = time.monotonic_ns()
             for pid in victims:
@@ -115,6 +117,15 @@ class Disturbed:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
+
+    def _pause_leader(self) -> None:
+        """Longer than the silence that costs others their place, shorter than a lease."""
+        leader, began_s = controller(self.run, 0), time.monotonic()
+        assert kill(leader, signal.SIGSTOP)
+        try:
+            wait_for(lambda: time.monotonic() - began_s > SILENCE_S + 2, timeout_s=60, what="time to pass")
+        finally:
+            kill(leader, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +149,10 @@ def test_the_run_goes_on_and_ends_bit_equal(calm: RunFile, disturbed: Disturbed)
     assert final_state(disturbed.run) == final_state(calm)
     assert metrics(disturbed.run) == metrics(calm)
     assert living(disturbed.run.run_dir) == {}
+
+
+def test_a_leader_that_stood_still_blames_nobody(disturbed: Disturbed) -> None:
+    assert [e["node"] for e in events(disturbed.run, "node.lost")] == [3, 4], "only the real ones"
 
 
 def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> None:
@@ -169,7 +184,7 @@ def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
     assert sorted(grants) == sorted([*once, ("n2s0", "rollout")])
     again = [e["worker"] for e in events(disturbed.run, "worker.start") if not e["worker"].endswith(".1")]
     assert again == ["rollout-n2s0.2"]
-    assert not events(disturbed.run, "lease.release")
+    assert [e["slab"] for e in events(disturbed.run, "lease.release")] == ["n2s0"]
 
 
 def test_weights_come_from_owners_in_turn(disturbed: Disturbed) -> None:
