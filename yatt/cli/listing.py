@@ -6,7 +6,7 @@ from pathlib import Path
 
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
-from yatt.launch.jobs import job_view
+from yatt.launch.jobs import job_view, state_in_words
 from yatt.launch.known import known_runs
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -39,4 +39,10 @@ def _row(root: Path) -> tuple[str, str, str, str, str]:
     view.refresh()
     summary, job = view.summary(), job_view(paths, Slurm())
     iteration = f"{summary['iteration']}/{summary['total_iterations']}"
-    return job.job_id or "-", job.state or "-", iteration, str(summary["state"]), str(root)
+    return (
+        job.job_id or "-",
+        job.state or "-",
+        iteration,
+        state_in_words(summary["state"], summary["epoch"], job),
+        str(root),
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch.jobs import JobView, job_view
+from yatt.launch.jobs import JobView, job_view, state_in_words
 from yatt.obs.console import Console, duration
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -35,6 +35,7 @@ def status(run: Path, *, as_json: bool) -> int:
     view.refresh()
     summary = view.summary()
     job = job_view(view.paths, Slurm())
+    summary["state"] = state_in_words(summary["state"], summary["epoch"], job)
     if as_json:
         print(json.dumps({**summary, "job": asdict(job)}))
         return 0

@@ -74,7 +74,7 @@ def judge(seen: Seen) -> Outcome:
         reason = seen.stop or "preempted"
         return Outcome(verdict=Verdict.SUCCEED, reason=reason, exit_code=EXIT_WILL_CONTINUE, gone=seen.dead)
     if leader in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART):
-        return Outcome(verdict=Verdict.GIVE_UP, reason=seen.cause, exit_code=leader)
+        return Outcome(verdict=Verdict.GIVE_UP, reason=seen.cause or "see the logs", exit_code=leader)
     return _after_a_failure(seen)
 
 

@@ -16,14 +16,15 @@ from pathlib import Path
 
 from yatt import clock
 from yatt.adapters.files import publish
-from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
+from yatt.adapters.ledger import ENDED, STARTED, attempts, newest_epoch, note, run_is_finished
 from yatt.adapters.slurm import Slurm
-from yatt.adapters.succession import Succession
+from yatt.adapters.succession import Succession, state_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.control.session import open_run_store
+from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, YattError
@@ -45,12 +46,14 @@ class Job:
 
     Attributes:
         gone: the run's nodes whose machines were lost in this start.
+        epoch: of this start's newest attempt.
     """
 
     paths: RunPaths
     slurm: Slurm = field(default_factory=Slurm)
     signals: list[int] = field(default_factory=list)
     gone: frozenset[int] = frozenset()
+    epoch: int = 0
 
     def run(self) -> int:
         """Until this start is over; gives the exit code."""
@@ -78,13 +81,16 @@ class Job:
         self, config: RunConfig, plan: JobPlan, components: tuple[Component, ...], allocation: Allocation
     ) -> int | None:
         """One attempt; None if another is to follow in this start."""
+        if superseded := self._superseded(allocation):
+            say(superseded)
+            return EXIT_WILL_CONTINUE
         committed = self._committed(config)
         limit = config.run.max_attempts_without_progress
         decision = may_begin(self._ends(plan, committed), committed=committed, max_without_progress=limit)
         if not decision.again:
             say(decision.reason)
             return decision.exit_code
-        epoch = claim_epoch(self.paths)
+        self.epoch = epoch = claim_epoch(self.paths)
         self._open(epoch, config, plan, allocation, committed)
         succession = Succession(
             paths=self.paths, epoch=epoch, job_id=allocation.job_id, restarts=allocation.restarts,
@@ -97,6 +103,26 @@ class Job:
         names = node_names(components, allocation)
         keep_off = [names[index] for index in sorted(outcome.gone)]
         return self._after(outcome, config, succession, keep_off)
+
+    def _superseded(self, allocation: Allocation) -> str:
+        """Why this start may not begin another attempt, empty if it may.
+
+        A start claims its first epoch by right: Slurm has just begun it. A later one it claims only while it
+        is still the run's newest start, or two of them would end each other for ever.
+        """
+        if self.epoch and newest_epoch(self.paths) > self.epoch:
+            return "another start of this run is newer: this one is over"
+        pause_s = RETRY_FIRST_S
+        while not self._is_told_to_end():
+            state = state_of(self.slurm.show_job(allocation.job_id), allocation.restarts)
+            if state is Start.OVER:
+                return f"Slurm does not run this start of job {allocation.job_id} any more"
+            if state is Start.SAME or not self.epoch:
+                return ""
+            say("Slurm does not say whether this start still counts; asking again")
+            self._pause(pause_s)
+            pause_s = min(RETRY_MOST_S, pause_s * 2)
+        return "Slurm is ending this start"
 
     def _after(
         self, outcome: Outcome, config: RunConfig, succession: Succession, keep_off: list[str]
@@ -176,7 +202,7 @@ class Job:
     def _ends(self, plan: JobPlan, committed: int) -> list[AttemptEnd]:
         """How this submission's attempts ended; what an attempt had committed, its successor found."""
         mine = [a for a in attempts(self.paths) if a.started.get("submission") == plan.submission]
-        found = [int(a.started["committed"]) for a in mine[1:]] + [committed]
+        found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
         return [
             AttemptEnd(attempt.ended.get("exit_code"), after)
             for attempt, after in zip(mine, found, strict=True)

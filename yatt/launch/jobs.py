@@ -66,6 +66,17 @@ def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
     )  # fmt: skip
 
 
+def state_in_words(run_state: str, epoch: int, job: JobView) -> str:
+    """A run's state, where its folder alone cannot know it: not begun yet, or cut off with its job."""
+    if run_state != "running":
+        return run_state
+    if job.job_id and job.state not in ("UNKNOWN", *LIVING_STATES):
+        return f"cut off: job {job.job_id} is {job.state}"
+    if job.state in LIVING_STATES and job.state not in ("RUNNING", "COMPLETING"):
+        return "waiting"
+    return run_state if epoch else "not begun"
+
+
 def _component(fields: Fields) -> str:
     nodes = fields.get("NodeList", "")
     where = nodes if nodes not in ("", "(null)") else f"{fields.get('NumNodes', '?')} nodes wanted"

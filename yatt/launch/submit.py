@@ -1,7 +1,10 @@
 """`yatt submit`: checks a run and the cluster, then submits the run as one job that keeps itself going."""
 
+import contextlib
+import os
 import secrets
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
-from yatt.adapters.files import publish
+from yatt.adapters.files import publish, read_or_none
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import resolved_text
@@ -20,6 +23,7 @@ from yatt.launch.diagnose import demands_of, findings, take_snapshot
 from yatt.launch.executor import HetExecutor, shell_line
 from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job
+from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
 from yatt.launch.plan import Component, JobPlan, Resized, components_of, effective, layout_of, write_plan
 from yatt.launch.preflight import preflight
@@ -90,11 +94,11 @@ def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan) -> HetExecuto
         paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain"
     )
     shared: dict[str, Any] = {
-        "name": f"yatt-{paths.root.name}", "timeout_min": site.time_limit_min or DEFAULT_LIMIT_MIN,
+        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min or DEFAULT_LIMIT_MIN,
         "signal_delay_s": site.signal_lead_s, "setup": list(site.setup), "account": site.account or None,
         "exclusive": True if site.exclusive else None, "stderr_to_stdout": True, "comment": str(paths.root),
     }  # fmt: skip
-    executor.update_parameters(**{key: value for key, value in shared.items() if value})
+    executor.update_parameters(wckey=None, **{key: value for key, value in shared.items() if value})
     return executor
 
 
@@ -117,12 +121,20 @@ def _asked_of(part: Component, site: SiteConfig) -> dict[str, Any]:
 
 
 def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
+    alive = job_view(paths, Slurm())
+    if alive.is_alive:
+        raise ConfigError(
+            f"job {alive.job_id} of this run is {alive.state} already: `yatt status {paths.root}`. "
+            f"To begin anew with other settings, `yatt cancel {paths.root}` first."
+        )
+    before = read_or_none(paths.plan)
     write_plan(paths, plan)
     executor = executor_of(paths, config, plan)
     try:
-        with clean_env():
+        with _outside_of_jobs():
             job = executor.submit(run_job, str(paths.root))
     except (FailedJobError, FailedSubmissionError) as error:
+        publish(paths.plan, before) if before else paths.plan.unlink()
         said = str(error).strip().splitlines() or ["no reason given"]
         raise ConfigError(f"sbatch refused the job, nothing was queued: {said[-1]}") from error
     publish(paths.job, f"{job.job_id}\n".encode())
@@ -132,6 +144,15 @@ def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
         f"  yatt status {paths.root}\n  yatt logs -f {paths.root}\n  yatt cancel {paths.root}\n"
     )
     return 0
+
+
+@contextlib.contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Submitting from inside a job must not hand that job's variables on; which cluster it is stays."""
+    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF"}
+    with clean_env():
+        os.environ.update(kept)
+        yield
 
 
 def _show(config: RunConfig, plan: JobPlan) -> int:

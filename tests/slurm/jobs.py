@@ -1,0 +1,177 @@
+"""Submitted runs for tests: the command as a user types it, on a real cluster, and what must hold after each.
+
+The run: 2 trainer nodes and 2 engine nodes, a tiny policy, the scripted engine, deterministic.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.runs import ROOT, RunFile, command, living, rows, wait_for
+from tests.slurm.cluster import Cluster
+from yatt.adapters.ledger import attempts, newest_epoch, run_is_finished
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.store import FolderStore
+from yatt.obs.metrics import STEP, results
+from yatt.paths import RunPaths
+
+ITERATIONS = 12
+HET = {
+    "launch": {"nodes": 4, "node_silence_s": 6.0},
+    "placement": {"mode": "disaggregated", "trainer_nodes": 2},
+    "trainer": {"total_iterations": ITERATIONS},
+}
+
+
+class SubmittedRun:
+    """One run on a cluster. `site` is laid over configs/sites/testcluster.yaml."""
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None, **site: Any
+    ) -> None:
+        self.cluster = cluster
+        merged = {**HET, **(settings or {})}
+        for section, values in HET.items():
+            merged[section] = {**values, **(settings or {}).get(section, {})}
+        self.file = RunFile(folder, merged)
+        self.paths = RunPaths(self.file.run_dir)
+        self.site = folder / "site.yaml"
+        self.config = self.file.write()
+        content = yaml.safe_load((ROOT / "configs" / "sites" / "testcluster.yaml").read_text())
+        self.site.write_text(yaml.safe_dump({**content, **site}))
+
+    def yatt(self, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+        env = {
+            **self.cluster.env,
+            "PYTHONWARNINGS": "ignore",
+            "XDG_STATE_HOME": str(self.file.folder / "state"),
+        }
+        return subprocess.run(
+            command(*arguments), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def submit(self) -> str:
+        """`yatt submit`; gives the job's id."""
+        done = self.yatt("submit", str(self.config), "--site", str(self.site))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.search(r"job (\d+)", done.stdout)[1]
+
+    # ---- looking ----------------------------------------------------------------------------
+
+    def step(self) -> int:
+        """The newest iteration with a line in metrics."""
+        return max((row[STEP] for row in rows(self.paths.metrics)), default=0)
+
+    def wait_step(self, step: int, timeout_s: float = 90) -> None:
+        self._wait(lambda: self.step() >= step, timeout_s, f"iteration {step}")
+
+    def wait_finished(self, job_id: str, timeout_s: float = 150) -> None:
+        """Until the run is finished and its job completed."""
+
+        def over() -> bool:
+            state = self.cluster.show_job(int(job_id))["JobState"]
+            return run_is_finished(self.paths) and state == "COMPLETED"
+
+        self._wait(over, timeout_s, "the run to finish")
+
+    def wait_event(self, kind: str, timeout_s: float = 60, **fields: Any) -> dict[str, Any]:
+        """Until an event of this kind with these fields is there."""
+        found: dict[str, Any] = self._wait(
+            lambda: next(iter(self.events(kind, **fields)), None), timeout_s, f"the event {kind} {fields}"
+        )
+        return found
+
+    def events(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        return [
+            event
+            for event in rows(self.paths.events)
+            if event["kind"] == kind and all(event.get(k) == v for k, v in fields.items())
+        ]
+
+    def pid(self, worker: str) -> int:
+        """Of a worker's newest process."""
+        return int([e for e in self.events("worker.start") if e["worker"].startswith(worker)][-1]["pid"])
+
+    def controller(self, node: int) -> int:
+        """Pid of a node's controller in the newest attempt."""
+        seat = self.paths.seat(newest_epoch(self.paths), node)
+        return int(json.loads(seat.read_text().partition(" ")[2])["pid"])
+
+    def launcher_log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.paths.submitit.glob("*.out")))
+
+    def restarts(self, job_id: str) -> int:
+        return int(self.cluster.show_job(int(job_id))["Restarts"])
+
+    def _wait(self, holds: Any, timeout_s: float, what: str) -> Any:
+        try:
+            return wait_for(holds, timeout_s=timeout_s, what=what)
+        except AssertionError as late:
+            logs = [p.read_text()[-1500:] for p in sorted((self.paths.latest / "logs").glob("node*.log"))]
+            raise AssertionError(f"{late}\n{self.launcher_log()}\n" + "\n".join(logs)) from None
+
+    # ---- what must hold after every case -------------------------------------------------------
+
+    def check(self, reference: dict[str, Any]) -> None:
+        """The invariants: a lineage of whole checkpoints, one line an iteration, nothing left behind, and the
+        same results as the run that nothing happened to."""
+        assert run_is_finished(self.paths)
+        self.check_checkpoints()
+        self.check_leases()
+        self.check_nothing_left()
+        assert metrics_of(self.paths) == reference["metrics"]
+        assert weights_of(self.paths) == reference["weights"]
+
+    def check_checkpoints(self) -> None:
+        store = FolderStore(self.paths.root / "checkpoints")
+        names = sorted(store.names("manifests"))
+        steps = [int(name.partition(".")[0]) for name in names]
+        found = Checkpoints(store, 0).newest()
+        assert found.manifest is not None
+        assert found.skipped == ()
+        assert len(steps) - len(found.ghosts) == len(set(steps) - set()), "one committed manifest a step"
+        for name in set(f"manifests/{name}" for name in names) - set(found.ghosts):
+            for file in Checkpoints(store, 0).read(name).files:
+                assert hashlib.sha256(store.read(file.path)).hexdigest() == file.sha256, (
+                    f"{name}: {file.path}"
+                )
+
+    def check_leases(self) -> None:
+        """Tokens of a slab rise, and a grant follows only what was given up or lost."""
+        tokens: dict[tuple[int, str], int] = {}
+        for event in rows(self.paths.events):
+            if event["kind"] == "lease.grant":
+                key = (event["epoch"], event["slab"])
+                assert event["token"] > tokens.get(key, 0), f"{event} after token {tokens.get(key)}"
+                tokens[key] = event["token"]
+
+    def check_nothing_left(self) -> None:
+        wait_for(lambda: not living(self.paths.root), timeout_s=20, what=f"no process of {self.paths.root}")
+        folder = self.file.folder
+        assert [*folder.glob("yatt-*")] == [], "sockets or shared memory were left"
+        left = [p for p in self.paths.root.rglob(".*") if re.search(r"\.\d+\.[0-9a-f]{8}$", p.name)]
+        assert left == [], "temporary files were left"
+
+
+def metrics_of(paths: RunPaths) -> list[dict[str, Any]]:
+    """What must be equal between two runs with the same results; each iteration once, in order."""
+    found = rows(paths.metrics)
+    assert [row[STEP] for row in found] == list(range(1, len(found) + 1))
+    return [results(row) for row in found]
+
+
+def weights_of(paths: RunPaths) -> dict[str, str]:
+    """SHA-256 of every tensor file of the trained model."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.model.glob("*.safetensors")
+    }
+
+
+def ends(paths: RunPaths) -> list[tuple[int | None, str]]:
+    """How each attempt ended, as the ledger has it."""
+    return [(a.ended.get("exit_code"), str(a.ended.get("reason", ""))) for a in attempts(paths)]

@@ -1,0 +1,57 @@
+"""Slurm takes the nodes away: the run saves, is requeued once, and goes on where it was."""
+
+import os
+import signal
+
+import pytest
+
+from tests.runs import wait_for
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SubmittedRun, ends
+from yatt.adapters.ledger import attempts
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+
+HIGH = "#!/bin/bash\nsleep 6\n"
+
+
+def test_a_preempted_run_saves_and_comes_back_under_the_same_id(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(3)
+    cluster.sbatch(HIGH, "--partition=high", "--nodes=3", "--exclusive")
+    run.wait_finished(job_id)
+    first, second = attempts(run.paths)
+    assert ends(run.paths)[0] == (75, "preempted")
+    assert second.started["committed"] == first.ended["committed"] >= 3, "nothing that was done is lost"
+    assert (second.started["job"], second.started["restarts"]) == (job_id, 1)
+    assert run.restarts(job_id) == 1
+    run.check(reference)
+
+
+def test_a_storm_of_signals_is_one_stop(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    launcher = attempts(run.paths)[0].started["pid"]
+    for number in (signal.SIGUSR2, signal.SIGCONT, signal.SIGUSR2, signal.SIGUSR2):
+        os.kill(launcher, number)
+    for node in range(4):
+        os.kill(run.controller(node), signal.SIGTERM)
+    run.wait_finished(job_id)
+    assert len(attempts(run.paths)) == 2
+    assert run.restarts(job_id) == 1
+    run.check(reference)
+
+
+def test_a_finished_run_that_is_requeued_ends_at_once(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_finished(job_id)
+    epochs = len(attempts(run.paths))
+    cluster.call("scontrol", "requeue", job_id)
+    wait_for(lambda: run.restarts(job_id) == 1, timeout_s=30, what="the requeue")
+    cluster.wait_state(int(job_id), "COMPLETED", timeout_s=60)
+    assert "is finished: nothing to do" in run.launcher_log()
+    assert len(attempts(run.paths)) == epochs, "no epoch was claimed, so nothing was started"
+    run.check(reference)

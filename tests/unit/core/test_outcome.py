@@ -1,0 +1,48 @@
+"""What follows from the end of an attempt on Slurm, case by case."""
+
+import pytest
+
+from yatt.core.outcome import CANCEL, Seen, Verdict, judge
+
+OWNERS = frozenset({0, 1})
+
+
+def seen(**changes):
+    return judge(Seen(owners=OWNERS, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "code"),
+    [
+        ({"ended": {0: 0, 1: 0}}, Verdict.FINISHED, 0),
+        ({"ended": {0: 0}, "is_killed": True}, Verdict.FINISHED, 0),
+        ({"is_killed": True, "stop": "preempted"}, Verdict.KILLED, None),
+        ({"ended": {0: 75}, "stop": "preempted"}, Verdict.SUCCEED, 75),
+        ({"ended": {0: 75}, "is_preempted": True}, Verdict.SUCCEED, 75),
+        ({"ended": {0: 75}, "stop": CANCEL}, Verdict.CANCELLED, 75),
+        ({"ended": {0: 2}, "cause": "the reward raises"}, Verdict.GIVE_UP, 2),
+        ({"ended": {0: 93}}, Verdict.GIVE_UP, 93),
+        ({"ended": {1: -9}}, Verdict.AGAIN, 1),
+        ({"ended": {0: 75}}, Verdict.AGAIN, 1),
+        ({"ended": {0: 1}, "dead": frozenset({3})}, Verdict.AGAIN, 1),
+        ({"ended": {0: 1}, "dead": frozenset({1})}, Verdict.SUCCEED, None),
+        ({"ended": {0: 1}, "dead": frozenset({3}), "can_shrink": False}, Verdict.SUCCEED, None),
+        ({}, Verdict.AGAIN, 1),
+    ],
+)
+def test_the_verdict(changes, verdict, code):
+    outcome = seen(**changes)
+    assert (outcome.verdict, outcome.exit_code) == (verdict, code)
+    assert outcome.reason
+
+
+def test_a_stop_names_its_reason_and_a_failure_its_cause():
+    assert seen(ended={0: 75}, stop="the time limit is near").reason == "the time limit is near"
+    assert seen(ended={0: 1}, cause="trainer-n0r0 was killed").reason == "trainer-n0r0 was killed"
+    assert seen(ended={0: 0, 1: 0}).reason == "finished"
+    assert seen(ended={1: -9}).reason == "node1 ended with -9"
+    assert "node1 is gone" in seen(ended={0: 1}, dead=frozenset({1})).reason
+
+
+def test_lost_machines_are_left_out_from_then_on():
+    assert seen(ended={0: 1}, dead=frozenset({2, 3})).gone == {2, 3}
