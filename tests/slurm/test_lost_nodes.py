@@ -1,0 +1,139 @@
+"""Nodes and controllers die, or Slurm loses sight of them: the run goes on, and ghosts change nothing."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.runs import wait_for
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SubmittedRun, ends
+from yatt.adapters.ledger import attempts
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.store import FolderStore
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
+
+DETECTED_S = 15.0
+ZOMBIE_S = 60.0
+
+
+def hosts(run: SubmittedRun) -> list[str]:
+    """Slurm's name of each of the run's nodes, in the newest attempt."""
+    started = attempts(run.paths)[-1].started["hosts"]
+    return [*started["trainer"], *started["engines"]]
+
+
+def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
+    cluster: Cluster, reference, tmp_path
+):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    cluster.crash(hosts(run)[3])
+    began_s = time.monotonic()
+    lost = run.wait_event("node.lost", node=3)
+    assert time.monotonic() - began_s < DETECTED_S
+    assert lost["goes_on"] is True
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 0
+    assert [code for code, _ in ends(run.paths)] == [0]
+    run.check(reference)
+
+
+def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    gone = hosts(run)[1]
+    cluster.crash(gone)
+    run.wait_event("node.lost", timeout_s=DETECTED_S, node=1)
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 1
+    assert "node1 is gone" in ends(run.paths)[0][1]
+    assert gone not in hosts(run)
+    run.check(reference)
+
+
+def test_a_lost_batch_node_leaves_no_zombie(cluster: Cluster, reference, tmp_path):
+    """The launcher and the leader die with it; a survivor asks Slurm for the next start, once."""
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    gone = hosts(run)[0]
+    began_s = time.monotonic()
+    cluster.crash(gone)
+    asked = run.wait_event("requeue", timeout_s=ZOMBIE_S)
+    assert time.monotonic() - began_s < ZOMBIE_S
+    assert asked["reason"] == "the leader is gone"
+    run.wait_finished(job_id)
+    assert len(run.events("requeue")) == 1
+    assert run.restarts(job_id) == 1
+    assert len(attempts(run.paths)) == 2
+    assert gone not in hosts(run)
+    run.check(reference)
+
+
+def test_a_ghost_writes_nowhere_that_counts(cluster: Cluster, reference, tmp_path):
+    """slurmd of the batch node stands still: its launcher and leader live on beside the new start."""
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    ghost_node, ghost = hosts(run)[0], attempts(run.paths)[0].started["pid"]
+    leader = run.controller(0)
+    cluster.pause(ghost_node)
+    os.kill(leader, signal.SIGSTOP)  # it will wake in the middle of its heir's work
+    cluster.call("scontrol", "requeue", job_id)
+    wait_for(lambda: len(attempts(run.paths)) == 2, timeout_s=120, what="the next start")
+    assert ghost_node not in hosts(run)
+    run.wait_step(attempts(run.paths)[1].started["committed"] + 2)
+    os.kill(leader, signal.SIGCONT)
+    run.wait_finished(job_id)
+    wait_for(lambda: not os.path.exists(f"/proc/{leader}"), timeout_s=30, what="the ghost to end itself")
+    assert len(attempts(run.paths)) == 2, "the ghost claimed no epoch"
+    late = [
+        e for e in run.events("ckpt.commit", epoch=1) if e["wall"] > attempts(run.paths)[1].started["wall"]
+    ]
+    assert late == [], "the ghost committed nothing after its heir had begun"
+    assert Checkpoints(FolderStore(run.paths.root / "checkpoints"), 0).newest().ghosts == ()
+    cluster.unpause(ghost_node)
+    wait_for(lambda: not os.path.exists(f"/proc/{ghost}"), timeout_s=60, what="the ghost's launcher to end")
+    run.check(reference)
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["leader", "trainer"])
+def test_a_lost_controller_costs_an_attempt_but_no_requeue(cluster: Cluster, reference, tmp_path, node):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    os.kill(run.controller(node), signal.SIGKILL)
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 0
+    assert [code for code, _ in ends(run.paths)] == [1, 0]
+    assert f"node{node} ended with -9" in ends(run.paths)[0][1]
+    run.check(reference)
+
+
+def test_a_lost_engine_controller_costs_nothing(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    os.kill(run.controller(2), signal.SIGKILL)
+    run.wait_finished(job_id)
+    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
+    run.check(reference)
+
+
+def test_a_holder_that_wakes_after_its_lease_ran_out_is_refused(cluster: Cluster, reference, tmp_path):
+    run = SubmittedRun(cluster, tmp_path, {"lease": {"renew_s": 0.5, "ttl_s": 3.0, "ask_s": 1, "term_s": 1}})
+    job_id = run.submit()
+    run.wait_step(2)
+    paused = run.pid("rollout-n3s0")
+    os.kill(paused, signal.SIGSTOP)
+    run.wait_event("lease.expire", slab="n3s0")
+    wait_for(lambda: run.pid("rollout-n3s0") != paused, timeout_s=30, what="the engine to be replaced")
+    assert not os.path.exists(f"/proc/{paused}"), "it was killed before another got its slab"
+    run.wait_finished(job_id)
+    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
+    run.check(reference)
