@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
+    diagnose.add_argument("--nodes", type=int, default=0, help="run a short job on so many nodes as well")
     diagnose.set_defaults(action=_diagnose)
     return parser
 
@@ -124,7 +125,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     if arguments.config:
         overlays = [Path(part) for part in arguments.more if "=" not in part]
         config = load([arguments.config, *overlays], [part for part in arguments.more if "=" in part])
-    return diagnose(load_site(arguments.site), config, as_json=arguments.json)
+    return diagnose(load_site(arguments.site), config, as_json=arguments.json, try_num=arguments.nodes)
 
 
 if __name__ == "__main__":
