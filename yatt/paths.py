@@ -80,6 +80,32 @@ class RunPaths:
         """Written by the leader when it declares a controller lost."""
         return self.attempt(epoch) / "lost" / f"{node}.json"
 
+    @property
+    def plan(self) -> Path:
+        """How the newest submission runs on Slurm (`yatt.launch.plan`)."""
+        return self.root / "slurm.json"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files: scripts, pickles and the launcher's output, by job id."""
+        return self.root / "submitit"
+
+    def attempt_config(self, epoch: int) -> Path:
+        """What this attempt runs with, where that is not `config`: other nodes, the site's folders."""
+        return self.attempt(epoch) / "config.yaml"
+
+    def pulse(self, epoch: int) -> Path:
+        """A counter that the leader keeps raising; the dead-man's switch watches it."""
+        return self.attempt(epoch) / "pulse"
+
+    def claimed_requeue(self, epoch: int, number: int) -> Path:
+        """Who asks Slurm to start the job anew; a later number succeeds a claimant that died."""
+        return self.attempt(epoch) / "requeue" / f"{number:06d}"
+
+    def seat(self, epoch: int, node: int) -> Path:
+        """Which Slurm node a controller was started on, and how it ended."""
+        return self.attempt(epoch) / "seats" / f"{node}.json"
+
     def log(self, epoch: int, worker: str) -> Path:
         """A process's output."""
         return self.attempt(epoch) / "logs" / f"{worker}.log"

@@ -18,6 +18,7 @@ from yatt.config.check import relations
 from yatt.config.schema import RunConfig
 from yatt.config.tree import Node, argument_tree, merge, read_tree
 from yatt.errors import ConfigError
+from yatt.paths import RunPaths
 
 C = TypeVar("C")
 _REFUSED = object()
@@ -56,6 +57,16 @@ def load_resolved(path: Path) -> RunConfig:
         ConfigError: as `load`.
     """
     return load([path], [])
+
+
+def load_attempt(paths: RunPaths, epoch: int) -> RunConfig:
+    """What one attempt runs with: the run's config, unless its launcher wrote another for it.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    own = paths.attempt_config(epoch)
+    return load_resolved(own if own.exists() else paths.config)
 
 
 def resolved_text(config: Any) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from yatt.adapters.files import make_private
 from yatt.adapters.nvml import visible_devices
 from yatt.config.check import node_gpus
-from yatt.config.load import load_resolved
+from yatt.config.load import load_attempt
 from yatt.control.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
@@ -50,7 +50,7 @@ def _indexes(text: str) -> frozenset[int]:
 def _node(arguments: argparse.Namespace) -> Node:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
-    config = load_resolved(paths.config)
+    config = load_attempt(paths, arguments.epoch)
     devices: tuple[str, ...] = ()
     if arguments.device == "cuda":
         count = node_gpus(config)[arguments.node]

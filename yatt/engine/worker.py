@@ -19,7 +19,7 @@ from pathlib import Path
 from yatt.adapters.process import die_with_parent
 from yatt.adapters.wire import Order, Pulse, WorkerLink
 from yatt.adapters.worker_arguments import WorkerArguments
-from yatt.config.load import load_resolved
+from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
 from yatt.engine.compare import compare_norms, published_norms
@@ -202,7 +202,7 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
     try:
-        config = load_resolved(RunPaths(Path(arguments.run)).config)
+        config = load_attempt(RunPaths(Path(arguments.run)), arguments.epoch)
         plan = make_plan(config)
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
         import_library(plan.kind)

@@ -1,12 +1,11 @@
 """From a config to a running run on this machine."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.device import device_of
 from yatt.launch.folder import completed, open_folder
 from yatt.launch.local import Launcher
 from yatt.launch.preflight import preflight
@@ -53,14 +52,3 @@ def _run(config: RunConfig, paths: RunPaths) -> int:
         return launcher.run()
     finally:
         console.close()
-
-
-def device_of(wanted: str) -> str:
-    """cpu or cuda; auto asks the driver's own tool, since the control plane has no torch."""
-    if wanted != "auto":
-        return wanted
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return "cpu"
-    answer = subprocess.run([tool, "-L"], capture_output=True, check=False, timeout=30)
-    return "cuda" if answer.returncode == 0 and b"GPU" in answer.stdout else "cpu"

@@ -17,7 +17,7 @@ import zmq.asyncio
 from yatt.adapters.process import die_with_parent
 from yatt.adapters.wire import Channel, WorkerLink, calling_socket
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
-from yatt.config.load import load_resolved
+from yatt.config.load import load_attempt
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceeded, StaleEpoch
 from yatt.paths import RunPaths
@@ -156,7 +156,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
-        config = load_resolved(RunPaths(Path(arguments.run)).config)
+        config = load_attempt(RunPaths(Path(arguments.run)), arguments.epoch)
         functions = load_rewards(config)
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)

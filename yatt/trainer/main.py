@@ -16,7 +16,7 @@ from pathlib import Path
 
 from yatt.adapters.wire import Order, Pulse, WorkerLink
 from yatt.checkpoint.store import open_store
-from yatt.config.load import load_resolved
+from yatt.config.load import load_attempt
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
-    config = load_resolved(RunPaths(run).config)
+    config = load_attempt(RunPaths(run), arguments.epoch)
     url = config.checkpoint.url or str(run / "checkpoints")
     store = open_store(url, config.checkpoint.storage_options)
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.

@@ -1,0 +1,102 @@
+"""How one start of a Slurm job is succeeded by the next, exactly once.
+
+Whoever wants it (the launcher, or a surviving controller) first claims it in the shared folder, then asks
+Slurm to requeue the job; a site that forbids that gets a successor job that waits for this one (afterany).
+"""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt.adapters.files import claim, make_private, sealed
+from yatt.adapters.slurm import Fields, Reply, Slurm
+from yatt.core.deadman import Job
+from yatt.errors import ConfigError
+from yatt.paths import RunPaths
+
+_LOG = logging.getLogger(__name__)
+_JOB_ID = re.compile(r"^(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """One start of a job, and how it is succeeded.
+
+    Attributes:
+        restarts: SLURM_RESTART_COUNT of this start.
+        mode: auto, requeue or chain, as in the site file.
+    """
+
+    paths: RunPaths
+    epoch: int
+    job_id: str
+    restarts: int
+    mode: str = "auto"
+    slurm: Slurm = field(default_factory=Slurm)
+
+    def state(self) -> Job:
+        """Whether Slurm still runs this very start."""
+        return state_of(self.slurm.show_job(self.job_id), self.restarts)
+
+    def claim(self, number: int) -> bool | None:
+        """Try to be the one who acts; None if the shared folder does not answer."""
+        path = self.paths.claimed_requeue(self.epoch, number)
+        try:
+            make_private(path.parent)
+            return claim(path, sealed({"pid": os.getpid(), "host": os.uname().nodename}, self.epoch))
+        except (OSError, ConfigError) as error:
+            _LOG.warning("the requeue cannot be claimed: %s", error)
+            return None
+
+    def succeed(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
+        """Ask Slurm for the next start, off the nodes `exclude`."""
+        if self.mode != "chain":
+            reply = self.slurm.requeue(self.job_id)
+            if reply.code == 0:
+                if exclude:
+                    _LOG.info("keeping off %s: %s", exclude, self._keep_off(exclude))
+                return reply
+            if self.mode == "requeue" or reply.is_unreachable:
+                return reply
+            _LOG.warning("requeue refused (%s); a successor job is submitted instead", reply.says)
+        return self._chain(exclude, env)
+
+    def _keep_off(self, exclude: list[str]) -> str:
+        before = (self.slurm.show_job(self.job_id) or [{}])[0].get("ExcNodeList", "")
+        known = [] if before in ("", "(null)") else [before]
+        reply = self.slurm.exclude(self.job_id, [*known, *exclude])
+        return "done" if reply.code == 0 else reply.says
+
+    def _chain(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
+        """Submit the same script again, to begin when this job has ended."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "job.sh"
+            written = self.slurm.call("scontrol", "write", "batch_script", self.job_id, str(script))
+            if written.code != 0:
+                return written
+            keep_off = [f"--exclude={','.join(exclude)}"] if exclude else []
+            reply = self.slurm.call(
+                "sbatch", "--parsable", f"--dependency=afterany:{self.job_id}", *keep_off, str(script)
+            )
+        match = _JOB_ID.match(reply.out)
+        if reply.code == 0 and match and (pickles := env.get("SUBMITIT_FOLDER")):
+            shutil.copy2(
+                Path(pickles) / f"{self.job_id}_submitted.pkl", Path(pickles) / f"{match[1]}_submitted.pkl"
+            )
+        return reply
+
+
+def state_of(components: list[Fields] | None, restarts: int) -> Job:
+    """What `scontrol show job` says about the start with this restart count."""
+    if components is None:
+        return Job.UNKNOWN
+    if not components:
+        return Job.OVER
+    leader = components[0]
+    running = leader.get("JobState", "").split(" ")[0] == "RUNNING"
+    return Job.SAME if running and int(leader.get("Restarts", "0")) == restarts else Job.OVER

@@ -1,0 +1,106 @@
+"""The dead-man's switch of one controller on Slurm; the rules are `yatt.core.deadman`.
+
+The leader raises its pulse, a counter in the shared folder; every other controller watches it, and the wire.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from yatt import clock
+from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.ledger import newest_epoch
+from yatt.adapters.succession import Succession
+from yatt.adapters.thread_call import call_in_thread
+from yatt.control.node import Node
+from yatt.core import deadman as rules
+from yatt.core.deadman import Action
+from yatt.errors import StaleEpoch
+from yatt.obs.events import EventLog
+
+_LOG = logging.getLogger(__name__)
+PULSE_S = 3.0
+LOOK_S = 1.0
+RETRY_S = 2.0
+
+
+async def raise_pulse(node: Node) -> None:
+    """The leader's part, for ever. Its event loop must turn for the counter to move."""
+    path = node.paths.pulse(node.epoch)
+    make_private(path.parent)
+    counter = 0
+    while True:
+        counter += 1
+        await call_in_thread(partial(publish, path, sealed({"counter": counter}, node.epoch)))
+        await asyncio.sleep(PULSE_S)
+
+
+@dataclass(slots=True)
+class DeadMan:
+    """Every other controller's part.
+
+    Attributes:
+        wire_silence_s: seconds since the leader was heard of.
+    """
+
+    node: Node
+    succession: Succession
+    events: EventLog
+    wire_silence_s: Callable[[], float]
+    limits: rules.Limits = field(default_factory=rules.Limits)
+    _told_s: float = 0.0
+
+    async def run(self) -> None:
+        """Watch; returns never, unless this start is over.
+
+        Raises:
+            StaleEpoch: another start exists or is on its way.
+        """
+        observer = rules.Observer(moved_s=clock.monotonic_s())
+        while True:
+            await asyncio.sleep(LOOK_S)
+            tick = rules.Tick(clock.monotonic_s(), self.wire_silence_s(), await self._counter())
+            observer, action = rules.step(observer, tick, self.limits)
+            while action is not Action.NOTHING:
+                _LOG.warning("dead-man's switch: %s, %s", observer.stage.value, action.value)
+                event = await self._do(action, observer)
+                observer, action = rules.step(observer, event, self.limits)
+
+    async def _counter(self) -> int | None:
+        record = unsealed_any(await call_in_thread(self._read))
+        return None if record is None else int(record["counter"])
+
+    def _read(self) -> bytes | None:
+        return read_or_none(self.node.paths.pulse(self.node.epoch))
+
+    async def _do(self, action: Action, observer: rules.Observer) -> rules.Event:
+        match action:
+            case Action.ASK_SLURM:
+                said = await call_in_thread(self.succession.state)
+                self._told_s = clock.monotonic_s()
+                return rules.SlurmSaid(said)
+            case Action.CLAIM:
+                return rules.ClaimTried(await call_in_thread(partial(self.succession.claim, observer.claim)))
+            case Action.REQUEUE:
+                await self._requeue()
+                return rules.RequeueReturned()
+            case _:
+                raise StaleEpoch("the leader is gone, and this start of the job is over")
+
+    async def _requeue(self) -> None:
+        """Nothing is done on an old answer, nor once a newer start exists."""
+        node = self.node
+        if newest_epoch(node.paths) > node.epoch:
+            raise StaleEpoch("a newer start of the job exists")
+        if not rules.is_fresh(self._told_s, clock.monotonic_s(), self.limits):
+            return
+        leader = unsealed_any(read_or_none(node.paths.seat(node.epoch, 0))) or {}
+        exclude = [str(leader["slurm_node"])] if leader.get("slurm_node") else []
+        reply = await call_in_thread(partial(self.succession.succeed, exclude, dict(os.environ)))
+        self.events.emit("requeue", by=node.name, reason="the leader is gone", code=reply.code)
+        _LOG.warning("requeue of job %s: %s", self.succession.job_id, reply.says)
+        if reply.code != 0:
+            await asyncio.sleep(RETRY_S)

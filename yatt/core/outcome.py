@@ -1,0 +1,93 @@
+"""What follows from the end of an attempt on Slurm: pure, from what its launcher saw."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
+
+
+class Verdict(Enum):
+    """What the launcher does next."""
+
+    FINISHED = "finished"
+    AGAIN = "again"
+    """Another attempt in this start, on the nodes that are left."""
+
+    SUCCEED = "succeed"
+    """Ask Slurm for the next start of the job."""
+
+    CANCELLED = "cancelled"
+    KILLED = "killed"
+    """Slurm is ending this start by itself: write nothing, ask for nothing."""
+
+    GIVE_UP = "give up"
+
+
+CANCEL = "cancelled by its user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the launcher saw of an attempt.
+
+    Attributes:
+        is_killed: the launcher itself got SIGTERM.
+        stop: why the attempt was asked to stop, empty if it was not.
+        is_preempted: Slurm has set a time for the job's preemption.
+        ended: exit codes of the controllers that were seen to end, by node.
+        dead: nodes whose machine is gone: lost to the leader, and not seen to end.
+        owners: nodes that train.
+        can_shrink: whether the run could go on without `dead` and what was gone before.
+        cause: what the leader gave as the reason.
+    """
+
+    is_killed: bool = False
+    stop: str = ""
+    is_preempted: bool = False
+    ended: dict[int, int] = field(default_factory=dict)
+    dead: frozenset[int] = frozenset()
+    owners: frozenset[int] = frozenset()
+    can_shrink: bool = True
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The verdict, the code a job that gives up ends with, and the nodes to do without."""
+
+    verdict: Verdict
+    reason: str
+    exit_code: int | None = None
+    gone: frozenset[int] = frozenset()
+
+
+def judge(seen: Seen) -> Outcome:
+    """The verdict on an attempt that is over."""
+    leader = seen.ended.get(0)
+    if leader == EXIT_FINISHED:
+        return Outcome(verdict=Verdict.FINISHED, reason="finished", exit_code=EXIT_FINISHED)
+    if seen.is_killed:
+        return Outcome(verdict=Verdict.KILLED, reason="Slurm is ending this start of the job")
+    if seen.stop == CANCEL:
+        return Outcome(verdict=Verdict.CANCELLED, reason=CANCEL, exit_code=EXIT_WILL_CONTINUE)
+    if seen.stop or seen.is_preempted:
+        reason = seen.stop or "preempted"
+        return Outcome(verdict=Verdict.SUCCEED, reason=reason, exit_code=EXIT_WILL_CONTINUE, gone=seen.dead)
+    if leader in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART):
+        return Outcome(verdict=Verdict.GIVE_UP, reason=seen.cause, exit_code=leader)
+    return _after_a_failure(seen)
+
+
+def _after_a_failure(seen: Seen) -> Outcome:
+    if seen.dead and (seen.dead & seen.owners or not seen.can_shrink):
+        names = ", ".join(f"node{index}" for index in sorted(seen.dead))
+        reason = f"{names} is gone, and the run cannot do without"
+        # Not the run's fault: a lost machine does not count as a failed attempt.
+        return Outcome(verdict=Verdict.SUCCEED, reason=reason, gone=seen.dead)
+    failed = {index: code for index, code in sorted(seen.ended.items()) if code}
+    reason = seen.cause or "; ".join(f"node{index} ended with {code}" for index, code in failed.items())
+    code = next(iter(failed.values()), EXIT_FAILED)
+    return Outcome(
+        verdict=Verdict.AGAIN, reason=reason or "no controller came up", gone=seen.dead,
+        exit_code=EXIT_FAILED if code < 0 or code == EXIT_WILL_CONTINUE else code,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""What Slurm gave to one start of a job, read from the batch script's environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from yatt.adapters.slurm import expand
+from yatt.errors import ConfigError
+from yatt.launch.plan import Component
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One start of a job.
+
+    Attributes:
+        hosts: Slurm's node names by component name, in the order of the run's nodes.
+        groups: het group of each component; empty for a plain job.
+    """
+
+    job_id: str
+    restarts: int
+    hosts: dict[str, tuple[str, ...]]
+    groups: dict[str, int]
+
+
+def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> Allocation:
+    """The allocation of the batch script with this environment.
+
+    Raises:
+        ConfigError: this is no batch job, or its nodes are not what the run needs.
+    """
+    if "SLURM_JOB_ID" not in env:
+        raise ConfigError("this is not a Slurm job: SLURM_JOB_ID is not set. Submit it with `yatt submit`.")
+    size = int(env.get("SLURM_HET_SIZE", "1"))
+    job_id, restarts = env["SLURM_JOB_ID"], int(env.get("SLURM_RESTART_COUNT", "0"))
+    if size == 1:
+        names = tuple(expand(env.get("SLURM_JOB_NODELIST", "")))
+        hosts = {part.name: names[part.first : part.first + part.nodes] for part in components}
+        _check(components, hosts, job_id)
+        return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups={})
+    if size != len(components):
+        wanted = ", ".join(part.name for part in components)
+        raise ConfigError(f"job {job_id} has {size} components, the run needs {len(components)} ({wanted}).")
+    hosts = {
+        part.name: tuple(expand(env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "")))
+        for group, part in enumerate(components)
+    }
+    _check(components, hosts, job_id)
+    groups = {part.name: group for group, part in enumerate(components)}
+    return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups=groups)
+
+
+def _check(components: tuple[Component, ...], hosts: dict[str, tuple[str, ...]], job_id: str) -> None:
+    for part in components:
+        got = len(hosts[part.name])
+        if got < part.nodes:
+            raise ConfigError(
+                f"job {job_id} has {got} nodes for '{part.name}', the run needs {part.nodes}: change "
+                "--nodes, or launch.nodes and placement.trainer_nodes."
+            )

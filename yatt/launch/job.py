@@ -1,0 +1,223 @@
+"""One start of a Slurm job: runs in the batch script, starts a controller on every node, decides what next.
+
+    python -m yatt.launch.job RUN        in an sbatch script; `yatt submit` makes submitit call the same
+
+The launcher does no work of the run. Each attempt claims an epoch and gets one srun a component. What ends it
+decides the rest: finished; stopped by Slurm's signal, then succeeded by the next start of the job, exactly
+once; crashed, then begun again on the nodes that are left, or elsewhere if they are too few.
+"""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt import clock
+from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
+from yatt.adapters.slurm import Slurm
+from yatt.adapters.succession import Succession
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.config.load import load_resolved, resolved_text
+from yatt.config.schema import RunConfig
+from yatt.control.epochs import claim_epoch, mark_finished
+from yatt.control.session import open_run_store
+from yatt.core.outcome import Outcome, Verdict
+from yatt.core.restart import AttemptEnd, may_begin
+from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, YattError
+from yatt.launch.allocation import Allocation, allocation_of
+from yatt.launch.follower import Follower
+from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
+from yatt.launch.watch import AttemptWatch
+from yatt.paths import RunPaths
+
+END_OF_START_S = 900.0
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
+POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class Job:
+    """One start of the job.
+
+    Attributes:
+        gone: the run's nodes whose machines were lost in this start.
+    """
+
+    paths: RunPaths
+    slurm: Slurm = field(default_factory=Slurm)
+    signals: list[int] = field(default_factory=list)
+    gone: frozenset[int] = frozenset()
+
+    def run(self) -> int:
+        """Until this start is over; gives the exit code."""
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, lambda received, _frame: self.signals.append(received))
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        if run_is_finished(self.paths):
+            say(f"{self.paths.root} is finished: nothing to do")
+            return EXIT_FINISHED
+        plan = read_plan(self.paths)
+        config = effective(load_resolved(self.paths.config), plan)
+        components = components_of(config, plan.site, plan.layout)
+        allocation = allocation_of(os.environ, components)
+        follower = Follower(self.paths, say)
+        follower.start(config, os.environ)
+        try:
+            while True:
+                code = self._attempt(config, plan, components, allocation)
+                if code is not None:
+                    return code
+        finally:
+            follower.end()
+
+    def _attempt(
+        self, config: RunConfig, plan: JobPlan, components: tuple[Component, ...], allocation: Allocation
+    ) -> int | None:
+        """One attempt; None if another is to follow in this start."""
+        committed = self._committed(config)
+        limit = config.run.max_attempts_without_progress
+        decision = may_begin(self._ends(plan, committed), committed=committed, max_without_progress=limit)
+        if not decision.again:
+            say(decision.reason)
+            return decision.exit_code
+        epoch = claim_epoch(self.paths)
+        self._open(epoch, config, plan, allocation, committed)
+        succession = Succession(
+            paths=self.paths, epoch=epoch, job_id=allocation.job_id, restarts=allocation.restarts,
+            mode=plan.site.requeue, slurm=self.slurm,
+        )  # fmt: skip
+        watch = AttemptWatch(
+            self.paths, epoch, config, plan.site, components, allocation, self.gone, self.slurm, self.signals
+        )
+        outcome = watch.run()
+        names = node_names(components, allocation)
+        keep_off = [names[index] for index in sorted(outcome.gone)]
+        return self._after(outcome, config, succession, keep_off)
+
+    def _after(
+        self, outcome: Outcome, config: RunConfig, succession: Succession, keep_off: list[str]
+    ) -> int | None:
+        epoch = succession.epoch
+        committed = self._committed(config)
+        say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
+        if outcome.verdict is not Verdict.KILLED:
+            ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
+            note(self.paths, epoch, ENDED, ended)
+        match outcome.verdict:
+            case Verdict.FINISHED:
+                mark_finished(self.paths, epoch)
+                return EXIT_FINISHED
+            case Verdict.KILLED:
+                self._wait_for_the_end("Slurm is ending this start")
+                return EXIT_WILL_CONTINUE
+            case Verdict.CANCELLED:
+                self.slurm.call("scancel", succession.job_id)
+                self._wait_for_the_end("cancelled")
+                return EXIT_WILL_CONTINUE
+            case Verdict.SUCCEED:
+                self._hand_over(succession, outcome.reason, keep_off)
+                return EXIT_WILL_CONTINUE
+            case Verdict.GIVE_UP:
+                return outcome.exit_code
+        self.gone |= outcome.gone
+        return None
+
+    def _hand_over(self, succession: Succession, reason: str, keep_off: list[str]) -> None:
+        """Let Slurm start the job anew, once, however long it does not answer; then wait for its kill."""
+        if succession.claim(1) is False:
+            self._wait_for_the_end("another has asked for the next start")
+            return
+        pause_s = RETRY_FIRST_S
+        while not self._is_told_to_end():
+            reply = succession.succeed(keep_off, os.environ)
+            if reply.code == 0:
+                chained = reply.out.strip()
+                say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")
+                if not chained:
+                    self._pause(END_OF_START_S)
+                return
+            say(f"{reason}, but the next start was not to be had: {reply.says}")
+            self._pause(pause_s)
+            pause_s = min(RETRY_MOST_S, pause_s * 2)
+
+    def _wait_for_the_end(self, why: str) -> None:
+        """Slurm ends this start by signals; until then nothing is written and nothing returned."""
+        say(f"{why}; waiting to be ended")
+        self._pause(END_OF_START_S, until_told=False)
+
+    def _pause(self, seconds: float, *, until_told: bool = True) -> None:
+        until_s = clock.monotonic_s() + seconds
+        while clock.monotonic_s() < until_s and not (until_told and self._is_told_to_end()):
+            time.sleep(POLL_S)
+
+    def _is_told_to_end(self) -> bool:
+        return signal.SIGTERM in self.signals
+
+    def _open(
+        self, epoch: int, config: RunConfig, plan: JobPlan, allocation: Allocation, committed: int
+    ) -> None:
+        hosts = {name: list(nodes) for name, nodes in allocation.hosts.items()}
+        content = {
+            "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
+            "job": allocation.job_id, "restarts": allocation.restarts, "hosts": hosts,
+            "submission": plan.submission, "committed": committed, "absent": sorted(self.gone),
+        }  # fmt: skip
+        note(self.paths, epoch, STARTED, content)
+        self.paths.attempt_config(epoch).write_text(resolved_text(config))
+        self.paths.attempt_config(epoch).chmod(0o600)
+        link_latest(self.paths, epoch)
+        say(f"attempt {epoch} of job {allocation.job_id}, restart {allocation.restarts}, on {hosts}")
+
+    def _ends(self, plan: JobPlan, committed: int) -> list[AttemptEnd]:
+        """How this submission's attempts ended; what an attempt had committed, its successor found."""
+        mine = [a for a in attempts(self.paths) if a.started.get("submission") == plan.submission]
+        found = [int(a.started["committed"]) for a in mine[1:]] + [committed]
+        return [
+            AttemptEnd(attempt.ended.get("exit_code"), after)
+            for attempt, after in zip(mine, found, strict=True)
+        ]
+
+    def _committed(self, config: RunConfig) -> int:
+        manifest = Checkpoints(open_run_store(config, self.paths.root), 0).newest().manifest
+        return manifest.iteration if manifest else 0
+
+
+def node_names(components: tuple[Component, ...], allocation: Allocation) -> dict[int, str]:
+    """Slurm's name of each of the run's nodes."""
+    return {
+        index: name
+        for part in components
+        for index, name in zip(part.indexes, allocation.hosts[part.name], strict=False)
+    }
+
+
+def link_latest(paths: RunPaths, epoch: int) -> None:
+    """Point `latest`, which is for people, at an attempt."""
+    link = paths.root / f".latest.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("attempts") / f"{epoch:06d}")
+    os.replace(link, paths.latest)
+
+
+def say(text: str) -> None:
+    """One line for people, in the job's log."""
+    sys.stdout.write(f"{clock.wall_iso()} yatt: {text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """The command line of sbatch scripts."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m yatt.launch.job RUN\n")
+        return EXIT_USER_MISTAKE
+    try:
+        return Job(RunPaths(Path(sys.argv[1]).absolute())).run()
+    except YattError as error:
+        sys.stderr.write(f"yatt: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

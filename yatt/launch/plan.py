@@ -1,0 +1,126 @@
+"""How a run lies on Slurm: its components, and what a start of the job has to know besides the run's config.
+
+Written into the run folder by whoever submits, read by every start of the job (`yatt.launch.job`).
+"""
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from yatt.adapters.files import publish
+from yatt.config.check import node_gpus, num_trainer_nodes, relations
+from yatt.config.schema import RunConfig
+from yatt.config.site import SiteConfig
+from yatt.errors import ConfigError
+from yatt.paths import RunPaths
+
+TRAINER_PART, ENGINES_PART = "trainer", "engines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """Nodes of one kind: the run's nodes `first` to `first + nodes - 1`."""
+
+    name: str
+    first: int
+    nodes: int
+    gpus_per_node: int
+    """0 where GPUs are not asked for."""
+
+    @property
+    def indexes(self) -> tuple[int, ...]:
+        """The run's node indexes."""
+        return tuple(range(self.first, self.first + self.nodes))
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a start of the job needs.
+
+    `submission` names the submission: attempts without progress are counted within one. `nodes` and
+    `trainer_nodes` are what the run has this time; 0 stands for what its config says.
+    """
+
+    submission: str
+    layout: str
+    site: SiteConfig
+    nodes: int = 0
+    trainer_nodes: int = 0
+
+
+def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Component, ...]:
+    """The job's components: one of all nodes when `layout` is flat, else one of each kind of node."""
+    asks = config.launch.device != "cpu" and site.gpus_directive != "none"
+    gpus = node_gpus(config) if asks else (0,) * config.launch.nodes
+    trainers, nodes = num_trainer_nodes(config), config.launch.nodes
+    if layout == "flat" or trainers == nodes:
+        return (Component(name=TRAINER_PART, first=0, nodes=nodes, gpus_per_node=gpus[0]),)
+    return (
+        Component(name=TRAINER_PART, first=0, nodes=trainers, gpus_per_node=gpus[0]),
+        Component(
+            name=ENGINES_PART, first=trainers, nodes=nodes - trainers, gpus_per_node=gpus[trainers]
+        ),
+    )  # fmt: skip
+
+
+def layout_of(config: RunConfig, site: SiteConfig, *, het_steps: bool) -> str:
+    """het or flat.
+
+    Args:
+        het_steps: whether the cluster lets job steps reach every component.
+
+    Raises:
+        ConfigError: the site file asks for what cannot be.
+    """
+    differ = num_trainer_nodes(config) < config.launch.nodes
+    if site.layout == "het" and not differ:
+        raise ConfigError(
+            "site layout: het needs nodes of two kinds, but every node of this run trains; write auto, or "
+            "placement.mode: disaggregated in the run file."
+        )
+    if site.layout == "het" and not het_steps:
+        raise ConfigError(
+            "site layout: het, but this cluster forbids job steps over components (disable_hetjob_steps); "
+            "write auto or flat."
+        )
+    return "het" if differ and het_steps and site.layout != "flat" else "flat"
+
+
+def write_plan(paths: RunPaths, plan: JobPlan) -> None:
+    """Publish it in the run folder."""
+    publish(paths.plan, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+
+
+def read_plan(paths: RunPaths) -> JobPlan:
+    """The newest submission's.
+
+    Raises:
+        ConfigError: nothing was submitted from this folder.
+    """
+    try:
+        return msgspec.json.decode(paths.plan.read_bytes(), type=JobPlan)
+    except FileNotFoundError:
+        raise ConfigError(f"{paths.root} was not submitted: it has no {paths.plan.name}.") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{paths.plan} cannot be read: {error}. Submit the run again.") from error
+
+
+def effective(config: RunConfig, plan: JobPlan) -> RunConfig:
+    """What a start of the job runs with: the run's config, this submission's nodes, this site's folders.
+
+    Raises:
+        ConfigError: with so many nodes the run's sizes do not fit.
+    """
+    site, launch, place = plan.site, config.launch, config.placement
+    launch = replace(
+        launch,
+        nodes=plan.nodes or launch.nodes,
+        scratch_dir=site.scratch_dir or launch.scratch_dir,
+        shm_dir=site.shm_dir or launch.shm_dir,
+    )
+    if place.mode == "disaggregated":
+        place = replace(place, trainer_nodes=plan.trainer_nodes or place.trainer_nodes)
+    changed = replace(config, launch=launch, placement=place)
+    if faults := relations(changed):
+        listed = "\n".join(f"  {key}: {says}" for key, says in faults)
+        raise ConfigError(f"the run cannot go on with {launch.nodes} nodes:\n{listed}")
+    return changed

@@ -1,0 +1,75 @@
+"""What srun starts on every node: finds out who it is, then runs that node's controller to its end.
+
+It opens the controller's log itself (Slurm's own names for logs are wrong in steps of heterogeneous jobs),
+notes where it runs and how the controller ended, and passes Slurm's SIGTERM on.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.process import spawn
+from yatt.config.load import load_attempt
+from yatt.config.site import SiteConfig
+from yatt.errors import ConfigError
+from yatt.launch.device import device_of
+from yatt.launch.network import own_address
+from yatt.launch.plan import read_plan
+from yatt.paths import RunPaths
+
+
+def main() -> int:
+    """Run one controller; its exit code is this one's."""
+    parser = argparse.ArgumentParser(prog="yatt.launch.step")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--indexes", required=True, help="the run's nodes of this step, by task")
+    parser.add_argument("--absent", default="")
+    arguments = parser.parse_args()
+    paths = RunPaths(arguments.run)
+    node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
+    log = paths.log(arguments.epoch, f"node{node}")
+    try:
+        argv = _controller(paths, arguments.epoch, node, arguments.absent)
+    except ConfigError as error:
+        make_private(log.parent)
+        log.write_text(f"node{node}: {error}\n")
+        _note(paths, arguments.epoch, node, {"ended": error.exit_code})
+        return error.exit_code
+    controller = spawn(argv, env=_environment(paths), log=log)
+    signal.signal(signal.SIGTERM, lambda number, _frame: controller.send_signal(number))
+    signal.signal(signal.SIGUSR2, lambda number, _frame: controller.send_signal(number))
+    _note(paths, arguments.epoch, node, {"pid": controller.pid})
+    code = controller.wait()
+    _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
+    return code if code >= 0 else 128 - code
+
+
+def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str]:
+    config = load_attempt(paths, epoch)
+    host = own_address(read_plan(paths).site.interface, os.environ)
+    argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
+    argv += ["--node", str(node), "--host", host, "--device", device_of(config.launch.device)]
+    return [*argv, "--slurm", *(("--absent", absent) if absent else ())]
+
+
+def _environment(paths: RunPaths) -> dict[str, str]:
+    site: SiteConfig = read_plan(paths).site
+    named = {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
+    return {**(named if site.interface else {}), **os.environ}
+
+
+def _note(paths: RunPaths, epoch: int, node: int, content: dict[str, Any]) -> None:
+    path = paths.seat(epoch, node)
+    make_private(path.parent)
+    where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
+    publish(path, sealed({**where, **content}, epoch))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""One attempt as its launcher sees it: starts the steps, passes the wish to stop on, and sees the end."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from yatt import clock
+from yatt.adapters.files import make_private, read_or_none, unsealed_any
+from yatt.adapters.ledger import STOP, note, record
+from yatt.adapters.process import spawn
+from yatt.adapters.slurm import Fields, Slurm
+from yatt.config.check import num_trainer_nodes
+from yatt.config.schema import RunConfig
+from yatt.config.site import SiteConfig
+from yatt.core.outcome import Outcome, Seen, judge
+from yatt.core.placement import place
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.launch.allocation import Allocation
+from yatt.launch.plan import Component
+from yatt.launch.steps import step_orders
+from yatt.paths import RunPaths
+
+POLL_S = 0.1
+LOOK_S = 0.4
+END_TOGETHER_S = 15.0
+"""After the leader's goodbye the others may take so long."""
+
+ORPHANS_S = 1.0
+"""After a controller that trains died, the others only burn time."""
+
+SETTLE_S = 15.0
+"""After tasks got SIGTERM and the launcher did not: so long until Slurm must have said why."""
+
+MARGIN_S = 2.0
+BUDGET_S = 3600.0
+
+
+@dataclass(slots=True)
+class AttemptWatch:
+    """One attempt. `signals` are those that the launcher has received since its start."""
+
+    paths: RunPaths
+    epoch: int
+    config: RunConfig
+    site: SiteConfig
+    components: tuple[Component, ...]
+    allocation: Allocation
+    absent: frozenset[int]
+    slurm: Slurm
+    signals: list[int]
+    steps: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    seats: dict[int, Fields] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)
+    stop: str = ""
+    limit_s: float | None = None
+    looked_s: float = 0.0
+
+    def run(self) -> Outcome:
+        """Start the steps and stay until they have ended; gives what follows."""
+        handled = len([s for s in self.signals if s == signal.SIGUSR2])
+        self._start()
+        try:
+            while any(step.poll() is None for step in self.steps) and not self._is_killed():
+                time.sleep(POLL_S)
+                if clock.monotonic_s() - self.looked_s < LOOK_S:
+                    continue
+                self.looked_s = clock.monotonic_s()
+                self._look()
+                self._pass_stop_on(len([s for s in self.signals if s == signal.SIGUSR2]) > handled)
+                if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
+                    break
+            self._look()
+            return self._outcome()
+        finally:
+            self._end_steps()
+
+    def _start(self) -> None:
+        orders = step_orders(
+            self.components, self.site, self.allocation, self.paths, epoch=self.epoch, absent=self.absent
+        )
+        make_private(self.paths.attempt(self.epoch) / "logs")
+        for order in orders:
+            log = self.paths.log(self.epoch, f"srun-{order.component}")
+            self.steps.append(spawn(list(order.argv), env=os.environ, log=log))
+
+    def _look(self) -> None:
+        """Read who has ended; an end that nobody outlives sets a limit to the rest."""
+        for part in self.components:
+            for index in set(part.indexes) - self.absent - self.ended.keys():
+                seat = unsealed_any(read_or_none(self.paths.seat(self.epoch, index)))
+                if seat is not None:
+                    self.seats[index] = seat
+                    if "ended" in seat:
+                        self.ended[index] = int(seat["ended"])
+        owners = range(num_trainer_nodes(self.config))
+        if 0 in self.ended and self.ended[0] >= 0:
+            self._limit(END_TOGETHER_S)
+        elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in owners):
+            self._limit(ORPHANS_S)
+
+    def _limit(self, seconds: float) -> None:
+        limit_s = clock.monotonic_s() + seconds
+        self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
+
+    def _pass_stop_on(self, is_warned: bool) -> None:
+        """Slurm's warning, or a wish written into the run folder from anywhere."""
+        wish = str(record(self.paths, self.epoch, STOP).get("reason", ""))
+        if is_warned and not self.stop and not wish:
+            job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
+            wish = "preempted" if _is_set(job.get("PreemptTime", "")) else "the time limit is near"
+            note(self.paths, self.epoch, STOP, {"reason": wish})
+            self._limit(max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S))
+        self.stop = wish or self.stop
+
+    def _outcome(self) -> Outcome:
+        seen = self._seen()
+        if not seen.is_killed and not seen.stop and self.ended.get(0) == EXIT_WILL_CONTINUE:
+            self._settle()  # the tasks were told to end, we were not: who by?
+            seen = self._seen()
+        return judge(seen)
+
+    def _settle(self) -> None:
+        until_s = clock.monotonic_s() + SETTLE_S
+        while clock.monotonic_s() < until_s and not self._is_killed() and not self._is_preempted():
+            time.sleep(1.0)
+
+    def _seen(self) -> Seen:
+        dead = frozenset(
+            index
+            for part in self.components
+            for index in part.indexes
+            if index not in self.ended and self.paths.lost(self.epoch, index).exists()
+        )
+        roles = place(self.config)
+        gone = dead | self.absent
+        return Seen(
+            is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
+            dead=dead, owners=frozenset(range(num_trainer_nodes(self.config))),
+            can_shrink=all(pool - gone for pool in roles.pools.values()), cause=self._cause(),
+        )  # fmt: skip
+
+    def _is_killed(self) -> bool:
+        return signal.SIGTERM in self.signals
+
+    def _is_preempted(self) -> bool:
+        job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
+        return _is_set(job.get("PreemptTime", ""))
+
+    def _cause(self) -> str:
+        if self.paths.events.exists():
+            for line in reversed(self.paths.events.read_text().splitlines()):
+                try:
+                    event = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if event["kind"] == "attempt.end" and event["epoch"] == self.epoch:
+                    return str(event["reason"])
+        return ""
+
+    def _end_steps(self) -> None:
+        """srun ends its tasks on SIGTERM; they have died by the time it returns."""
+        for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0)):
+            if self._is_killed():
+                return  # Slurm does it
+            for step in self.steps:
+                if step.poll() is None:
+                    step.send_signal(number)
+            until_s = clock.monotonic_s() + patience_s
+            while clock.monotonic_s() < until_s and any(step.poll() is None for step in self.steps):
+                time.sleep(POLL_S)
+
+
+def _is_set(slurm_time: str) -> bool:
+    return slurm_time not in ("", "None", "Unknown", "N/A", "(null)")
+
+
+def _budget_s(job: Fields, site: SiteConfig) -> float:
+    """Seconds from Slurm's warning to its kill. Only times of Slurm's own clock are compared."""
+    end, preempt = job.get("EndTime", ""), job.get("PreemptTime", "")
+    if not _is_set(preempt):
+        return float(site.signal_lead_s)
+    try:
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(preempt)).total_seconds()
+    except ValueError:
+        return BUDGET_S
