@@ -86,6 +86,11 @@ class RunPaths:
         return self.root / "slurm.json"
 
     @property
+    def job(self) -> Path:
+        """Id of the newest job."""
+        return self.root / "job"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files: scripts, pickles and the launcher's output, by job id."""
         return self.root / "submitit"

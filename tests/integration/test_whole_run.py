@@ -47,6 +47,27 @@ def test_colocated_with_tensor_parallel_trainer_and_real_judge(tmp_path: Path) -
     assert holders == {"trainer", "rollout", "genrm:judge"}
 
 
+def test_disaggregated_with_real_engines_on_nodes_of_their_own(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {
+        "launch": {"nodes": 3},
+        "run": {"deterministic": False},
+        "rollout": {"engine": "vllm", **SMALL},
+        "genrms": [judge(tmp_path)],
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1},
+        "trainer": {"total_iterations": 3},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    written = finished(run)
+    assert [row["training/global_step"] for row in written] == [1, 2, 3]
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written), "weights are the newest"
+    assert all(row["genrm/judge/asked"] >= 16 for row in written)
+    events = rows(run.run_dir / "events.jsonl")
+    grants = sorted((e["slab"], e["holder"]) for e in events if e["kind"] == "lease.grant")
+    assert grants == [("n0s0", "trainer"), ("n1s0", "rollout"), ("n2s0", "genrm:judge")]
+    fetched = [e["policy_version"] for e in events if e["kind"] == "weights.fetch"]
+    assert fetched == [0, 1, 2, 3]
+
+
 def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
     run = RunFile(tmp_path, {
         "rollout": {"engine": "vllm", **SMALL},

@@ -3,10 +3,13 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
+from yatt.launch.jobs import JobView, job_view
 from yatt.obs.console import Console, duration
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -31,10 +34,12 @@ def status(run: Path, *, as_json: bool) -> int:
     view = open_view(run)
     view.refresh()
     summary = view.summary()
+    job = job_view(view.paths, Slurm())
     if as_json:
-        print(json.dumps(summary))
+        print(json.dumps({**summary, "job": asdict(job)}))
         return 0
     print(f"{summary['run']}: {summary['state']}, attempt {summary['epoch']}")
+    _print_job(job)
     print(f"  phase       {summary['phase']}, iteration {summary['iteration']}/{summary['total_iterations']}")
     if summary["reward"] is not None:
         print(f"  reward      {summary['reward']:.4f}")
@@ -47,6 +52,15 @@ def status(run: Path, *, as_json: bool) -> int:
     for worker, state in summary["workers"].items():
         print(f"  {worker:24} {state}")
     return 0
+
+
+def _print_job(job: JobView) -> None:
+    if job.job_id:
+        print(f"  job         {job.job_id}: {job.state}, {job.restarts} restarts")
+    for number, component in enumerate(job.components):
+        print(f"  component {number} {component}")
+    if job.why:
+        print(f"  why         {job.why}")
 
 
 def watch(run: Path) -> int:

@@ -36,8 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("config", type=Path, help="run file (YAML)")
     run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     run.set_defaults(action=_run)
+    _add_slurm(commands)
     for name, action, text in (
-        ("resume", _resume, "go on with a run from its folder"),
         ("status", _status, "what a run is doing"),
         ("watch", _watch, "follow a run on the terminal"),
         ("report", _report, "one self-contained HTML page about a run"),
@@ -68,6 +68,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """What has to do with jobs."""
+    submit = commands.add_parser("submit", help="train as a Slurm job that keeps itself going")
+    submit.add_argument("config", type=Path, help="run file (YAML)")
+    submit.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    submit.add_argument("--site", type=Path, required=True, help="site file (YAML)")
+    submit.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
+    )
+    submit.set_defaults(action=_submit)
+    resume = commands.add_parser("resume", help="go on with a run from its folder")
+    resume.add_argument("run", type=Path, help="run folder")
+    resume.add_argument("--site", type=Path, help="submit with this site file (default: as before)")
+    resume.add_argument(
+        "--nodes", type=int, default=0, help="on so many nodes (default: as the run file says)"
+    )
+    resume.add_argument("--trainer-nodes", type=int, default=0, help="so many of them train")
+    resume.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
+    )
+    resume.set_defaults(action=_resume)
+    cancel = commands.add_parser("cancel", help="stop a run with a checkpoint")
+    cancel.add_argument("run", type=Path, help="run folder")
+    cancel.add_argument("--now", action="store_true", help="without one")
+    cancel.set_defaults(action=_cancel)
+    listing = commands.add_parser("list", help="your submitted runs")
+    listing.add_argument("folders", type=Path, nargs="*", help="run folders, or folders of them")
+    listing.set_defaults(action=_list)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from yatt.config.load import load
     from yatt.launch.start import start_run
@@ -78,9 +108,44 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
+    from yatt.config.site import load_site
+    from yatt.launch.plan import Resized, read_plan
     from yatt.launch.start import resume_run
+    from yatt.paths import RunPaths
 
-    return resume_run(arguments.run)
+    resized, paths = Resized(arguments.nodes, arguments.trainer_nodes), RunPaths(arguments.run)
+    if not arguments.site and not paths.plan.exists():
+        return resume_run(arguments.run, resized)
+    from yatt.launch.submit import resume_submitted  # submitit takes a while to import
+
+    site = load_site(arguments.site) if arguments.site else read_plan(paths).site
+    return resume_submitted(arguments.run, site, resized, dry_run=arguments.dry_run)
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    from yatt.config.load import load
+    from yatt.config.site import load_site
+    from yatt.launch.submit import submit_run
+
+    overlays = [Path(part) for part in arguments.more if "=" not in part]
+    settings = [part for part in arguments.more if "=" in part]
+    config, site = load([arguments.config, *overlays], settings), load_site(arguments.site)
+    return submit_run(config, site, dry_run=arguments.dry_run)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from yatt.adapters.slurm import Slurm
+    from yatt.cli.look import open_view
+    from yatt.launch.jobs import cancel
+
+    sys.stdout.write(cancel(open_view(arguments.run).paths, Slurm(), now=arguments.now) + "\n")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from yatt.cli.listing import print_runs
+
+    return print_runs(arguments.folders)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from yatt.adapters.files import make_private
 from yatt.adapters.nvml import visible_devices
+from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.control.coordinator import program_of
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--slurm", action="store_true", help="stand in for a lost leader at Slurm")
     parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
@@ -58,12 +60,20 @@ def _node(arguments: argparse.Namespace) -> Node:
     node = Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices,
-        absent=arguments.absent,
+        absent=arguments.absent, succession=_succession(arguments, paths) if arguments.slurm else None,
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))
         raise WorkerFailed(f"this attempt cannot begin with --absent {listed}: {cause}")
     return node
+
+
+def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
+    """The start of the Slurm job that this controller belongs to."""
+    return Succession(
+        paths=paths, epoch=arguments.epoch, job_id=os.environ["SLURM_JOB_ID"],
+        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+    )  # fmt: skip
 
 
 def _attempt(node: Node) -> int:

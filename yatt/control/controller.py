@@ -6,6 +6,7 @@ It owns its node's leases and processes, and on a node with trainer ranks also a
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 
 from yatt.adapters.wire import Channel
@@ -24,6 +25,7 @@ from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 from yatt.records import message as m
 
+_LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]
 
 
@@ -136,6 +138,8 @@ class Controller:
         await self._parts.engines.abort(order.role, order.origin)
 
     async def _quit(self, order: c.Quit) -> m.Message:
+        if order.exit_code:
+            _LOG.warning("this attempt ends here with exit code %d: %s", order.exit_code, order.reason)
         self.exit_code = order.exit_code
         self.quit.set()
         return m.Done()

@@ -12,7 +12,7 @@ from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed_any
-from yatt.adapters.ledger import newest_epoch
+from yatt.adapters.ledger import STARTED, newest_epoch, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
@@ -70,11 +70,16 @@ class DeadMan:
                 observer, action = rules.step(observer, event, self.limits)
 
     async def _counter(self) -> int | None:
-        record = unsealed_any(await call_in_thread(self._read))
-        return None if record is None else int(record["counter"])
+        """The leader's pulse; 0 if it has none yet; None if the shared folder cannot be read."""
+        counter: int | None = await call_in_thread(self._read)
+        return counter
 
-    def _read(self) -> bytes | None:
-        return read_or_none(self.node.paths.pulse(self.node.epoch))
+    def _read(self) -> int | None:
+        paths, epoch = self.node.paths, self.node.epoch
+        pulse = unsealed_any(read_or_none(paths.pulse(epoch)))
+        if pulse is not None:
+            return int(pulse["counter"])
+        return 0 if record(paths, epoch, STARTED) else None
 
     async def _do(self, action: Action, observer: rules.Observer) -> rules.Event:
         match action:

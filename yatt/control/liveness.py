@@ -34,17 +34,17 @@ class Liveness:
         self._watched = rules.heard(self._watched, index)
 
     def silence_s(self, index: int) -> float:
-        """Seconds since a watched peer was heard of, as far as this controller was awake itself."""
+        """Seconds since a watched peer was heard of, as far as this controller was awake itself; 0.0 before
+        its first word. Non-leaders watch the leader, index 0.
+        """
         return self._watched.silence_s(index)
 
     async def run(self) -> None:
         """Say beats and count silences, for ever."""
         limit_s = self._node.config.launch.node_silence_s
-        partners = [index for index, _ in self._watched.silences]
         while True:
-            for index in partners:
-                if index not in self._peers.lost:
-                    await self._peers.tell(index, Beat())
+            for index in self._watched.peers - self._peers.lost:
+                await self._peers.tell(index, Beat())
             await asyncio.sleep(BEAT_S)
             now_s = clock.monotonic_s()
             self._watched, lost = rules.tick(self._watched, now_s, period_s=BEAT_S, limit_s=limit_s)

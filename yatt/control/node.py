@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from yatt.adapters.succession import Succession
 from yatt.config.schema import RunConfig
 from yatt.core.placement import Placement, Slab
 from yatt.paths import RunPaths
@@ -15,7 +16,7 @@ class Node:
     """One controller's fixed facts. `host` is what other nodes dial.
 
     `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index; none without GPUs. `absent` are
-    the nodes that take no part in this attempt.
+    the nodes that take no part in this attempt. `succession` is there on Slurm only.
     """
 
     config: RunConfig
@@ -27,6 +28,7 @@ class Node:
     device: str
     devices: tuple[str, ...] = ()
     absent: frozenset[int] = frozenset()
+    succession: Succession | None = None
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import zmq.asyncio
 from yatt import clock
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.files import append_line, read_or_none, unsealed
+from yatt.adapters.ledger import STOP, record
+from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel, listening_socket
@@ -23,6 +26,7 @@ from yatt.config.schema import RunConfig
 from yatt.control.acts import Acts
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
+from yatt.control.deadman import DeadMan, raise_pulse
 from yatt.control.epochs import check_newest
 from yatt.control.liveness import Liveness
 from yatt.control.node import Node
@@ -43,6 +47,7 @@ from yatt.records import message as m
 
 _LOG = logging.getLogger(__name__)
 EPOCH_CHECK_S = 5.0
+STOP_CHECK_S = 0.25
 WORKER_GRACE_S = 3.0
 
 
@@ -74,14 +79,18 @@ class Session:
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
         )
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
+        lasting = []  # from before the meeting: a leader may be lost while it is waited for
+        if self._node.succession is not None:
+            lasting.append(asyncio.ensure_future(self._stand_by(self._node.succession)))
         peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
         self._liveness = Liveness(self._node, self._peers, self._lost)
-        beating = asyncio.ensure_future(self._liveness.run())
+        lasting.append(asyncio.ensure_future(self._liveness.run()))
         try:
             await self._build(hub)
-            await self._serve(hub, peer_hub, beating)
+            await self._serve(hub, peer_hub, lasting)
         finally:
-            beating.cancel()
+            for task in lasting:
+                task.cancel()
             await self._close([hub, peer_hub, *self._peers.lines.values()])
             context.term()
         assert self._controller is not None, "built above"
@@ -115,13 +124,15 @@ class Session:
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)
 
-    async def _serve(self, hub: Channel, peer_hub: Channel, beating: "asyncio.Future[None]") -> None:
+    async def _serve(
+        self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"
+    ) -> None:
         assert self._controller is not None and self._parts is not None, "built before"
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-            beating, self._watch_epoch(), self._report_trouble(), self._report_losses(),
+            self._watch_epoch(), self._watch_stop(), self._report_trouble(), self._report_losses(),
         )  # fmt: skip
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(work) for work in works]
+        tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:
             tasks.append(asyncio.ensure_future(self._lead(self._coordinator)))
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -169,6 +180,31 @@ class Session:
             if lost := unsealed(record, node.epoch):
                 raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
             await asyncio.sleep(EPOCH_CHECK_S)
+
+    async def _watch_stop(self) -> None:
+        """The wish for an early end, written into the run folder by the launcher or `yatt cancel`."""
+        node, told = self._node, ""
+        while self._coordinator is not None:
+            found = await call_in_thread(partial(record, node.paths, node.epoch, STOP))
+            if found and found["reason"] != told:
+                told = str(found["reason"])
+                self.stop(told)
+            await asyncio.sleep(STOP_CHECK_S)
+        await asyncio.Event().wait()
+
+    async def _stand_by(self, succession: Succession) -> None:
+        """On Slurm: show that the leader lives, or see to it that the job goes on without it."""
+        node, began_s = self._node, clock.monotonic_s()
+        if node.is_leader:
+            await raise_pulse(node)
+
+        def silence_s() -> float:
+            return self._liveness.silence_s(0) if self._liveness else clock.monotonic_s() - began_s
+
+        events = EventLog(
+            epoch=node.epoch, node=node.index, role="controller", sink=partial(append_line, node.paths.events)
+        )
+        await DeadMan(node, succession, events, silence_s).run()
 
     async def _from_worker(self, sender: str, body: m.Message) -> m.Message | None:
         assert self._controller is not None, "workers start after the controller is built"

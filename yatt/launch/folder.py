@@ -1,10 +1,11 @@
 """The run folder at the start: made, or found and compared."""
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish
+from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.adapters.wire import make_keys
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.schema import RunConfig
@@ -65,6 +66,23 @@ def open_folder(config: RunConfig) -> RunPaths:
     return paths
 
 
+def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
+    """A run that is there, and its config.
+
+    Raises:
+        ConfigError: it is no run folder, or was moved.
+    """
+    paths = RunPaths(folder.absolute())
+    if not paths.config.exists():
+        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml. Give the folder of run.dir.")
+    config = load_resolved(paths.config)
+    if Path(config.run.dir) != paths.root:
+        raise ConfigError(
+            f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
+        )
+    return paths, config
+
+
 def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
     changed = list(_differences(asdict(before), asdict(now), ""))
     if changed:
@@ -83,3 +101,18 @@ def _differences(before: Any, now: Any, key: str) -> list[str]:
             for line in _differences(before[name], now[name], f"{key}.{name}" if key else name)
         ]
     return [] if before == now else [f"{key}: was {before!r}, is {now!r}"]
+
+
+def write_attempt_config(paths: RunPaths, epoch: int, config: RunConfig) -> None:
+    """What this attempt runs with, if that is not the run's own config."""
+    text = resolved_text(config).encode()
+    if read_or_none(paths.config) != text:
+        publish(paths.attempt_config(epoch), text)
+
+
+def link_latest(paths: RunPaths, epoch: int) -> None:
+    """Point `latest`, which is for people, at an attempt."""
+    link = paths.root / f".latest.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("attempts") / f"{epoch:06d}")
+    os.replace(link, paths.latest)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.files import publish
 from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.config.load import load_resolved, resolved_text
+from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.control.session import open_run_store
@@ -27,6 +28,7 @@ from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, YattError
 from yatt.launch.allocation import Allocation, allocation_of
+from yatt.launch.folder import link_latest, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
 from yatt.launch.watch import AttemptWatch
@@ -59,7 +61,7 @@ class Job:
             say(f"{self.paths.root} is finished: nothing to do")
             return EXIT_FINISHED
         plan = read_plan(self.paths)
-        config = effective(load_resolved(self.paths.config), plan)
+        config = effective(load_resolved(self.paths.config), plan.site, plan.resized)
         components = components_of(config, plan.site, plan.layout)
         allocation = allocation_of(os.environ, components)
         follower = Follower(self.paths, say)
@@ -135,7 +137,9 @@ class Job:
             if reply.code == 0:
                 chained = reply.out.strip()
                 say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")
-                if not chained:
+                if chained:
+                    publish(self.paths.job, f"{chained.split(';')[0]}\n".encode())
+                else:
                     self._pause(END_OF_START_S)
                 return
             say(f"{reason}, but the next start was not to be had: {reply.says}")
@@ -165,8 +169,7 @@ class Job:
             "submission": plan.submission, "committed": committed, "absent": sorted(self.gone),
         }  # fmt: skip
         note(self.paths, epoch, STARTED, content)
-        self.paths.attempt_config(epoch).write_text(resolved_text(config))
-        self.paths.attempt_config(epoch).chmod(0o600)
+        write_attempt_config(self.paths, epoch, config)
         link_latest(self.paths, epoch)
         say(f"attempt {epoch} of job {allocation.job_id}, restart {allocation.restarts}, on {hosts}")
 
@@ -191,14 +194,6 @@ def node_names(components: tuple[Component, ...], allocation: Allocation) -> dic
         for part in components
         for index, name in zip(part.indexes, allocation.hosts[part.name], strict=False)
     }
-
-
-def link_latest(paths: RunPaths, epoch: int) -> None:
-    """Point `latest`, which is for people, at an attempt."""
-    link = paths.root / f".latest.{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(Path("attempts") / f"{epoch:06d}")
-    os.replace(link, paths.latest)
 
 
 def say(text: str) -> None:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from yatt import clock
@@ -26,6 +25,7 @@ from yatt.control.session import open_run_store
 from yatt.core.placement import place
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.launch.folder import link_latest, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.paths import RunPaths
 
@@ -66,7 +66,8 @@ class Launcher:
         while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
             note(self.paths, epoch, STARTED, {"pid": os.getpid(), "wall": clock.wall_iso()})
-            self._link_latest(epoch)
+            write_attempt_config(self.paths, epoch, self.config)
+            link_latest(self.paths, epoch)
             exit_code, reason = self._attempt(epoch, follower)
             committed = self._committed(epoch)
             ends.append(AttemptEnd(exit_code, committed))
@@ -154,9 +155,3 @@ class Launcher:
     def _committed(self, epoch: int) -> int:
         manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
         return manifest.iteration if manifest else 0
-
-    def _link_latest(self, epoch: int) -> None:
-        link = self.paths.root / f".latest.{os.getpid()}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path("attempts") / f"{epoch:06d}")
-        os.replace(link, self.paths.latest)

@@ -33,18 +33,24 @@ class Component:
         return tuple(range(self.first, self.first + self.nodes))
 
 
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """Another number of nodes than the run's config says; 0 leaves it."""
+
+    nodes: int = 0
+    trainer_nodes: int = 0
+
+
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a start of the job needs.
 
-    `submission` names the submission: attempts without progress are counted within one. `nodes` and
-    `trainer_nodes` are what the run has this time; 0 stands for what its config says.
+    `submission` names the submission: attempts without progress are counted within one.
     """
 
     submission: str
     layout: str
     site: SiteConfig
-    nodes: int = 0
-    trainer_nodes: int = 0
+    resized: Resized = Resized()
 
 
 def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Component, ...]:
@@ -104,21 +110,21 @@ def read_plan(paths: RunPaths) -> JobPlan:
         raise ConfigError(f"{paths.plan} cannot be read: {error}. Submit the run again.") from error
 
 
-def effective(config: RunConfig, plan: JobPlan) -> RunConfig:
-    """What a start of the job runs with: the run's config, this submission's nodes, this site's folders.
+def effective(config: RunConfig, site: SiteConfig, resized: Resized) -> RunConfig:
+    """What an attempt runs with: the run's config, another number of nodes, this site's folders.
 
     Raises:
         ConfigError: with so many nodes the run's sizes do not fit.
     """
-    site, launch, place = plan.site, config.launch, config.placement
+    launch, place = config.launch, config.placement
     launch = replace(
         launch,
-        nodes=plan.nodes or launch.nodes,
+        nodes=resized.nodes or launch.nodes,
         scratch_dir=site.scratch_dir or launch.scratch_dir,
         shm_dir=site.shm_dir or launch.shm_dir,
     )
-    if place.mode == "disaggregated":
-        place = replace(place, trainer_nodes=plan.trainer_nodes or place.trainer_nodes)
+    if resized.trainer_nodes:
+        place = replace(place, trainer_nodes=resized.trainer_nodes)
     changed = replace(config, launch=launch, placement=place)
     if faults := relations(changed):
         listed = "\n".join(f"  {key}: {says}" for key, says in faults)

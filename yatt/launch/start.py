@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
-from yatt.errors import ConfigError
+from yatt.config.site import SiteConfig
 from yatt.launch.device import device_of
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.local import Launcher
+from yatt.launch.plan import Resized, effective
 from yatt.launch.preflight import preflight
 from yatt.obs.console import Console
 from yatt.obs.view import RunView
@@ -25,20 +25,14 @@ def start_run(config: RunConfig) -> int:
     return _run(config, open_folder(config))
 
 
-def resume_run(folder: Path) -> int:
+def resume_run(folder: Path, resized: Resized) -> int:
     """Go on with the run in `folder`.
 
     Raises:
-        ConfigError: it is no run folder, or what it needs is gone.
+        ConfigError: it is no run folder, what it needs is gone, or it does not fit on so many nodes.
     """
-    paths = RunPaths(folder.absolute())
-    if not paths.config.exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml. Give the folder of run.dir.")
-    config = load_resolved(paths.config)
-    if Path(config.run.dir) != paths.root:
-        raise ConfigError(
-            f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
-        )
+    paths, config = open_existing(folder)
+    config = effective(config, SiteConfig(), resized)
     preflight(config)
     return _run(config, paths)
 

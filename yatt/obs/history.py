@@ -16,7 +16,7 @@ from yatt.paths import RunPaths
 
 Event = dict[str, Any]
 
-_PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "signal", "trouble")
+_PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "node.", "signal", "trouble")
 _BAD = {
     "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
 }  # fmt: skip
@@ -140,6 +140,8 @@ class _Fold:
             self.open_phase = None
         elif kind.startswith("lease."):
             self._lease(kind, event, at_s)
+        elif kind == "node.lost":
+            self._node(event["node"], at_s)
         elif kind == "worker.end" and event["how"] not in ("exit code 0", "killed by SIGTERM"):
             self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
         elif kind == "attempt.resume":
@@ -158,6 +160,12 @@ class _Fold:
             epoch=self.epoch, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
             exit_code=self.exit_code, reason=self.reason,
         )  # fmt: skip
+
+    def _node(self, index: int, at_s: float) -> None:
+        """Its leases are over, though nobody says so any more."""
+        for slab in [slab for slab in self.held if slab.startswith(f"n{index}s")]:
+            self.leases.append(replace(self.held.pop(slab), end_s=at_s))
+        self.marks.append(Mark(at_s=at_s, slab="", text=f"node{index} is lost"))
 
     def _lease(self, kind: str, event: Event, at_s: float) -> None:
         slab = event["slab"]

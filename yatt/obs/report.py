@@ -4,11 +4,13 @@ The page holds everything it shows and asks for nothing: no script, no font, no 
 be written while the run goes on, after it failed, or before it has any metrics.
 """
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import publish, unsealed
 from yatt.adapters.ledger import run_is_finished
+from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_resolved
 from yatt.config.schema import RunConfig
 from yatt.core.goodput import goodput, goodput_share
@@ -98,7 +100,8 @@ def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tup
 
 
 def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
-    where = f"{config.launch.nodes} x {config.launch.gpus_per_node} GPUs or slots"
+    sizes = [(gpus, len(list(nodes))) for gpus, nodes in groupby(node_gpus(config))]
+    where = " + ".join(f"{nodes} x {gpus}" for gpus, nodes in sizes) + " GPUs or slots"
     about = f"{where}, {config.placement.mode}; policy {config.model.path}"
     judges = ", ".join(f"{genrm.name} ({genrm.model})" for genrm in config.genrms)
     judged = f"; GenRM {judges}" if judges else ""

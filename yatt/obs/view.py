@@ -152,6 +152,15 @@ def _quarantine(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(f"slab {event['slab']} is quarantined: {event['cause']}")
 
 
+def _node_lost(view: RunView, event: dict[str, Any]) -> None:
+    index = event["node"]
+    view.holders = {
+        slab: role for slab, role in view.holders.items() if not slab.startswith(f"n{index}s")
+    }  # fmt: skip
+    then = "the run goes on without it" if event["goes_on"] else "the run cannot do without it"
+    view.news.append(f"node{index} is lost, silent for {event['silence_s']:.0f} s: {then}")
+
+
 def _worker_start(view: RunView, event: dict[str, Any]) -> None:
     view.workers[event["worker"].rpartition(".")[0]] = f"pid {event['pid']}"
     if not event["worker"].endswith(".1"):
@@ -188,6 +197,7 @@ _FOLDS = {
     "lease.expire": _expire,
     "lease.unproven": _unproven,
     "lease.quarantine": _quarantine,
+    "node.lost": _node_lost,
     "worker.start": _worker_start,
     "worker.end": _worker_end,
     "ckpt.commit": _commit,

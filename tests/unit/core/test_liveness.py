@@ -8,12 +8,20 @@ from yatt.core.liveness import Watched, heard, tick, watch
 PERIOD_S, LIMIT_S = 1.0, 10.0
 
 
+def watching(*peers: int, now_s: float = 0.0) -> Watched:
+    """All of them heard of just now."""
+    watched = watch(frozenset(peers), now_s)
+    for peer in peers:
+        watched = heard(watched, peer)
+    return watched
+
+
 def ticked(watched: Watched, now_s: float) -> tuple[Watched, list[int]]:
     return tick(watched, now_s, period_s=PERIOD_S, limit_s=LIMIT_S)
 
 
 def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
-    watched = watch(frozenset({1, 2}), 100.0)
+    watched = watching(1, 2, now_s=100.0)
     fallen = {}
     for second in range(1, 40):
         watched = heard(watched, 2)
@@ -24,8 +32,21 @@ def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
     assert watched.silence_s(7) == 0.0, "not under watch"
 
 
-def test_who_was_declared_lost_stays_lost() -> None:
+def test_who_has_not_said_a_word_yet_is_not_under_watch() -> None:
     watched = watch(frozenset({1}), 0.0)
+    for second in range(1, 60):
+        watched, lost = ticked(watched, float(second))
+        assert not lost
+    watched = heard(heard(watched, 1), 5)
+    for second in range(60, 69):
+        watched, lost = ticked(watched, float(second))
+        assert not lost
+    watched, lost = ticked(watched, 69.0)
+    assert lost == [1], "5 is nobody's business"
+
+
+def test_who_was_declared_lost_stays_lost() -> None:
+    watched = watching(1)
     for second in range(1, 12):
         watched, _ = ticked(watched, float(second))
     watched = heard(watched, 1)
@@ -36,7 +57,7 @@ def test_who_was_declared_lost_stays_lost() -> None:
 
 
 def test_an_observer_that_stood_still_first_reads_what_was_said_meanwhile() -> None:
-    watched = watch(frozenset({1}), 0.0)
+    watched = watching(1)
     for second in range(1, 10):
         watched, _ = ticked(watched, float(second))
     watched, lost = ticked(watched, 500.0)
@@ -47,7 +68,7 @@ def test_an_observer_that_stood_still_first_reads_what_was_said_meanwhile() -> N
 
 @given(st.lists(st.floats(0.1, 60.0), min_size=1, max_size=60))
 def test_nobody_that_speaks_between_every_two_ticks_is_ever_lost(steps_s: list[float]) -> None:
-    watched, now_s = watch(frozenset({1}), 0.0), 0.0
+    watched, now_s = watching(1), 0.0
     for step_s in steps_s:
         now_s += step_s
         watched, lost = ticked(watched, now_s)
@@ -57,7 +78,7 @@ def test_nobody_that_speaks_between_every_two_ticks_is_ever_lost(steps_s: list[f
 
 @given(st.lists(st.floats(0.9, 1.9), min_size=15, max_size=30))
 def test_who_says_nothing_is_lost_in_time_however_ticks_fall(steps_s: list[float]) -> None:
-    watched, now_s = watch(frozenset({1}), 0.0), 0.0
+    watched, now_s = watching(1), 0.0
     for step_s in steps_s:
         now_s += step_s
         watched, lost = ticked(watched, now_s)

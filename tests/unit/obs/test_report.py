@@ -12,6 +12,7 @@ from yatt.obs.history import attempts_of, read_events
 from yatt.obs.metrics import STEP
 from yatt.obs.report import write_report
 from yatt.obs.timeline import timeline
+from yatt.obs.view import RunView
 
 TWO_ATTEMPTS = (
     event(0, "attempt.start", nodes=1),
@@ -60,6 +61,27 @@ def test_attempts_are_folded_with_what_was_open_closed_at_their_last_event(tmp_p
         "n0s0 lease expired: rollout was not heard of", "rollout-n0s0.1 ended: killed by SIGKILL"
     ]  # fmt: skip
     assert second.span.resumed == 0
+
+
+def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
+    paths = make_run(tmp_path, events=(
+        event(0, "attempt.start", nodes=4), event(1, "phase.begin", phase="rollout", iteration=1),
+        event(2, "lease.grant", node=2, slab="n2s0", holder="rollout", token=1),
+        event(2, "lease.grant", node=3, slab="n3s0", holder="rollout", token=1),
+        event(9, "node.lost", node=3, silence_s=10.2, goes_on=True),
+        event(20, "phase.end", phase="rollout", iteration=1, seconds=19.0),
+    ), launch={"nodes": 4, "gpus_per_node": 2, "engine_gpus_per_node": 1},
+       placement={"mode": "disaggregated", "trainer_nodes": 1})  # fmt: skip
+    (attempt,) = attempts_of(read_events(paths.events))
+    ends = {span.slab: span.end_s - attempt.span.begin_s for span in attempt.leases}
+    assert ends == {"n3s0": 9, "n2s0": 20}
+    assert [mark.text for mark in attempt.marks] == ["node3 is lost"]
+    page = write_report(paths, None).read_text()
+    assert "node3 is lost, silent for 10 s: the run goes on without it" in page
+    assert "1 x 2 + 3 x 1 GPUs or slots, disaggregated" in page
+    view = RunView(paths, 24)
+    view.refresh()
+    assert view.holders == {"n2s0": "rollout"}
 
 
 def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):

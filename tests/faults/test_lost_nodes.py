@@ -1,0 +1,258 @@
+"""A node that only runs engines may be lost, dead or standing still: only the pool shrinks.
+
+The undisturbed run is *colocated* on two nodes; the others are disaggregated with the same two trainer ranks.
+All must end bit-equal, however many engine nodes there are and whatever becomes of them.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.test_resume_exact import final_state, metrics
+from tests.runs import RunFile, environment, kill, living, rows, start, wait_for, yatt
+from tests.tiny_models import make_qwen3, make_scripted_model
+from yatt.adapters.files import unsealed
+from yatt.config.load import load
+from yatt.control.epochs import claim_epoch
+from yatt.launch.folder import completed, open_folder
+from yatt.paths import RunPaths
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+SILENCE_S = 3.0
+ITERATIONS = 16
+SPLIT = {"mode": "disaggregated", "trainer_nodes": 2, "genrm_slabs": 2}  # nodes 2, 3 sample, 4, 5 judge
+
+
+def run_file(folder: Path, nodes: int, placement: dict[str, Any]) -> RunFile:
+    judge = make_scripted_model(folder / "judge", mean_tokens=3, steps_per_token=50)
+    (Path(judge) / "model.safetensors").write_bytes(b"")
+    make_qwen3(folder / "policy", tied=True, seed=0)
+    (folder / "policy" / "scripted.json").write_text(json.dumps({"steps_per_token": 200}))
+    section = {"name": "judge", "model": judge, "template": "{prompt}{completion}", "engine": "scripted",
+               "verdict": {"pattern": "([a-m])", "scores": {}}, "max_model_tokens": 64,
+               "on_unparsable": "score", "unparsable_score": 0.5}  # fmt: skip
+    return RunFile(
+        folder,
+        {
+            "launch": {"nodes": nodes, "node_silence_s": SILENCE_S},
+            "genrms": [section],
+            "placement": placement,
+            "trainer": {"total_iterations": ITERATIONS},
+        },
+    )
+
+
+def events(run: RunFile, kind: str) -> list[dict[str, Any]]:
+    return [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == kind]
+
+
+def controller(run: RunFile, node: int) -> int:
+    """Process id of a node's controller."""
+    for pid, module in living(run.run_dir).items():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if module == "yatt.control" and words[words.index("--node") + 1] == str(node):
+                return pid
+    raise AssertionError(f"node{node} has no controller")
+
+
+def workers(run: RunFile, node: int) -> list[int]:
+    ended = {e["pid"] for e in events(run, "worker.end")}
+    return [e["pid"] for e in events(run, "worker.start") if e["node"] == node and e["pid"] not in ended]
+
+
+def lost(run: RunFile, node: int) -> dict[str, Any]:
+    """The event of a node's loss, waited for."""
+
+    def found() -> list[dict[str, Any]]:
+        return [e for e in events(run, "node.lost") if e["node"] == node]
+
+    return wait_for(found, timeout_s=SILENCE_S + 30, what=f"the loss of node{node}")[0]
+
+
+@dataclass
+class Disturbed:
+    """One run, and what was seen of it. Its leader stands still for a while; it loses a rollout node by
+    SIGKILL, an engine of the other one, and a judge's node by SIGSTOP."""
+
+    run: RunFile
+    output: str = ""
+    code: int = -1
+    killed_ns: int = 0
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    orphans: set[int] = field(default_factory=set)
+
+    def disturb(self) -> None:
+        process = start("run", str(self.run.write()))
+        try:
+            wait_for(lambda: events(self.run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
+            self._pause_leader()
+            victims = [controller(self.run, 3), *workers(self.run, 3)]
+            self.killed_ns = time.monotonic_ns()
+            for pid in victims:
+                kill(pid)
+            self.losses.append(lost(self.run, 3))
+            assert kill(workers(self.run, 2)[0]), "the last rollout engine; its node starts another"
+            paused, engines = controller(self.run, 4), workers(self.run, 4)
+            assert kill(paused, signal.SIGSTOP)
+            try:
+                self.losses.append(lost(self.run, 4))
+            finally:
+                kill(paused, signal.SIGCONT)
+            wait_for(lambda: paused not in living(self.run.run_dir), timeout_s=30, what="node4 to end itself")
+            self.orphans = living(self.run.run_dir).keys() & set(engines)
+            self.output, _ = process.communicate(timeout=150)
+            self.code = process.returncode
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+    def _pause_leader(self) -> None:
+        """Longer than the silence that costs others their place, shorter than a lease."""
+        leader, began_s = controller(self.run, 0), time.monotonic()
+        assert kill(leader, signal.SIGSTOP)
+        try:
+            wait_for(lambda: time.monotonic() - began_s > SILENCE_S + 2, timeout_s=60, what="time to pass")
+        finally:
+            kill(leader, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+    run = run_file(tmp_path_factory.mktemp("calm"), 2, {"mode": "colocated"})
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
+    made = Disturbed(run_file(tmp_path_factory.mktemp("disturbed"), 6, SPLIT))
+    made.disturb()
+    return made
+
+
+def test_the_run_goes_on_and_ends_bit_equal(calm: RunFile, disturbed: Disturbed) -> None:
+    assert disturbed.code == 0, disturbed.output
+    assert {e["epoch"] for e in rows(disturbed.run.run_dir / "events.jsonl")} == {1}, "one attempt"
+    assert final_state(disturbed.run) == final_state(calm)
+    assert metrics(disturbed.run) == metrics(calm)
+    assert living(disturbed.run.run_dir) == {}
+
+
+def test_a_leader_that_stood_still_blames_nobody(disturbed: Disturbed) -> None:
+    assert [e["node"] for e in events(disturbed.run, "node.lost")] == [3, 4], "only the real ones"
+
+
+def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> None:
+    assert [(e["node"], e["goes_on"]) for e in disturbed.losses] == [(3, True), (4, True)]
+    after_s = (disturbed.losses[0]["t"] - disturbed.killed_ns) / 1e9
+    assert SILENCE_S - 1.5 <= after_s <= SILENCE_S + 5
+    for event in disturbed.losses:
+        assert event["silence_s"] >= SILENCE_S
+        path = RunPaths(disturbed.run.run_dir).lost(1, event["node"])
+        record = unsealed(path.read_bytes(), 1)
+        assert record is not None
+        assert (record["node"], record["goes_on"]) == (event["node"], True)
+
+
+def test_a_controller_that_stood_still_ends_itself_with_its_workers(disturbed: Disturbed) -> None:
+    assert disturbed.orphans == set()
+    ended = [e for e in events(disturbed.run, "worker.end") if e["node"] == 4]
+    assert ended == [], "the leader does not listen to it any more"
+    log = RunPaths(disturbed.run.run_dir).log(1, "node4").read_text()
+    assert "this attempt ends here with exit code 1: this node was not heard of for 3" in log
+
+
+def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
+    disturbed: Disturbed,
+) -> None:
+    grants = [(e["slab"], e["holder"]) for e in events(disturbed.run, "lease.grant")]
+    roles = ["trainer"] * 2 + ["rollout"] * 2 + ["genrm:judge"] * 2
+    once = [(f"n{node}s0", role) for node, role in enumerate(roles)]
+    assert sorted(grants) == sorted([*once, ("n2s0", "rollout")])
+    again = [e["worker"] for e in events(disturbed.run, "worker.start") if not e["worker"].endswith(".1")]
+    assert again == ["rollout-n2s0.2"]
+    assert [e["slab"] for e in events(disturbed.run, "lease.release")] == ["n2s0"]
+
+
+def test_weights_come_from_owners_in_turn(disturbed: Disturbed) -> None:
+    fetched = [(e["node"], e["source"], e["policy_version"]) for e in events(disturbed.run, "weights.fetch")]
+    assert [version for node, _, version in fetched if node == 2] == list(range(ITERATIONS + 1))
+    assert {(node, source) for node, source, _ in fetched} == {(2, 0), (3, 1)}
+
+
+def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(tmp_path: Path) -> None:
+    run = run_file(tmp_path, 3, {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1})
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: events(run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
+        for pid in [controller(run, 2), *workers(run, 2)]:
+            kill(pid)
+        event = lost(run, 2)
+        output, _ = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output
+    assert not event["goes_on"]
+    assert "attempt 1 ended: node2 was not heard of for 3" in output
+    assert "no node is left that can run genrm:judge" in output
+    assert "starting again from iteration" in output
+    assert [row["training/global_step"] for row in metrics(run)] == list(range(1, ITERATIONS + 1))
+
+
+# ---- absent from the start ----------------------------------------------------------------------
+
+
+def controllers(run: RunFile, nodes: list[int], absent: str) -> Iterator["subprocess.Popen[str]"]:
+    """An attempt without its launcher: the controllers of these nodes."""
+    paths = open_folder(completed(load([run.write()], [])))
+    epoch = claim_epoch(paths)
+    for node in nodes:
+        argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
+        argv += ["--node", str(node), "--device", "cpu", "--absent", absent]
+        yield subprocess.Popen(
+            argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+
+
+def test_an_attempt_without_two_engine_nodes_ends_bit_equal(calm: RunFile, tmp_path: Path) -> None:
+    run = run_file(tmp_path, 6, SPLIT)
+    processes = list(controllers(run, [0, 1, 2, 4], "3,5"))
+    try:
+        said = [process.communicate(timeout=150)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * 4, said
+    assert final_state(run) == final_state(calm)
+    assert metrics(run) == metrics(calm)
+    assert not events(run, "node.lost"), "they were never there"
+
+
+@pytest.mark.parametrize(
+    ("absent", "says"),
+    [
+        ("4,5", "cannot begin with --absent 4,5: no node is left that can run genrm:judge"),
+        ("1", "cannot begin with --absent 1: node1 has trainer ranks, and the run cannot do without them"),
+    ],
+)
+def test_an_attempt_that_cannot_begin_says_why(tmp_path: Path, absent: str, says: str) -> None:
+    (process,) = controllers(run_file(tmp_path, 6, SPLIT), [0], absent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"node0: this attempt {says}" in said

@@ -1,0 +1,130 @@
+"""A lost node: what was asked of it fails or is asked elsewhere at once, and it is not asked again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from tests.unit.core.test_placement import disaggregated
+from yatt.adapters.wire import Channel, calling_socket, listening_socket, make_keys
+from yatt.control.engines import LocalEngines, Router
+from yatt.control.node import Node
+from yatt.control.peers import Peers
+from yatt.core.placement import ROLLOUT, place
+from yatt.errors import WorkerFailed
+from yatt.paths import RunPaths
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+WHY = "was not heard of for 10.0 s"
+
+
+def request(name: str) -> m.Sample:
+    return m.Sample(
+        token=0, request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
+    )
+
+
+class Cluster:
+    """Node 0's router, and two rollout nodes: node 1 never answers, node 2 at once."""
+
+    def __init__(self, folder: Path) -> None:
+        config = disaggregated(3, 1, 1)
+        config = replace(config, rollout=replace(config.rollout, max_retries=0))
+        node = Node(
+            config=config, paths=RunPaths(folder), placement=place(config), epoch=1, index=0,
+            host="127.0.0.1", device="cpu",
+        )  # fmt: skip
+        self.asked: list[tuple[int, str]] = []
+        self.peers = Peers()
+        self.router = Router(node, LocalEngines(None), self.peers)  # type: ignore[arg-type]
+
+    async def answer(self, index: int, body: m.Message) -> m.Message | None:
+        if not isinstance(body, c.Forward):
+            return None
+        self.asked.append((index, body.sample.request_id))
+        if index == 1:
+            await asyncio.Event().wait()
+        return m.Completed(
+            request_id="x", token_ids=b"", logprobs=b"", finish_reason="stop", policy_version=0
+        )
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[Cluster]:
+    keys, context, cluster = make_keys(folder / "keys"), zmq.asyncio.Context(), Cluster(folder)
+    channels = []
+    for index in (1, 2):
+        socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
+
+        async def handler(_: str, body: m.Message, index: int = index) -> m.Message | None:
+            return await cluster.answer(index, body)
+
+        hub = Channel(socket, epoch=1, handler=handler)
+        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        calling = calling_socket(context, address, "node0", keys)
+        line = Channel(calling, epoch=1, handler=handler, peer=f"node{index}")
+        cluster.peers.lines[index] = line
+        channels += [hub, line]
+    try:
+        yield cluster
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels))
+        context.destroy(linger=0)
+
+
+async def until_asked(cluster: Cluster, index: int) -> None:
+    for _ in range(500):
+        if any(asked == index for asked, _ in cluster.asked):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"waited 5 s for node{index} to be asked")
+
+
+def test_what_a_lost_node_owed_is_asked_elsewhere_at_once_and_is_no_retry(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(tmp_path) as cluster:
+            waiting = asyncio.ensure_future(cluster.router.complete(ROLLOUT, request("a")))
+            await until_asked(cluster, 1)
+            cluster.peers.exclude(1, WHY)
+            completed = await asyncio.wait_for(waiting, 2.0)
+            assert completed.finish_reason == "stop"
+            assert cluster.asked == [(1, "node0/a"), (2, "node0/a")], (
+                "the same request, though max_retries is 0"
+            )
+            for name in "bcd":
+                await asyncio.wait_for(cluster.router.complete(ROLLOUT, request(name)), 2.0)
+            assert [index for index, _ in cluster.asked[2:]] == [2, 2, 2]
+
+    asyncio.run(scene())
+
+
+def test_without_any_node_of_the_role_a_request_fails_and_names_the_role(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(tmp_path) as cluster:
+            for index in (1, 2):
+                cluster.peers.exclude(index, WHY)
+            with pytest.raises(WorkerFailed, match="no node is left that can run rollout"):
+                await cluster.router.complete(ROLLOUT, request("a"))
+
+    asyncio.run(scene())
+
+
+def test_an_order_to_a_node_that_is_lost_ends_at_once_with_why(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(tmp_path) as cluster:
+            forward = c.Forward(role=ROLLOUT, sample=request("a"))
+            waiting = asyncio.ensure_future(cluster.peers.request(1, forward, 3600.0))
+            await until_asked(cluster, 1)
+            cluster.peers.exclude(1, WHY)
+            with pytest.raises(WorkerFailed, match=r"node1 was not heard of for 10\.0 s"):
+                await asyncio.wait_for(waiting, 2.0)
+            with pytest.raises(WorkerFailed, match=r"node1 was not heard of for 10\.0 s"):
+                await cluster.peers.request(1, forward, 3600.0)
+
+    asyncio.run(scene())

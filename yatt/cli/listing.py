@@ -1,0 +1,42 @@
+"""`yatt list`: one line a run."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from yatt.adapters.slurm import Slurm
+from yatt.config.load import load_resolved
+from yatt.launch.jobs import job_view
+from yatt.launch.known import known_runs
+from yatt.obs.view import RunView
+from yatt.paths import RunPaths
+
+
+def print_runs(folders: list[Path]) -> int:
+    """Runs in these folders, or all that this person has submitted."""
+    roots = list(dict.fromkeys(root for folder in folders for root in _runs_in(folder)))
+    rows = [_row(root) for root in (roots if folders else known_runs())]
+    if not rows:
+        sys.stdout.write("no runs\n")
+        return 0
+    rows.insert(0, ("JOB", "JOB STATE", "ITERATION", "RUN STATE", "FOLDER"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        sys.stdout.write("  ".join([*cells, row[4]]) + "\n")
+    return 0
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    """The folder itself if it is a run, else the runs directly below it."""
+    candidates = [folder] if (folder / "config.yaml").exists() else sorted(folder.glob("*/"))
+    yield from (path for path in candidates if (path / "epochs").is_dir() or (path / "slurm.json").exists())
+
+
+def _row(root: Path) -> tuple[str, str, str, str, str]:
+    paths = RunPaths(root)
+    view = RunView(paths, load_resolved(paths.config).trainer.total_iterations)
+    view.refresh()
+    summary, job = view.summary(), job_view(paths, Slurm())
+    iteration = f"{summary['iteration']}/{summary['total_iterations']}"
+    return job.job_id or "-", job.state or "-", iteration, str(summary["state"]), str(root)

@@ -1,0 +1,125 @@
+"""A submitted run seen from any login node: its job's state in words, and ending it."""
+
+import time
+from dataclasses import dataclass
+
+from yatt import clock
+from yatt.adapters.files import read_or_none
+from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
+from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
+from yatt.core.outcome import CANCEL
+from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.paths import RunPaths
+
+POLL_S = 0.5
+CANCEL_LIMIT_S = 600.0
+
+# Slurm's own words for why a job waits, and what they mean for a run.
+WAITS = {
+    "Resources": "waits until enough nodes are free",
+    "Priority": "waits behind jobs of higher priority",
+    "BeginTime": "was requeued; Slurm lets some time pass before it may start (cred_expire, requeue_delay)",
+    "Dependency": "waits for the job before it to end",
+    "JobHeldUser": "is held by its user: scontrol release {job}",
+    "JobHeldAdmin": "is held by an administrator; ask them, or submit again with `yatt resume`",
+    "launch failed requeued held": "could not be started: scontrol release {job}; its node is drained",
+    "ReqNodeNotAvail": "asks for nodes that are down, drained or reserved",
+    "PartitionDown": "waits for its partition, which is down",
+    "PartitionTimeLimit": "asks for more time than its partition gives: change time_limit_min, submit again",
+    "AssocGrpGRES": "waits: the account's share of GPUs is used up",
+    "QOSMaxGRESPerUser": "waits: the user's share of GPUs is used up",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A run's newest job. `state` is empty if the run was never submitted, UNKNOWN if Slurm does not say."""
+
+    job_id: str = ""
+    state: str = ""
+    components: tuple[str, ...] = ()
+    why: str = ""
+    restarts: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs, or will."""
+        return self.state in LIVING_STATES
+
+
+def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
+    """What Slurm says of the run's newest job."""
+    job_id = (read_or_none(paths.job) or b"").decode().strip()
+    if not job_id:
+        return JobView()
+    found = slurm.show_job(job_id)
+    if found is None:
+        return JobView(job_id=job_id, state="UNKNOWN", why="Slurm does not answer")
+    if not found:
+        return JobView(
+            job_id=job_id, state="FORGOTTEN", why="Slurm has forgotten the job: it ended some time ago"
+        )
+    state = merged_state(found)
+    return JobView(
+        job_id=job_id, state=state, components=tuple(map(_component, found)),
+        why=_why(job_id, state, found[0]), restarts=int(found[0].get("Restarts", "0")),
+    )  # fmt: skip
+
+
+def _component(fields: Fields) -> str:
+    nodes = fields.get("NodeList", "")
+    where = nodes if nodes not in ("", "(null)") else f"{fields.get('NumNodes', '?')} nodes wanted"
+    return f"{fields.get('JobState', '?')} in {fields.get('Partition', '?')}: {where}"
+
+
+def _why(job_id: str, state: str, leader: Fields) -> str:
+    if state != "PENDING" and state != "REQUEUE_HOLD":
+        return ""
+    reason = leader.get("Reason", "").replace("_", " ")
+    for name, text in WAITS.items():
+        if reason == name or name in reason:
+            return f"{reason}: {text.format(job=job_id)}"
+    return reason
+
+
+def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
+    """End a run: cleanly, with a checkpoint, or at once; gives what was done.
+
+    Raises:
+        ConfigError: nothing of it runs or waits.
+        DeadlineExceeded: it did not end.
+    """
+    view, epoch = job_view(paths, slurm), newest_epoch(paths)
+    is_running = bool(record(paths, epoch, STARTED)) and not record(paths, epoch, ENDED)
+    _check_can_cancel(paths, view)
+    if view.job_id and (now or view.state != "RUNNING" or not is_running):
+        reply = slurm.call("scancel", view.job_id)
+        if reply.code != 0:
+            raise DeadlineExceeded(f"scancel {view.job_id}: {reply.says}")
+        return f"job {view.job_id} cancelled; the run goes on from its newest checkpoint with `yatt resume`"
+    if not is_running:
+        raise ConfigError(f"nothing of {paths.root} is running.")
+    return _stop(paths, epoch)
+
+
+def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
+    if run_is_finished(paths):
+        raise ConfigError(f"{paths.root} is finished: there is nothing to cancel.")
+    if view.state == "UNKNOWN":
+        raise DeadlineExceeded(f"Slurm does not answer, so job {view.job_id} cannot be cancelled; try again.")
+    if view.job_id and not view.is_alive:
+        raise ConfigError(f"job {view.job_id} is over ({view.state}): there is nothing to cancel.")
+
+
+def _stop(paths: RunPaths, epoch: int) -> str:
+    """Tell the leader through the run folder, and wait until the attempt has ended."""
+    note(paths, epoch, STOP, {"reason": CANCEL})
+    until_s = clock.monotonic_s() + CANCEL_LIMIT_S
+    while not record(paths, epoch, ENDED):
+        if clock.monotonic_s() > until_s:
+            raise DeadlineExceeded(
+                f"attempt {epoch} did not end in {CANCEL_LIMIT_S:g} s; --now ends it at once"
+            )
+        time.sleep(POLL_S)
+    ended = record(paths, epoch, ENDED)
+    return f"stopped after iteration {ended.get('committed')}, which is saved; `yatt resume` goes on"

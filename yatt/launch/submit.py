@@ -1,0 +1,152 @@
+"""`yatt submit`: checks a run and the cluster, then submits the run as one job that keeps itself going."""
+
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.helpers import clean_env
+
+from yatt.adapters.files import publish
+from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.slurm import Slurm
+from yatt.config.load import resolved_text
+from yatt.config.schema import RunConfig
+from yatt.config.site import SiteConfig, component
+from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.launch.diagnose import demands_of, findings, take_snapshot
+from yatt.launch.executor import HetExecutor, shell_line
+from yatt.launch.folder import completed, open_existing, open_folder
+from yatt.launch.jobcall import run_job
+from yatt.launch.known import remember
+from yatt.launch.plan import Component, JobPlan, Resized, components_of, effective, layout_of, write_plan
+from yatt.launch.preflight import preflight
+from yatt.launch.steps import step_orders
+from yatt.paths import RunPaths
+
+DEFAULT_LIMIT_MIN = 60
+SHOWN_EPOCH = 1
+
+
+def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool) -> int:
+    """Submit a new run, or the next job of one that is there.
+
+    Raises:
+        ConfigError: something of the user's or the site's is in the way; nothing was queued.
+    """
+    config = _with_store(completed(config), site)
+    preflight(config)
+    plan = _plan(config, site, Resized())
+    if dry_run:
+        return _show(config, plan)
+    return _submit(open_folder(config), config, plan)
+
+
+def resume_submitted(folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool) -> int:
+    """Submit another job of the run in `folder`.
+
+    Raises:
+        ConfigError: as `submit_run`.
+    """
+    paths, config = open_existing(folder)
+    if run_is_finished(paths):
+        sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
+        return EXIT_FINISHED
+    preflight(config)
+    plan = _plan(config, site, resized)
+    return _show(config, plan) if dry_run else _submit(paths, config, plan)
+
+
+def _with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
+    """Checkpoints go to the site's object store, unless the run names another place."""
+    if config.checkpoint.url or not site.checkpoint_url_prefix:
+        return config
+    url = f"{site.checkpoint_url_prefix.rstrip('/')}/{Path(config.run.dir).name}"
+    options = {**site.storage_options, **config.checkpoint.storage_options}
+    return replace(config, checkpoint=replace(config.checkpoint, url=url, storage_options=options))
+
+
+def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
+    """What is to be submitted, once the cluster was asked whether it can run."""
+    wanted = effective(config, site, resized)
+    snapshot = take_snapshot(Slurm())
+    faults = [f for f in findings(snapshot, site, demands_of(wanted)) if f.level == "fail"]
+    if faults:
+        listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
+        raise ConfigError(f"nothing was queued:\n{listed}")
+    scheduler = (snapshot.config or {}).get("SchedulerParameters", "")
+    layout = layout_of(wanted, site, het_steps="disable_hetjob_steps" not in scheduler)
+    return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
+
+
+def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan) -> HetExecutor:
+    """submitit's executor for the plan."""
+    site = plan.site
+    wanted = effective(config, site, plan.resized)
+    parts = components_of(wanted, site, plan.layout)
+    executor = HetExecutor(
+        paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain"
+    )
+    shared: dict[str, Any] = {
+        "name": f"yatt-{paths.root.name}", "timeout_min": site.time_limit_min or DEFAULT_LIMIT_MIN,
+        "signal_delay_s": site.signal_lead_s, "setup": list(site.setup), "account": site.account or None,
+        "exclusive": True if site.exclusive else None, "stderr_to_stdout": True, "comment": str(paths.root),
+    }  # fmt: skip
+    executor.update_parameters(**{key: value for key, value in shared.items() if value})
+    return executor
+
+
+def _asked_of(part: Component, site: SiteConfig) -> dict[str, Any]:
+    """One component's sbatch parameters, under sbatch's names."""
+    own = component(site, part.name)
+    asked: dict[str, Any] = {
+        "nodes": part.nodes, "ntasks_per_node": 1, "partition": own.partition, "qos": own.qos,
+        "constraint": own.constraint, "nodelist": own.nodelist, "cpus_per_task": own.cpus_per_node,
+    }  # fmt: skip
+    if own.mem_gb:
+        asked["mem"] = f"{own.mem_gb}GB"
+    elif site.exclusive:
+        asked["mem"] = "0"
+    if part.gpus_per_node:
+        count = f"{own.gpu_type}:{part.gpus_per_node}" if own.gpu_type else str(part.gpus_per_node)
+        by_gres = site.gpus_directive == "gres"
+        asked |= {"gres": f"gpu:{count}"} if by_gres else {"gpus_per_node": count}
+    return {key: value for key, value in asked.items() if value}
+
+
+def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
+    write_plan(paths, plan)
+    executor = executor_of(paths, config, plan)
+    try:
+        with clean_env():
+            job = executor.submit(run_job, str(paths.root))
+    except (FailedJobError, FailedSubmissionError) as error:
+        said = str(error).strip().splitlines() or ["no reason given"]
+        raise ConfigError(f"sbatch refused the job, nothing was queued: {said[-1]}") from error
+    publish(paths.job, f"{job.job_id}\n".encode())
+    remember(paths.root)
+    sys.stdout.write(
+        f"submitted job {job.job_id} ({plan.layout}) in {paths.root}\n"
+        f"  yatt status {paths.root}\n  yatt logs -f {paths.root}\n  yatt cancel {paths.root}\n"
+    )
+    return 0
+
+
+def _show(config: RunConfig, plan: JobPlan) -> int:
+    """Print everything that submitting would make, and make nothing."""
+    paths = RunPaths(Path(config.run.dir))
+    wanted = effective(config, plan.site, plan.resized)
+    parts = components_of(wanted, plan.site, plan.layout)
+    lines = ["# ---- the batch script", executor_of(paths, config, plan).text().rstrip()]
+    lines += [
+        "",
+        "# ---- what it starts: one srun a component, one controller a node (epoch 1 as an example)",
+    ]
+    for order in step_orders(parts, plan.site, None, paths, epoch=SHOWN_EPOCH):
+        lines.append(shell_line(order.argv))
+    lines += ["", "# ---- the run's resolved config", resolved_text(wanted).rstrip()]
+    lines += ["", "# ---- the site", resolved_text(plan.site).rstrip()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
