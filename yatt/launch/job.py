@@ -176,7 +176,7 @@ class Job:
     def _ends(self, plan: JobPlan, committed: int) -> list[AttemptEnd]:
         """How this submission's attempts ended; what an attempt had committed, its successor found."""
         mine = [a for a in attempts(self.paths) if a.started.get("submission") == plan.submission]
-        found = [int(a.started["committed"]) for a in mine[1:]] + [committed]
+        found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
         return [
             AttemptEnd(attempt.ended.get("exit_code"), after)
             for attempt, after in zip(mine, found, strict=True)

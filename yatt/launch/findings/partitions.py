@@ -68,13 +68,9 @@ def _limits(partition: Fields, site: SiteConfig) -> Iterator[Finding]:
         yield fail(name, f"the partition is {partition.get('State')}.", "Wait, or take another partition.")
     longest = partition.get("MaxTime", "UNLIMITED")
     longest_s = seconds_of(longest)
-    if site.time_limit_min and longest_s is not None and site.time_limit_min * 60 > longest_s:
+    if longest_s is not None and site.time_limit_min * 60 > longest_s:
         what = f"time_limit_min is {site.time_limit_min}, more than {name} allows ({longest})."
         yield fail(name, what, f"time_limit_min: {int(longest_s // 60)}.")
-    elif not site.time_limit_min:
-        default = partition.get("DefaultTime", "NONE")
-        given = longest if default == "NONE" else default
-        yield ok(name, f"no time_limit_min: jobs get {given}.")
     else:
         yield ok(name, f"up; allows {longest}.")
 
