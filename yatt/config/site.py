@@ -133,8 +133,8 @@ class SiteConfig:
     launcher divides; auto: het when components differ and the site lets job steps reach them."""
 
     requeue: Literal["auto", "requeue", "chain"] = "auto"
-    """How a preempted or timed-out run goes on: requeue: under the same job id; chain: by a job that was
-    submitted to wait for this one (afterany); auto: requeue where Slurm is configured to."""
+    """How a stopped run goes on: requeue: under the same job id; chain: by a successor that waits for the end
+    of this job (afterany); auto: requeue, and chain where Slurm refuses."""
 
     components: dict[str, ComponentSection] = field(default_factory=dict)
     """`trainer` and `engines`: what they ask for instead."""
