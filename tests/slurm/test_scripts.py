@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, RunFile, wait_for
+from tests.runs import ROOT, RunFile, command, wait_for
 from tests.slurm.cluster import Cluster
-from yatt.config.load import load
-from yatt.config.site import SiteConfig
-from yatt.launch.folder import completed, open_folder
-from yatt.launch.plan import JobPlan, write_plan
-from yatt.paths import RunPaths
 
 pytestmark = pytest.mark.slurm
 SLURM = ROOT / "slurm"
@@ -55,38 +50,25 @@ def test_a_chain_runs_one_link_after_the_other_whatever_their_ends(cluster: Clus
     assert {cluster.wait_state(i, "FAILED")["ExitCode"] for i in ids} == {"7:0"}
 
 
-def prepared(folder: Path, layout: str, **settings: dict[str, object]) -> RunPaths:
-    """A small run whose folder is ready for a job."""
-    shm = {"scratch_dir": str(folder), "shm_dir": str(folder)}
-    run = RunFile(folder, {**settings, "launch": {**settings.get("launch", {}), **shm}})
-    paths = open_folder(completed(load([run.write()], [])))
-    write_plan(paths, JobPlan(submission="s", layout=layout, site=SiteConfig(interface="lo")))
-    return paths
+SETTINGS = {
+    "train.sbatch": {"launch": {"nodes": 2}},
+    "train-het.sbatch": {"launch": {"nodes": 4}, "placement": {"mode": "disaggregated", "trainer_nodes": 2}},
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "settings"),
-    [
-        ("train.sbatch", "flat", {"launch": {"nodes": 2}}),
-        (
-            "train-het.sbatch",
-            "het",
-            {"launch": {"nodes": 4}, "placement": {"mode": "disaggregated", "trainer_nodes": 2}},
-        ),
-    ],
-)
-def test_a_run_goes_from_script_to_finish(
-    cluster: Cluster, tmp_path: Path, name: str, layout: str, settings: dict[str, dict[str, object]]
-) -> None:
-    paths = prepared(tmp_path, layout, **settings)
-    python = f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}"
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    local = {"scratch_dir": str(tmp_path), "shm_dir": str(tmp_path)}
+    settings = {**SETTINGS[name], "launch": {**SETTINGS[name]["launch"], **local}}
+    run, site = RunFile(tmp_path, settings), str(ROOT / "configs" / "sites" / "testcluster.yaml")
+    env = ["env", f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}", f"HOME={tmp_path}"]
+    says = cluster.call(*env, *command("submit", "--site", site, "--prepare", str(run.write())))
+    assert says == f"{run.run_dir} is ready: sbatch slurm/{name} {run.run_dir}"
     log = tmp_path / "job.log"
-    out = cluster.call(
-        "env", python, "sbatch", "--parsable", f"--output={log}", str(SLURM / name), str(paths.root)
-    )
-    over = cluster.wait_state(int(out), "COMPLETED", "FAILED", "CANCELLED", timeout_s=110)
+    job = cluster.call(*env, "sbatch", "--parsable", f"--output={log}", str(SLURM / name), str(run.run_dir))
+    over = cluster.wait_state(int(job), "COMPLETED", "FAILED", "CANCELLED", timeout_s=100)
     assert over["JobState"] == "COMPLETED", log.read_text()
-    assert paths.finished.exists()
+    assert (run.run_dir / "finished").exists()
 
 
 def epilog(cluster: Cluster, folder: Path, job: int, **more: str) -> int:
