@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,27 @@ def test_a_controller_that_is_down_is_said(cluster: Cluster) -> None:
     done = diagnose(cluster)
     assert done.returncode == 2
     assert "the controller does not answer" in done.stdout
+
+
+def test_real_nodes_are_tried(cluster: Cluster, tmp_path: Path) -> None:
+    run = [str(ROOT / "configs" / "quickstart.yaml"), f"run.dir={tmp_path}/run", "launch.device=auto"]
+    done = diagnose(cluster, *run, "launch.gpus_per_node=2", "--nodes", "3")
+    assert done.returncode == 0, done.stdout
+    assert "n1, n2, n3: 2 GPUs each, all reach each other." in done.stdout
+    assert "between nodes" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_interface_that_nodes_lack_is_said_of_each(cluster: Cluster, tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("interface: ib7\nsignal_lead_s: 10\n")
+    argv = command("diagnose", "--site", str(site), "--nodes", "2")
+    done = subprocess.run(
+        argv, env=cluster.env, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 2
+    assert "fail n1: site interface: 'ib7' has no IPv4 address" in done.stdout
+    assert "fail n2: site interface: 'ib7' has no IPv4 address" in done.stdout
 
 
 def test_nodes_try_a_folder_among_each_other(cluster: Cluster) -> None:

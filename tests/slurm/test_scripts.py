@@ -2,11 +2,12 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, wait_for
+from tests.runs import ROOT, RunFile, command, wait_for
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -47,6 +48,27 @@ def test_a_chain_runs_one_link_after_the_other_whatever_their_ends(cluster: Clus
     )
     assert trace.read_text().split() == [word for i in ids for word in ("start", str(i), "end", str(i))]
     assert {cluster.wait_state(i, "FAILED")["ExitCode"] for i in ids} == {"7:0"}
+
+
+SETTINGS = {
+    "train.sbatch": {"launch": {"nodes": 2}},
+    "train-het.sbatch": {"launch": {"nodes": 4}, "placement": {"mode": "disaggregated", "trainer_nodes": 2}},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    local = {"scratch_dir": str(tmp_path), "shm_dir": str(tmp_path)}
+    settings = {**SETTINGS[name], "launch": {**SETTINGS[name]["launch"], **local}}
+    run, site = RunFile(tmp_path, settings), str(ROOT / "configs" / "sites" / "testcluster.yaml")
+    env = ["env", f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}", f"HOME={tmp_path}"]
+    says = cluster.call(*env, *command("submit", "--site", site, "--prepare", str(run.write())))
+    assert says == f"{run.run_dir} is ready: sbatch slurm/{name} {run.run_dir}"
+    log = tmp_path / "job.log"
+    job = cluster.call(*env, "sbatch", "--parsable", f"--output={log}", str(SLURM / name), str(run.run_dir))
+    over = cluster.wait_state(int(job), "COMPLETED", "FAILED", "CANCELLED", timeout_s=100)
+    assert over["JobState"] == "COMPLETED", log.read_text()
+    assert (run.run_dir / "finished").exists()
 
 
 def epilog(cluster: Cluster, folder: Path, job: int, **more: str) -> int:

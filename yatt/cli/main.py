@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
+    diagnose.add_argument("--nodes", type=int, default=0, help="run a short job on so many nodes as well")
     diagnose.set_defaults(action=_diagnose)
     return parser
 
@@ -76,6 +77,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     submit.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
     )
+    submit.add_argument("--prepare", action="store_true", help="only make the run folder, for slurm/*.sbatch")
     submit.set_defaults(action=_submit)
     resume = commands.add_parser("resume", help="go on with a run from its folder")
     resume.add_argument("run", type=Path, help="run folder")
@@ -124,11 +126,13 @@ def _resume(arguments: argparse.Namespace) -> int:
 def _submit(arguments: argparse.Namespace) -> int:
     from yatt.config.load import load
     from yatt.config.site import load_site
-    from yatt.launch.submit import submit_run
+    from yatt.launch.submit import prepare_run, submit_run
 
     overlays = [Path(part) for part in arguments.more if "=" not in part]
     settings = [part for part in arguments.more if "=" in part]
     config, site = load([arguments.config, *overlays], settings), load_site(arguments.site)
+    if arguments.prepare:
+        return prepare_run(config, site)
     return submit_run(config, site, dry_run=arguments.dry_run)
 
 
@@ -189,7 +193,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     if arguments.config:
         overlays = [Path(part) for part in arguments.more if "=" not in part]
         config = load([arguments.config, *overlays], [part for part in arguments.more if "=" in part])
-    return diagnose(load_site(arguments.site), config, as_json=arguments.json)
+    return diagnose(load_site(arguments.site), config, as_json=arguments.json, try_num=arguments.nodes)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class SiteConfig:
     constraint: str = ""
     """Features that nodes must have (sbatch --constraint)."""
 
-    time_limit_min: int = 0
+    time_limit_min: int = 60
     """Minutes one start of the job may take; one limit for all components. The run goes on in the next."""
 
     gpus_directive: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
@@ -133,15 +133,15 @@ class SiteConfig:
     launcher divides; auto: het when components differ and the site lets job steps reach them."""
 
     requeue: Literal["auto", "requeue", "chain"] = "auto"
-    """How a preempted or timed-out run goes on: requeue: under the same job id; chain: by a job that was
-    submitted to wait for this one (afterany); auto: requeue where Slurm is configured to."""
+    """How a stopped run goes on: requeue: under the same job id; chain: by a successor that waits for the end
+    of this job (afterany); auto: requeue, and chain where Slurm refuses."""
 
     components: dict[str, ComponentSection] = field(default_factory=dict)
     """`trainer` and `engines`: what they ask for instead."""
 
     def __post_init__(self) -> None:
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
-        _not_negative(self, ("time_limit_min", "cpus_per_node", "mem_gb"))
+        _not_negative(self, ("cpus_per_node", "mem_gb"))
 
 
 def load_site(path: Path) -> SiteConfig:
@@ -181,7 +181,7 @@ def _timing(site: SiteConfig) -> Iterator[Fault]:
     if not 1 <= site.signal_lead_s <= 65535:
         yield "signal_lead_s", f"{site.signal_lead_s}; Slurm takes 1 to 65535."
     shortest_s = site.signal_lead_s + 2 * WARNING_SLACK_S
-    if site.time_limit_min and site.time_limit_min * 60 < shortest_s:
+    if site.time_limit_min * 60 < shortest_s:
         yield (
             "time_limit_min",
             f"{site.time_limit_min} min leaves no time to work: Slurm warns signal_lead_s "

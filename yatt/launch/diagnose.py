@@ -25,20 +25,30 @@ from yatt.launch.findings.nodes import node_findings
 from yatt.launch.findings.partitions import partition_findings
 from yatt.launch.findings.records import Demand, Finding, Snapshot, fail, ok, warn
 from yatt.launch.findings.settings import settings_findings
+from yatt.launch.findings.trial import trial_findings
+from yatt.launch.probe import QUEUE_S, TRIAL_S, try_nodes
 
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "srun")
 EXIT_FAIL = 2
 
 
-def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool) -> int:
+def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_num: int = 0) -> int:
     """Print every finding; exit code 2 if a job would fail.
 
     Args:
         config: a run, whose demands and folders are looked at as well; None: the cluster, and this folder.
+        try_num: run a short job on so many nodes; 0: ask only.
     """
     snapshot = take_snapshot(Slurm())
-    found = findings(snapshot, site, demands_of(config) if config else ())
+    demands = demands_of(config) if config else ()
+    found = findings(snapshot, site, demands)
     found += folder_findings(site, config, nodes=snapshot.nodes)
+    if try_num:
+        gpus = demands[0].gpus_per_node if demands else 0
+        demand = Demand(component="trainer", nodes=try_num, gpus_per_node=gpus)
+        folder = _nearest(_run_dir(config))
+        trial = try_nodes(Slurm(limit_s=QUEUE_S + TRIAL_S), site, demand, folder, _local(site, config))
+        found += trial_findings(trial, site, demand)
     sys.stdout.write(_json(found) if as_json else _lines(found))
     return EXIT_FAIL if any(finding.level == "fail" for finding in found) else 0
 
@@ -92,21 +102,35 @@ def folder_findings(
     site: SiteConfig, config: RunConfig | None, *, nodes: dict[str, Fields] | None
 ) -> Iterator[Finding]:
     """The run folder, tried by several processes, and the node's own folders."""
-    run_dir = Path(config.run.dir if config else ".").absolute()
     hosts = {node.get("NodeHostName") for node in (nodes or {}).values()}
     is_one_machine = hosts == {socket.gethostname().split(".")[0]}
-    yield from run_folder_findings(_look("run.dir", run_dir, try_it=True), is_one_machine=is_one_machine)
-    scratch_dir = site.scratch_dir or (config.launch.scratch_dir if config else "/tmp")
-    shm_dir = site.shm_dir or (config.launch.shm_dir if config else "/dev/shm")
+    yield from run_folder_findings(
+        _look("run.dir", _run_dir(config), try_it=True), is_one_machine=is_one_machine
+    )
+    scratch_dir, shm_dir = _local(site, config)
     yield from local_folder_findings(_look("scratch_dir", Path(scratch_dir)))
     yield from local_folder_findings(_look("shm_dir", Path(shm_dir)))
     if site.interface:
         yield _interface(site.interface)
 
 
+def _run_dir(config: RunConfig | None) -> Path:
+    return Path(config.run.dir if config else ".").absolute()
+
+
+def _local(site: SiteConfig, config: RunConfig | None) -> tuple[str, str]:
+    """Scratch and shared-memory folder: the site's, else the run's, else what a run has by default."""
+    run = (config.launch.scratch_dir, config.launch.shm_dir) if config else ("/tmp", "/dev/shm")
+    return site.scratch_dir or run[0], site.shm_dir or run[1]
+
+
+def _nearest(path: Path) -> Path:
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+
+
 def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
     """A run folder need not exist yet: the nearest one above it that does is looked at."""
-    there = next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+    there = _nearest(path)
     if not try_it and there != path:
         return Folder(key=key, path=str(path), filesystem="unknown", problem="it does not exist")
     kind = mount_of(str(there.resolve()), Path("/proc/self/mounts").read_text())

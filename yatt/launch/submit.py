@@ -40,12 +40,31 @@ def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool) -> int:
     Raises:
         ConfigError: something of the user's or the site's is in the way; nothing was queued.
     """
-    config = _with_store(completed(config), site)
-    preflight(config)
-    plan = _plan(config, site, Resized())
+    config, plan = _checked(config, site)
     if dry_run:
         return _show(config, plan)
     return _submit(open_folder(config), config, plan)
+
+
+def prepare_run(config: RunConfig, site: SiteConfig) -> int:
+    """Make the run folder ready for a job script of the user's own, and submit nothing.
+
+    Raises:
+        ConfigError: as `submit_run`.
+    """
+    config, plan = _checked(config, site)
+    paths = open_folder(config)
+    write_plan(paths, plan)
+    remember(paths.root)
+    script = "train.sbatch" if plan.layout == "flat" else "train-het.sbatch"
+    sys.stdout.write(f"{paths.root} is ready: sbatch slurm/{script} {paths.root}\n")
+    return 0
+
+
+def _checked(config: RunConfig, site: SiteConfig) -> tuple[RunConfig, JobPlan]:
+    config = _with_store(completed(config), site)
+    preflight(config)
+    return config, _plan(config, site, Resized())
 
 
 def resume_submitted(folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool) -> int:

@@ -40,6 +40,7 @@ def test_the_example_names_every_key() -> None:
         ("mem_gb: -1", "mem_gb is -1; write 0 or more"),
         ("time_limit_min: 5\nsignal_lead_s: 300", "time_limit_min: 5 min leaves no time to work"),
         ("time_limit_min: 5\nsignal_lead_s: 300", "write 7 or more"),
+        ("time_limit_min: 0", "time_limit_min: 0 min leaves no time to work"),
         ("signal_lead_s: 70000", "Slurm takes 1 to 65535"),
         ("signal_lead_s: 0", "Slurm takes 1 to 65535"),
         ("gpus_directive: none\ngpu_type: h100", "gpu_type: gpus_directive: none asks for no GPUs"),

@@ -12,7 +12,7 @@ from yatt.config.site import SiteConfig, site_rules
 from yatt.launch.diagnose import demands_of, findings
 from yatt.launch.findings.folders import Folder, local_folder_findings, mount_of, run_folder_findings
 from yatt.launch.findings.nodes import gpus_of, is_up
-from yatt.launch.findings.partitions import has_user_signal, requeue_way
+from yatt.launch.findings.partitions import has_user_signal
 from yatt.launch.findings.records import Demand, Finding, Snapshot
 from yatt.launch.findings.settings import requeue_delay_s
 
@@ -83,7 +83,7 @@ def test_settings_of_the_cluster(tmp_path: Path, config, level: str, says: str) 
         ({"GraceTime": "5"}, "", "warn", "5 s from the notice"),
         ({"PreemptMode": "SUSPEND"}, "", "warn", "they keep their GPU memory"),
         ({"PreemptMode": "GANG,SUSPEND"}, "", "warn", "they keep their GPU memory"),
-        ({"PreemptMode": "CANCEL"}, "", "warn", "requeue: chain is safe"),
+        ({"PreemptMode": "CANCEL", "GraceTime": "0"}, "", "warn", "without notice"),
         ({"Default": "NO"}, "", "fail", "no default partition"),
         ({}, "partition: gpu", "fail", "there is no 'gpu'. -> partition: one of low, high"),
         ({"MaxNodes": "1"}, "", "fail", "low gives a job 1 at most"),
@@ -171,16 +171,9 @@ def test_accounts(tmp_path: Path) -> None:
     assert about("", ()).level == "fail"
 
 
-def test_how_a_run_goes_on(tmp_path: Path) -> None:
-    seen = snapshot()
-    assert seen.config is not None
-    low = seen.partitions["low"]
-    assert requeue_way(site(tmp_path), seen.config, low) == "requeue"
-    assert requeue_way(site(tmp_path, "requeue: chain"), seen.config, low) == "chain"
-    assert (
-        requeue_way(site(tmp_path), seen.config, {**low, "PreemptMode": "CANCEL", "GraceTime": "0"})
-        == "chain"
-    )
+def test_a_partition_that_cancels_after_a_notice_is_good_enough(tmp_path: Path) -> None:
+    found = problems(findings(snapshot(low={"PreemptMode": "CANCEL"}), site(tmp_path), (TRAINER,)))
+    assert [line.split(":")[0] for line in found] == ["warn kill"]
 
 
 def test_settings_that_changed_their_name() -> None:

@@ -1,7 +1,6 @@
 """What the partitions of a job mean for it: limits, who may use them, preemption and its notice."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from yatt.adapters.slurm import Fields, seconds_of
 from yatt.config.site import ComponentSection, SiteConfig, component
@@ -37,17 +36,6 @@ def partition_findings(
     yield from _same_class([partitions[name] for name in wanted if name in partitions])
 
 
-def requeue_way(site: SiteConfig, config: Fields, partition: Fields) -> Literal["requeue", "chain"]:
-    """How a run goes on after its job ends early: what the site file says, else what the partition allows.
-
-    A job that Slurm cancels without notice can only be followed by one that was waiting for it.
-    """
-    if site.requeue != "auto":
-        return site.requeue
-    is_lost = preempt_mode(config, partition) == "CANCEL" and not duration_s(partition, "GraceTime")
-    return "chain" if is_lost else "requeue"
-
-
 def preempt_mode(config: Fields, partition: Fields) -> str:
     """OFF, REQUEUE, CANCEL or SUSPEND: what happens to a job of this partition that must make room."""
     if config.get("PreemptType", "preempt/none") == "preempt/none":
@@ -68,13 +56,9 @@ def _limits(partition: Fields, site: SiteConfig) -> Iterator[Finding]:
         yield fail(name, f"the partition is {partition.get('State')}.", "Wait, or take another partition.")
     longest = partition.get("MaxTime", "UNLIMITED")
     longest_s = seconds_of(longest)
-    if site.time_limit_min and longest_s is not None and site.time_limit_min * 60 > longest_s:
+    if longest_s is not None and site.time_limit_min * 60 > longest_s:
         what = f"time_limit_min is {site.time_limit_min}, more than {name} allows ({longest})."
         yield fail(name, what, f"time_limit_min: {int(longest_s // 60)}.")
-    elif not site.time_limit_min:
-        default = partition.get("DefaultTime", "NONE")
-        given = longest if default == "NONE" else default
-        yield ok(name, f"no time_limit_min: jobs get {given}.")
     else:
         yield ok(name, f"up; allows {longest}.")
 
@@ -101,12 +85,15 @@ def _preemption(config: Fields, partition: Fields, site: SiteConfig) -> Iterator
         what = "suspends preempted jobs: they keep their GPU memory, and lose every lease meanwhile."
         yield warn(name, what, "Take another partition if there is one.")
         return
-    if mode == "CANCEL" and requeue_way(site, config, partition) == "requeue":
-        what = "cancels preempted jobs; a job of ours requeues itself when it gets the notice."
-        yield warn(name, what, "requeue: chain is safe without notice as well.")
+    if mode == "CANCEL" and not duration_s(partition, "GraceTime"):
+        what = "cancels preempted jobs without notice (GraceTime=0): nothing can be saved, and the run ends."
+        yield warn(
+            name, what, "slurm/resume-chain.sh keeps successors waiting; `yatt resume` goes on by hand."
+        )
+    elif mode == "CANCEL":
+        yield ok(name, "cancels preempted jobs after a notice; on that a job of ours requeues itself.")
     else:
-        way = requeue_way(site, config, partition)
-        yield ok(name, f"its jobs are preempted by {mode}; a run goes on by {way}.")
+        yield ok(name, f"its jobs are preempted by {mode}.")
     yield from _notice(config, partition, site)
 
 

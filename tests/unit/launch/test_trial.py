@@ -1,0 +1,81 @@
+"""What is asked of Slurm for a trial, and what is made of what real nodes said."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.launch.test_findings import TRAINER, report, site
+from yatt.adapters.shared_folder import Spread
+from yatt.launch.asking import as_arguments, resources
+from yatt.launch.findings.trial import trial_findings
+from yatt.launch.probe import NodeFacts, Trial
+
+GOOD = NodeFacts(
+    node="n1", python="3.11.2", gpus=4, cpus=16, address="10.0.0.1", unreached=(), unwritable=(),
+    missing_commands=(), locked_memory_bytes=-1,
+)  # fmt: skip
+BOTH = Trial(facts=(GOOD, replace(GOOD, node="n2")), report=report())
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4"),
+        ("gpu_type: h100", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=h100:4"),
+        ("gpus_directive: gres\ngpu_type: a", "--nodes=2 --ntasks-per-node=1 --gres=gpu:a:4"),
+        ("gpus_directive: none", "--nodes=2 --ntasks-per-node=1"),
+        ("exclusive: true", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --mem=0 --exclusive"),
+        ("mem_gb: 64", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --mem=64G"),
+        (
+            "account: a\npartition: p\nqos: q\nconstraint: c\ncpus_per_node: 8\n"
+            "components: {trainer: {nodelist: 'n[1-2]'}}",
+            "--account=a --partition=p --qos=q --constraint=c --nodelist=n[1-2] --nodes=2 "
+            "--ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=8",
+        ),
+    ],
+)
+def test_what_the_site_file_asks_for(tmp_path: Path, text: str, asked: str) -> None:
+    assert (
+        " ".join(as_arguments(resources(site(tmp_path, text), "trainer", nodes=2, gpus_per_node=4))) == asked
+    )
+
+
+def test_two_good_nodes(tmp_path: Path) -> None:
+    found = list(trial_findings(BOTH, site(tmp_path), TRAINER))
+    assert [f.level for f in found] == ["ok", "ok"]
+    assert found[0].what == "n1, n2: 4 GPUs each, all reach each other."
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({"problem": "no interface ib0"}, "fail", "no interface ib0"),
+        ({"unreached": ("10.0.0.2",)}, "fail", "cannot reach 10.0.0.2"),
+        ({"gpus": 3}, "fail", "sees 3 GPUs, 4 were asked for"),
+        ({"cpus": 1}, "warn", "has 1 CPUs, 8 were asked for"),
+        ({"unwritable": ("/scratch",)}, "fail", "/scratch cannot be written to"),
+        ({"missing_commands": ("scontrol",)}, "fail", "scontrol not on the PATH"),
+        ({"locked_memory_bytes": 65536}, "warn", "only 64 KiB may be locked"),
+    ],
+)
+def test_a_node_that_lacks_something(tmp_path: Path, changes, level: str, says: str) -> None:
+    trial = replace(BOTH, facts=(GOOD, replace(GOOD, node="n2", **changes)))
+    found = [f for f in trial_findings(trial, site(tmp_path, "cpus_per_node: 8"), TRAINER) if f.about == "n2"]
+    assert [f.level for f in found] == [level]
+    assert says in found[0].what
+
+
+@pytest.mark.parametrize(
+    ("trial", "level", "says"),
+    [
+        (Trial(facts=(), report=None, problem="Unable to allocate resources"), "fail", "Unable to allocate"),
+        (replace(BOTH, facts=(GOOD,), report=None), "fail", "1 of 2 nodes were not heard of"),
+        (replace(BOTH, report=report(claim_faults=2)), "fail", "2 of 40 claims"),
+        (replace(BOTH, report=report(new_name=Spread(median_s=1, longest_s=9))), "warn", "within 9000 ms"),
+    ],
+)
+def test_a_trial_that_went_wrong(tmp_path: Path, trial: Trial, level: str, says: str) -> None:
+    found = [f for f in trial_findings(trial, site(tmp_path), TRAINER) if f.level != "ok"]
+    assert [f.level for f in found] == [level]
+    assert says in found[0].what

@@ -1,0 +1,39 @@
+"""What the site file asks Slurm for, as options of srun and sbatch. Pure."""
+
+from yatt.config.site import SiteConfig, component
+
+Options = dict[str, str | None]
+"""Names without the dashes; None for those that take no value."""
+
+
+def resources(site: SiteConfig, name: str, *, nodes: int, gpus_per_node: int) -> Options:
+    """Where component `name` runs, and on what."""
+    asked = component(site, name)
+    gpus = f"{asked.gpu_type}:{gpus_per_node}" if asked.gpu_type else f"{gpus_per_node}"
+    options: Options = {
+        "account": site.account,
+        "partition": asked.partition,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "nodelist": asked.nodelist,
+        "nodes": f"{nodes}",
+        "ntasks-per-node": "1",
+        "gpus-per-node": gpus if gpus_per_node and site.gpus_directive == "gpus_per_node" else "",
+        "gres": f"gpu:{gpus}" if gpus_per_node and site.gpus_directive == "gres" else "",
+        "cpus-per-task": f"{asked.cpus_per_node}" if asked.cpus_per_node else "",
+        "mem": _memory(site, asked.mem_gb),
+    }
+    if site.exclusive:
+        options["exclusive"] = None
+    return {key: value for key, value in options.items() if value != ""}
+
+
+def as_arguments(options: Options) -> list[str]:
+    """For a command line."""
+    return [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
+
+
+def _memory(site: SiteConfig, mem_gb: int) -> str:
+    if mem_gb:
+        return f"{mem_gb}G"
+    return "0" if site.exclusive else ""

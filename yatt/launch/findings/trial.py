@@ -1,0 +1,64 @@
+"""What real nodes said when they were tried."""
+
+from collections.abc import Iterator
+
+from yatt.config.site import SiteConfig, component
+from yatt.launch.check_fs import LATE_S, faults, lateness_s
+from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
+from yatt.launch.probe import NodeFacts, Trial
+
+
+def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
+    """Whether the job ran, of each node what it lacks, and what they saw of the shared folder."""
+    if trial.problem:
+        cure = "If they are busy, try again; else the site file asks for what cannot be had."
+        yield fail("trial", f"no job ran on {demand.nodes} nodes: {trial.problem}", cure)
+    if not trial.facts:
+        return
+    before = [finding for facts in trial.facts for finding in _of_node(facts, site, demand)]
+    yield from before
+    if len(trial.facts) < demand.nodes:
+        what = f"{demand.nodes - len(trial.facts)} of {demand.nodes} nodes were not heard of in the folder."
+        yield fail("trial", what, "Is it the same folder on every node?")
+    elif not any(finding.level == "fail" for finding in before):
+        names = ", ".join(facts.node for facts in trial.facts)
+        yield ok("trial", f"{names}: {trial.facts[0].gpus} GPUs each, all reach each other.")
+    if trial.report is not None:
+        broken = "; ".join(faults(trial.report))
+        late_s = lateness_s(trial.report)
+        seen = f"claims exclusive, renames whole, seen within {late_s * 1e3:.0f} ms between nodes."
+        if broken:
+            yield fail("trial", f"{broken}.", "Take another filesystem for run.dir.")
+        elif late_s > LATE_S:
+            yield warn("trial", seen, "Starts will be slow.")
+        else:
+            yield ok("trial", seen)
+
+
+def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
+    about = facts.node
+    if facts.problem:
+        yield fail(about, facts.problem, "Correct `interface` in the site file.")
+    elif facts.unreached:
+        what = f"cannot reach {', '.join(facts.unreached)} (ports that the kernel chose)."
+        yield fail(
+            about, what, "Name another `interface`; ask the administrators about a firewall between nodes."
+        )
+    if facts.gpus < demand.gpus_per_node:
+        what = f"the task sees {facts.gpus} GPUs, {demand.gpus_per_node} were asked for."
+        yield fail(about, what, "See gpus_directive and srun_args.")
+    wanted = component(site, demand.component).cpus_per_node
+    if facts.cpus < wanted:
+        yield warn(
+            about, f"the task has {facts.cpus} CPUs, {wanted} were asked for.", "srun_args: --cpu-bind=none."
+        )
+    for folder in facts.unwritable:
+        yield fail(
+            about, f"{folder} cannot be written to.", "scratch_dir, shm_dir: name folders of the node."
+        )
+    if facts.missing_commands:
+        what = f"{', '.join(facts.missing_commands)} not on the PATH, which a run needs on its nodes."
+        yield fail(about, what, "setup: load the Slurm module.")
+    if 0 <= facts.locked_memory_bytes < 1 << 30 and demand.gpus_per_node:
+        what = f"only {facts.locked_memory_bytes >> 10} KiB may be locked in memory; InfiniBand needs more."
+        yield warn(about, what, "ulimit -l unlimited in setup; administrators: PropagateResourceLimits.")
