@@ -76,12 +76,12 @@ class Session:
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
         self._liveness = Liveness(self._node, self._peers, self._lost)
-        beating = asyncio.ensure_future(self._liveness.run())
+        watching = asyncio.ensure_future(self._liveness.run())
         try:
             await self._build(hub)
-            await self._serve(hub, peer_hub, beating)
+            await self._serve(hub, peer_hub, watching)
         finally:
-            beating.cancel()
+            watching.cancel()
             await self._close([hub, peer_hub, *self._peers.lines.values()])
             context.term()
         assert self._controller is not None, "built above"
@@ -115,11 +115,11 @@ class Session:
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)
 
-    async def _serve(self, hub: Channel, peer_hub: Channel, beating: "asyncio.Future[None]") -> None:
+    async def _serve(self, hub: Channel, peer_hub: Channel, watching: "asyncio.Future[None]") -> None:
         assert self._controller is not None and self._parts is not None, "built before"
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-            beating, self._watch_epoch(), self._report_trouble(), self._report_losses(),
+            watching, self._watch_epoch(), self._report_trouble(), self._report_losses(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(work) for work in works]
         if self._coordinator is not None:
@@ -182,7 +182,7 @@ class Session:
         if self._liveness is not None:
             self._liveness.heard(index)
         match body:
-            case c.Beat():
+            case c.Alive():
                 return None
             case c.EventLine():
                 append_line(self._node.paths.events, body.line.decode())
@@ -197,7 +197,7 @@ class Session:
 
     async def _refuse(self, index: int, body: m.Message) -> None:
         """A node that was declared lost and only stood still: nothing it says counts, and it has to end."""
-        if self._node.is_leader and isinstance(body, c.Beat):
+        if self._node.is_leader and isinstance(body, c.Alive):
             reason = "the leader goes on without this node: it was silent too long"
             await self._peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 
