@@ -66,7 +66,7 @@ class LaunchSection:
     """How long one phase may take before its laggards are named and the attempt is given up."""
 
     node_silence_s: float = 10.0
-    """A controller that the leader has not heard of for so long is lost; each gives a sign of life a second."""
+    """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
 
     def __post_init__(self) -> None:
         rule(self.nodes >= 1, f"nodes is {self.nodes}; write 1 or more.")
