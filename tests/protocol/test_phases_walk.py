@@ -238,14 +238,16 @@ def test_a_planted_mistake_is_caught(wrong: Step) -> None:
         walk(wrong)
 
 
-def test_no_order_of_losses_breaks_a_run() -> None:
-    ends = walk(phases.step, ELASTIC, lose_left=2, stop_left=0)
-    ends += walk(phases.step, ELASTIC, lose_left=1, stop_left=1)
+@pytest.mark.parametrize(("lose_left", "stop_left"), [(2, 0), (1, 1)])
+def test_no_order_of_losses_breaks_a_run(lose_left: int, stop_left: int) -> None:
+    ends = walk(phases.step, ELASTIC, lose_left=lose_left, stop_left=stop_left)
     reached = {(world.end.exit_code, world.lost) for world in ends if world.end}
-    alone, every = frozenset({1}), {frozenset({0}), frozenset({2}), frozenset({1, 2}), frozenset({0, 1})}
-    assert {lost for code, lost in reached if code == 0} == {frozenset(), alone}
-    assert {lost for code, lost in reached if code == 75} == {frozenset(), alone}
-    assert {lost for code, lost in reached if code == 1} == every
+    survived = {frozenset(), frozenset({1})}
+    fatal = {frozenset({0}), frozenset({2})}
+    fatal |= {frozenset({1, 2}), frozenset({0, 1})} if lose_left == 2 else set()
+    assert {lost for code, lost in reached if code == 0} == survived
+    assert {lost for code, lost in reached if code == 75} == (survived if stop_left else set())
+    assert {lost for code, lost in reached if code == 1} == fatal
 
 
 def waits_for_the_lost(state, event, program):
