@@ -171,7 +171,9 @@ def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_lef
         if world.end is not None:
             ends.append(world)
             check_end(world, program)
-        after = [w for w in map(without_old_mail, moves(world, step, program)) if w not in seen]
+        kept_turns = 2 if len(program.nodes) == 2 else 1
+        made = (without_old_mail(w, kept_turns) for w in moves(world, step, program))
+        after = [w for w in made if w not in seen]
         calm = replace(world, stop_left=0, lose_left=0)  # what disturbs a run is not what moves it on
         assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
         seen.update(after)
@@ -179,9 +181,9 @@ def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_lef
     return ends
 
 
-def without_old_mail(world: World) -> World:
-    """Old mail is kept for two turns only, so that the walk ends."""
-    oldest = world.state.seq - 2
+def without_old_mail(world: World, turns: int) -> World:
+    """Old mail is kept for a turn or two only, so that the walk ends."""
+    oldest = world.state.seq - turns
     mail = frozenset(m for m in world.mail if isinstance(m, phases.Answered) and m.seq >= oldest)
     return replace(world, mail=mail, done=frozenset(d for d in world.done if d[1] >= oldest))
 
