@@ -76,12 +76,12 @@ class Session:
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
         self._liveness = Liveness(self._node, self._peers, self._lost)
-        watching = asyncio.ensure_future(self._liveness.run())
+        beating = asyncio.ensure_future(self._liveness.run())
         try:
             await self._build(hub)
-            await self._serve(hub, peer_hub, watching)
+            await self._serve(hub, peer_hub, beating)
         finally:
-            watching.cancel()
+            beating.cancel()
             await self._close([hub, peer_hub, *self._peers.lines.values()])
             context.term()
         assert self._controller is not None, "built above"
@@ -115,11 +115,11 @@ class Session:
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)
 
-    async def _serve(self, hub: Channel, peer_hub: Channel, watching: "asyncio.Future[None]") -> None:
+    async def _serve(self, hub: Channel, peer_hub: Channel, beating: "asyncio.Future[None]") -> None:
         assert self._controller is not None and self._parts is not None, "built before"
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-            watching, self._watch_epoch(), self._report_trouble(), self._report_losses(),
+            beating, self._watch_epoch(), self._report_trouble(), self._report_losses(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(work) for work in works]
         if self._coordinator is not None:
