@@ -128,6 +128,9 @@ class SimulatedNode:
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
+    def gave_up(self, index: int, why: str) -> None:
+        raise AssertionError(f"node{index} gave up: {why}")
+
     def _trouble(self, error: str, exit_code: int) -> None:
         raise AssertionError(error)
 
@@ -176,7 +179,7 @@ async def lead(root: Path, num_nodes: int) -> float:
     async with nodes(root, range(1)) as (leader,):
         for index in range(1, num_nodes):
             leader.dial(index, await address_of(root, index))
-        ports = Ports(leader.node, leader.controller.handle, leader.peers)
+        ports = Ports(leader.node, leader.controller.handle, leader.peers, leader.gave_up)
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
         acts = InstantActs()
         coordinator = Coordinator(leader.node, ports, acts, leader.events)  # type: ignore[arg-type]

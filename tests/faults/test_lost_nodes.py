@@ -214,6 +214,30 @@ def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(t
     assert [row["training/global_step"] for row in metrics(run)] == list(range(1, ITERATIONS + 1))
 
 
+def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = run_file(tmp_path, 3, {"mode": "disaggregated", "trainer_nodes": 1})
+    run.settings["genrms"] = []
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: events(run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
+
+        def strike() -> list[dict[str, Any]]:
+            for pid in workers(run, 2):
+                kill(pid)
+            return events(run, "node.lost")
+
+        (event,) = wait_for(strike, timeout_s=60, what="node2 to give up")
+        output, _ = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output
+    assert (event["node"], event["goes_on"]) == (2, True)
+    assert event["why"].startswith("gave up: rollout-n2s0 ended while starting")
+    assert {e["epoch"] for e in rows(run.run_dir / "events.jsonl")} == {1}, "one attempt"
+
+
 # ---- absent from the start ----------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ class LaunchSection:
     """How long one phase may take before its laggards are named and the attempt is given up."""
 
     node_silence_s: float = 10.0
-    """A controller that no other has heard of for so long is lost; each says a beat a second."""
+    """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
 
     def __post_init__(self) -> None:
         rule(self.nodes >= 1, f"nodes is {self.nodes}; write 1 or more.")
@@ -74,7 +74,7 @@ class LaunchSection:
         rule(self.engine_gpus_per_node >= 0, "engine_gpus_per_node must not be negative.")
         rule(
             self.node_silence_s >= 3.0,
-            f"node_silence_s is {self.node_silence_s:g}, but three beats of a second must fit; "
+            f"node_silence_s is {self.node_silence_s:g}, but three signs of life, one a second, must fit; "
             "write 3 or more.",
         )
         rule(self.threads_per_worker >= 1, "threads_per_worker must be 1 or more.")

@@ -45,7 +45,8 @@ class Parts:
         holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
 
         def quarantined(slab: Slab, cause: str) -> None:
-            # Where slabs change hands each is the trainer's in its phase: a run cannot go on without it.
+            # Where slabs change hands each is the trainer's in its phase, so a run cannot go on without it;
+            # a node that only runs engines loses its place, and the run what else was on it.
             trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
         self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)

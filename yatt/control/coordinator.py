@@ -53,10 +53,10 @@ class Coordinator:
         """Something that ends the attempt."""
         self._inbox.put_nowait(phases.Failure(error, exit_code))
 
-    def lose(self, index: int, silence_s: float) -> None:
-        """A controller was not heard of for so long."""
+    def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
+        """A node is gone; `why` is the end of a sentence about it."""
         self._silences[index] = silence_s
-        self._inbox.put_nowait(phases.NodeLost(index, f"was not heard of for {silence_s:.1f} s"))
+        self._inbox.put_nowait(phases.NodeLost(index, why))
 
     async def run(self) -> phases.End:
         """From the first phase to the end."""
@@ -120,9 +120,9 @@ class Coordinator:
         await self._ports.exclude(lost.node, lost.why)
         silence_s = round(self._silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
-        self._events.emit("node.lost", node=lost.node, silence_s=silence_s, goes_on=lost.goes_on)
-        record = self._node.paths.lost(self._node.epoch, lost.node)
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
+        self._events.emit("node.lost", **content)
+        record = self._node.paths.lost(self._node.epoch, lost.node)
         make_private(record.parent)
         publish(record, sealed(content, self._node.epoch))
 

@@ -21,10 +21,11 @@ class Ports:
     Args:
         own: the leader's own controller.
         peers: lines to the others.
+        gave_up: called with (node, why) when a node that only runs engines fails at an order.
     """
 
-    def __init__(self, node: Node, own: Handle, peers: Peers) -> None:
-        self._node, self._own, self._peers = node, own, peers
+    def __init__(self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, str], None]) -> None:
+        self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
 
     async def ask(self, index: int, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """One node's answer.
@@ -69,7 +70,11 @@ class Ports:
     async def ask_nodes(
         self, orders: Mapping[int, m.Message], deadline_s: float | None = None
     ) -> list[m.Message]:
-        """The answers of those of these nodes that are there, and still are when they answer."""
+        """The answers of those of these nodes that are there, and still are when they answer.
+
+        A node that only runs engines and fails, other than by a user's mistake, is given up instead of the
+        order.
+        """
         there = {index: body for index, body in orders.items() if not self.is_lost(index)}
         asked = (self._ask_or_none(index, body, deadline_s) for index, body in there.items())
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
@@ -89,7 +94,10 @@ class Ports:
     async def _ask_or_none(self, index: int, body: m.Message, deadline_s: float | None) -> m.Message | None:
         try:
             return await self.ask(index, body, deadline_s)
-        except WorkerFailed:
+        except (WorkerFailed, DeadlineExceeded) as error:
             if self.is_lost(index):
                 return None
-            raise
+            if index in self._node.placement.owners or error.exit_code != EXIT_FAILED:
+                raise
+            self._gave_up(index, str(error))
+            return None

@@ -104,7 +104,7 @@ class Session:
         owner = await call_in_thread(partial(self._owner, parts)) if node.is_owner else None
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
-            ports = Ports(node, self._controller.handle, self._peers)
+            ports = Ports(node, self._controller.handle, self._peers, self._gave_up)
             store = await call_in_thread(partial(open_run_store, node.config, node.paths.root))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch), self._events, vocab_size(node.config.model.path)
@@ -169,7 +169,12 @@ class Session:
         while True:
             index, silence_s = await self._losses.get()
             if self._coordinator is not None:
-                self._coordinator.lose(index, silence_s)
+                self._coordinator.lose(index, f"was not heard of for {silence_s:.1f} s", silence_s)
+
+    def _gave_up(self, index: int, why: str) -> None:
+        """A node that only runs engines cannot go on."""
+        if self._coordinator is not None:
+            self._coordinator.lose(index, f"gave up: {why}")
 
     async def _watch_epoch(self) -> None:
         """End this controller once a newer attempt exists, or the leader has written that it is lost."""
@@ -218,22 +223,28 @@ class Session:
         if self._liveness is not None:
             self._liveness.heard(index)
         match body:
-            case c.Beat():
+            case c.Alive():
                 return None
             case c.EventLine():
                 append_line(self._node.paths.events, body.line.decode())
                 return None
             case c.Trouble():
-                if self._coordinator is not None:
-                    self._coordinator.fail(f"{sender}: {body.error}", body.exit_code)
+                self._trouble_of(index, body)
                 return None
         await self._until_built()
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)
 
+    def _trouble_of(self, index: int, trouble: c.Trouble) -> None:
+        """What costs an owner the attempt costs a node that only runs engines its place."""
+        if index not in self._node.placement.owners and trouble.exit_code == EXIT_FAILED:
+            self._gave_up(index, trouble.error)
+        elif self._coordinator is not None:
+            self._coordinator.fail(f"node{index}: {trouble.error}", trouble.exit_code)
+
     async def _refuse(self, index: int, body: m.Message) -> None:
         """A node that was declared lost and only stood still: nothing it says counts, and it has to end."""
-        if self._node.is_leader and isinstance(body, c.Beat):
+        if self._node.is_leader and isinstance(body, c.Alive):
             reason = "the leader goes on without this node: it was silent too long"
             await self._peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 

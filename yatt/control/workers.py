@@ -196,10 +196,8 @@ class Workers:
         except SyncMismatch as error:
             self._trouble(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            if worker.wire != wire:
-                return  # a later start has taken its place
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + 1
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
                 self._trouble(str(error), error.exit_code)
-            elif worker.child is not None:
+            elif worker.child is not None and worker.wire == wire:  # else a later start is in its place
                 self._supervisor.end(worker)

@@ -158,7 +158,7 @@ def _node_lost(view: RunView, event: dict[str, Any]) -> None:
         slab: role for slab, role in view.holders.items() if not slab.startswith(f"n{index}s")
     }  # fmt: skip
     then = "the run goes on without it" if event["goes_on"] else "the run cannot do without it"
-    view.news.append(f"node{index} is lost, silent for {event['silence_s']:.0f} s: {then}")
+    view.news.append(f"node{index} {event['why']}: {then}")
 
 
 def _worker_start(view: RunView, event: dict[str, Any]) -> None:

@@ -181,7 +181,7 @@ class SyncWeights(Message, frozen=True, kw_only=True):
     """Engines that kept their slab through training take the newest weights now. Answer: Done."""
 
 
-class Beat(Message, frozen=True, kw_only=True):
+class Alive(Message, frozen=True, kw_only=True):
     """A controller's sign of life, between the leader and every other, once a second."""
 
 

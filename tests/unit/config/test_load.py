@@ -117,7 +117,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "placement.genrm_slabs: 1, but genrms is empty; leave it out.",
         ),
-        ("trainer:\n", "launch: {node_silence_s: 1}\ntrainer:\n", "node_silence_s is 1, but three beats"),
+        (
+            "trainer:\n",
+            "launch: {node_silence_s: 1}\ntrainer:\n",
+            "node_silence_s is 1, but three signs of life",
+        ),
         ('"builtin:gsm8k"}', '"builtin:gsm8k", weight: 0}', "no reward with a weight other than 0"),
         (
             "trainer:\n",

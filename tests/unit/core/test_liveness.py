@@ -10,7 +10,7 @@ PERIOD_S, LIMIT_S = 1.0, 10.0
 
 def watching(*peers: int, now_s: float = 0.0) -> Watched:
     """All of them heard of just now."""
-    watched = watch(frozenset(peers), now_s)
+    watched = watch(frozenset(peers), now_s, grace_s=50.0)
     for peer in peers:
         watched = heard(watched, peer)
     return watched
@@ -32,17 +32,17 @@ def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
     assert watched.silence_s(7) == 0.0, "not under watch"
 
 
-def test_who_has_not_said_a_word_yet_is_not_under_watch() -> None:
-    watched = watch(frozenset({1}), 0.0)
-    for second in range(1, 60):
-        watched, lost = ticked(watched, float(second))
-        assert not lost
-    watched = heard(heard(watched, 1), 5)
-    for second in range(60, 69):
-        watched, lost = ticked(watched, float(second))
-        assert not lost
-    watched, lost = ticked(watched, 69.0)
-    assert lost == [1], "5 is nobody's business"
+def test_before_its_first_word_a_peer_has_a_grace() -> None:
+    for first_word_s, lost_s in ((None, 60), (20, 30)):
+        watched, fallen = watch(frozenset({1}), 0.0, grace_s=50.0), {}
+        for second in range(1, 100):
+            watched, lost = ticked(watched, float(second))
+            fallen.update(dict.fromkeys(lost, second))
+            if second == first_word_s:
+                watched = heard(watched, 1)
+            if second in (10, 40) and first_word_s is None:
+                assert watched.silence_s(1) == 0.0
+        assert fallen == {1: lost_s}
 
 
 def test_who_was_declared_lost_stays_lost() -> None:

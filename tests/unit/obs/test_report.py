@@ -68,7 +68,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
         event(0, "attempt.start", nodes=4), event(1, "phase.begin", phase="rollout", iteration=1),
         event(2, "lease.grant", node=2, slab="n2s0", holder="rollout", token=1),
         event(2, "lease.grant", node=3, slab="n3s0", holder="rollout", token=1),
-        event(9, "node.lost", node=3, silence_s=10.2, goes_on=True),
+        event(9, "node.lost", node=3, silence_s=10.2, goes_on=True, why="was not heard of for 10.2 s"),
         event(20, "phase.end", phase="rollout", iteration=1, seconds=19.0),
     ), launch={"nodes": 4, "gpus_per_node": 2, "engine_gpus_per_node": 1},
        placement={"mode": "disaggregated", "trainer_nodes": 1})  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
     assert ends == {"n3s0": 9, "n2s0": 20}
     assert [mark.text for mark in attempt.marks] == ["node3 is lost"]
     page = write_report(paths, None).read_text()
-    assert "node3 is lost, silent for 10 s: the run goes on without it" in page
+    assert "node3 was not heard of for 10.2 s: the run goes on without it" in page
     assert "1 x 2 + 3 x 1 GPUs or slots, disaggregated" in page
     view = RunView(paths, 24)
     view.refresh()
