@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from yatt.adapters.nvml import visible_devices
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
+from yatt.control import scratch
 from yatt.control.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
@@ -77,24 +77,13 @@ def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
 
 
 def _attempt(node: Node) -> int:
-    sweep(node)
+    scratch.sweep(node.config, node.paths, node.epoch)
     make_private(node.scratch)
     make_private(node.weights_root)
     try:
         return asyncio.run(_run(node))
     finally:
-        shutil.rmtree(node.scratch, ignore_errors=True)
-        shutil.rmtree(node.weights_root, ignore_errors=True)
-
-
-def sweep(node: Node) -> None:
-    """Remove what former attempts of this run left on this machine when they were killed."""
-    launch = node.config.launch
-    for folder in (Path(launch.scratch_dir), Path(launch.shm_dir)):
-        for left in folder.glob(f"{node.scratch_prefix}*"):
-            epoch = left.name.removeprefix(node.scratch_prefix).partition("-")[0]
-            if epoch.isdigit() and int(epoch) < node.epoch:
-                shutil.rmtree(left, ignore_errors=True)
+        scratch.tidy(node.config, node.paths, node.epoch, node.index)
 
 
 async def _run(node: Node) -> int:

@@ -1,12 +1,11 @@
 """What a controller knows from the start: its run, its node, its addresses."""
 
-import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from yatt.adapters.succession import Succession
 from yatt.config.schema import RunConfig
+from yatt.control import scratch
 from yatt.core.placement import Placement, Slab
 from yatt.paths import RunPaths
 
@@ -56,19 +55,9 @@ class Node:
         return tuple(slab for slab in self.placement.slabs if slab.node == self.index)
 
     @property
-    def run_tag(self) -> str:
-        """Short name of run folder, unique on a node: sockets and shared memory are named by it."""
-        return hashlib.sha256(str(self.paths.root).encode()).hexdigest()[:10]
-
-    @property
-    def scratch_prefix(self) -> str:
-        """What the node-local folders of every attempt of this run begin with."""
-        return f"yatt-{os.getuid()}-{self.run_tag}-"
-
-    @property
     def scratch(self) -> Path:
         """Node-local folder of this attempt: sockets and journals."""
-        return Path(self.config.launch.scratch_dir) / f"{self.scratch_prefix}{self.epoch}-{self.index}"
+        return Path(self.config.launch.scratch_dir) / scratch.name(self.paths, self.epoch, self.index)
 
     @property
     def endpoint(self) -> str:

@@ -58,6 +58,7 @@ class Session:
         self._node = node
         self._peers = Peers(node.absent)
         self._liveness: Liveness | None = None
+        self._has_heard_leader = False
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
         self._controller: Controller | None = None
         self._coordinator: Coordinator | None = None
@@ -204,7 +205,9 @@ class Session:
             await raise_pulse(node)
 
         def silence_s() -> float:
-            return self._liveness.silence_s(0) if self._liveness else clock.monotonic_s() - began_s
+            if self._liveness is None or not self._has_heard_leader:
+                return clock.monotonic_s() - began_s
+            return self._liveness.silence_s(0)
 
         events = EventLog(
             epoch=node.epoch, node=node.index, role="controller", sink=partial(append_line, node.paths.events)
@@ -220,6 +223,7 @@ class Session:
         if index in self._peers.lost:
             await self._refuse(index, body)
             return None
+        self._has_heard_leader |= index == 0
         if self._liveness is not None:
             self._liveness.heard(index)
         match body:

@@ -31,7 +31,7 @@ class Limits:
     """`silence_s`: both ways silent for so long means dead. `takeover_s`: how long another's claim may
     stay without effect."""
 
-    silence_s: float = 15.0
+    silence_s: float = 20.0
     takeover_s: float = 20.0
 
 

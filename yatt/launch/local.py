@@ -20,6 +20,7 @@ from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
+from yatt.control import scratch
 from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.control.session import open_run_store
 from yatt.core.placement import place
@@ -108,6 +109,8 @@ class Launcher:
                 self._kill(children)
             time.sleep(POLL_S)
         self.show()
+        for index in range(self.config.launch.nodes):  # a controller that was killed could not
+            scratch.tidy(self.config, self.paths, epoch, index)
         codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
             return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"

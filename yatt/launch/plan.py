@@ -68,11 +68,11 @@ def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Com
     )  # fmt: skip
 
 
-def layout_of(config: RunConfig, site: SiteConfig, *, het_steps: bool) -> str:
+def layout_of(config: RunConfig, site: SiteConfig, *, can_het: bool) -> str:
     """het or flat.
 
     Args:
-        het_steps: whether the cluster lets job steps reach every component.
+        can_het: whether the cluster starts heterogeneous jobs.
 
     Raises:
         ConfigError: the site file asks for what cannot be.
@@ -83,12 +83,11 @@ def layout_of(config: RunConfig, site: SiteConfig, *, het_steps: bool) -> str:
             "site layout: het needs nodes of two kinds, but every node of this run trains; write auto, or "
             "placement.mode: disaggregated in the run file."
         )
-    if site.layout == "het" and not het_steps:
+    if site.layout == "het" and not can_het:
         raise ConfigError(
-            "site layout: het, but this cluster forbids job steps over components (disable_hetjob_steps); "
-            "write auto or flat."
+            "site layout: het, but only sched/backfill starts heterogeneous jobs; write auto or flat."
         )
-    return "het" if differ and het_steps and site.layout != "flat" else "flat"
+    return "het" if differ and can_het and site.layout != "flat" else "flat"
 
 
 def write_plan(paths: RunPaths, plan: JobPlan) -> None:

@@ -16,6 +16,7 @@ from yatt.adapters.files import make_private, publish, sealed
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
+from yatt.control import scratch
 from yatt.errors import ConfigError
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
@@ -46,6 +47,9 @@ def main() -> int:
     signal.signal(signal.SIGUSR2, lambda number, _frame: controller.send_signal(number))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
+    scratch.tidy(
+        load_attempt(paths, arguments.epoch), paths, arguments.epoch, node
+    )  # a controller that was killed could not
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
 

@@ -17,8 +17,9 @@ from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig, component
+from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.launch.asking import resources
 from yatt.launch.diagnose import demands_of, findings, take_snapshot
 from yatt.launch.executor import HetExecutor, shell_line
 from yatt.launch.folder import completed, open_existing, open_folder
@@ -30,7 +31,6 @@ from yatt.launch.preflight import preflight
 from yatt.launch.steps import step_orders
 from yatt.paths import RunPaths
 
-DEFAULT_LIMIT_MIN = 60
 SHOWN_EPOCH = 1
 
 
@@ -99,8 +99,8 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     if faults:
         listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
         raise ConfigError(f"nothing was queued:\n{listed}")
-    scheduler = (snapshot.config or {}).get("SchedulerParameters", "")
-    layout = layout_of(wanted, site, het_steps="disable_hetjob_steps" not in scheduler)
+    is_backfill = (snapshot.config or {}).get("SchedulerType") == "sched/backfill"
+    layout = layout_of(wanted, site, can_het=is_backfill)
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
 
 
@@ -113,30 +113,17 @@ def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan) -> HetExecuto
         paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain"
     )
     shared: dict[str, Any] = {
-        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min or DEFAULT_LIMIT_MIN,
-        "signal_delay_s": site.signal_lead_s, "setup": list(site.setup), "account": site.account or None,
-        "exclusive": True if site.exclusive else None, "stderr_to_stdout": True, "comment": str(paths.root),
+        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min, "setup": list(site.setup),
+        "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, "comment": str(paths.root),
     }  # fmt: skip
-    executor.update_parameters(wckey=None, **{key: value for key, value in shared.items() if value})
+    executor.update_parameters(wckey=None, **shared)
     return executor
 
 
 def _asked_of(part: Component, site: SiteConfig) -> dict[str, Any]:
-    """One component's sbatch parameters, under sbatch's names."""
-    own = component(site, part.name)
-    asked: dict[str, Any] = {
-        "nodes": part.nodes, "ntasks_per_node": 1, "partition": own.partition, "qos": own.qos,
-        "constraint": own.constraint, "nodelist": own.nodelist, "cpus_per_task": own.cpus_per_node,
-    }  # fmt: skip
-    if own.mem_gb:
-        asked["mem"] = f"{own.mem_gb}GB"
-    elif site.exclusive:
-        asked["mem"] = "0"
-    if part.gpus_per_node:
-        count = f"{own.gpu_type}:{part.gpus_per_node}" if own.gpu_type else str(part.gpus_per_node)
-        by_gres = site.gpus_directive == "gres"
-        asked |= {"gres": f"gpu:{count}"} if by_gres else {"gpus_per_node": count}
-    return {key: value for key, value in asked.items() if value}
+    """One component's sbatch parameters, under submitit's names."""
+    options = resources(site, part.name, nodes=part.nodes, gpus_per_node=part.gpus_per_node)
+    return {key.replace("-", "_"): True if value is None else value for key, value in options.items()}
 
 
 def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
