@@ -1,9 +1,9 @@
-# The commands of this repository; `make demo` and `make test` set everything up themselves.
+# The commands of this repository; each sets up what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm demo test quick check lint type layers bench
+.PHONY: setup slurm demo slurm-demo test quick check lint type layers bench
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -12,6 +12,9 @@ slurm:
 
 demo: setup
 	@$(BIN)/python tools/demo.py
+
+slurm-demo: setup slurm
+	@$(BIN)/python tools/slurm_demo.py
 
 test: setup slurm
 	@$(BIN)/python -m pytest

@@ -4,19 +4,16 @@ rollout engine on the way, and checks that the run went on and that the policy r
     .venv/bin/python tools/demo.py
 """
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-YATT = Path(sys.executable).parent / "yatt"
-RUN = ROOT / "runs" / "quickstart" / "run"
+from quickstart import CONFIG, RUNS, YATT, call, lines, make_models, verdict
+
+RUN = RUNS / "run"
 KILL_AT_ITERATION = 40
 ACCURACY = "val-core/arithmetic/rule/mean@1"
 AT_MOST_BEFORE, AT_LEAST_AFTER = 0.5, 0.8
@@ -24,28 +21,18 @@ AT_MOST_BEFORE, AT_LEAST_AFTER = 0.5, 0.8
 
 def main() -> int:
     """Run the whole demonstration; 0 if everything it promises held."""
-    os.chdir(ROOT)
-    _call([sys.executable, "tools/arithmetic.py", "runs/quickstart/data"])
-    for model in ("policy", "judge"):
-        print(f"making the {model} (kept for the next time)", flush=True)
-        _call([str(YATT), "sft", f"configs/quickstart-{model}.yaml"])
+    make_models()
     shutil.rmtree(RUN, ignore_errors=True)
     began_s = time.monotonic()
     killed = _train()
     seconds = time.monotonic() - began_s
-    _call([str(YATT), "report", str(RUN)])
+    call([YATT, "report", str(RUN)])
     return _judge(killed, seconds)
-
-
-def _call(argv: list[str]) -> None:
-    done = subprocess.run(argv, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
 
 
 def _train() -> str:
     """Run the quickstart and kill its rollout engine once; gives which one."""
-    run = subprocess.Popen([str(YATT), "run", "configs/quickstart.yaml"])
+    run = subprocess.Popen([YATT, "run", CONFIG])
     killed = ""
     try:
         while run.poll() is None:
@@ -66,7 +53,7 @@ def _train() -> str:
 def _engine_to_kill() -> tuple[str, int] | None:
     """Name and pid of the rollout engine, once the run is far enough and sampling."""
     engine, sampling = None, False
-    for event in _lines(RUN / "events.jsonl"):
+    for event in lines(RUN / "events.jsonl"):
         if event["kind"] == "worker.start" and event["worker"].startswith("rollout"):
             engine = (event["worker"], event["pid"])
         if event["kind"] == "phase.begin":
@@ -74,17 +61,10 @@ def _engine_to_kill() -> tuple[str, int] | None:
     return engine if sampling else None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines() if line]
-
-
 def _judge(killed: str, seconds: float) -> int:
-    rows = _lines(RUN / "metrics.jsonl")
+    rows = lines(RUN / "metrics.jsonl")
     measured = [row[ACCURACY] for row in rows if ACCURACY in row]
-    restarts = [e for e in _lines(RUN / "events.jsonl") if e["kind"] == "worker.start"]
+    restarts = [e for e in lines(RUN / "events.jsonl") if e["kind"] == "worker.start"]
     restarted = any(e["worker"].startswith("rollout") and not e["worker"].endswith(".1") for e in restarts)
     checks = {
         f"accuracy before at most {AT_MOST_BEFORE}: {measured[0]:.3f}": measured[0] <= AT_MOST_BEFORE,
@@ -92,10 +72,9 @@ def _judge(killed: str, seconds: float) -> int:
         f"{killed or 'no engine'} was killed, started again, and the run went on": bool(killed) and restarted,
         f"{rows[-1]['training/global_step']} iterations in {seconds:.0f} s": True,
     }
-    for text, holds in checks.items():
-        print(f"{'ok  ' if holds else 'FAIL'} {text}")
+    code = verdict(checks)
     print(f"report: {RUN / 'report.html'}")
-    return 0 if all(checks.values()) else 1
+    return code
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from yatt.errors import EXIT_USER_MISTAKE, YattError
 
 def main() -> int:
     """Parse, run, and turn our own errors into a message and an exit code."""
-    arguments = _parser().parse_args()
+    arguments = _parsed()
     try:
         action: Callable[[argparse.Namespace], int] = arguments.action
         return action(arguments)
@@ -24,6 +24,17 @@ def main() -> int:
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
         return EXIT_USER_MISTAKE
+
+
+def _parsed() -> argparse.Namespace:
+    """Overlays and settings may also stand after options, where argparse does not look for them."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args()
+    if any(word.startswith("-") for word in rest) or (rest and "more" not in arguments):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; see yatt COMMAND --help")
+    if rest:
+        arguments.more = [*arguments.more, *rest]
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -86,7 +86,7 @@ def _component(fields: Fields) -> str:
 def _why(job_id: str, state: str, leader: Fields) -> str:
     if state != "PENDING" and state != "REQUEUE_HOLD":
         return ""
-    reason = leader.get("Reason", "").replace("_", " ")
+    reason = leader.get("Reason", "").replace("_", " ").removeprefix("None")
     for name, text in WAITS.items():
         if reason == name or name in reason:
             return f"{reason}: {text.format(job=job_id)}"
