@@ -7,6 +7,7 @@ decides the rest: finished; stopped by Slurm's signal, then succeeded by the nex
 once; crashed, then begun again on the nodes that are left, or elsewhere if they are too few.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -73,10 +74,12 @@ class Job:
         follower = Follower(self.paths, say)
         follower.start(config, os.environ)
         try:
-            while True:
+            for number in itertools.count():
                 code = self._attempt(config, plan, components, allocation)
                 if code is not None:
                     return code
+                self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * number))
+            raise AssertionError("the loop returns")
         finally:
             follower.end()
 

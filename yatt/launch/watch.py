@@ -10,7 +10,7 @@ from datetime import datetime
 from yatt import clock
 from yatt.adapters.files import make_private, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, note, record
-from yatt.adapters.process import spawn
+from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
@@ -25,7 +25,9 @@ from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
-LOOK_S = 0.4
+LOOK_S, LOOK_NODES = 0.4, 16
+"""Every node's seat is read so often; less often where there are more nodes."""
+
 END_TOGETHER_S = 15.0
 """After the leader's goodbye the others may take so long."""
 
@@ -65,7 +67,9 @@ class AttemptWatch:
         try:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
                 time.sleep(POLL_S)
-                if clock.monotonic_s() - self.looked_s < LOOK_S:
+                if clock.monotonic_s() - self.looked_s < LOOK_S * max(
+                    1.0, self.config.launch.nodes / LOOK_NODES
+                ):
                     continue
                 self.looked_s = clock.monotonic_s()
                 self._look()
@@ -140,7 +144,7 @@ class AttemptWatch:
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
             dead=dead, owners=frozenset(range(num_trainer_nodes(self.config))),
             can_shrink=all(pool - gone for pool in roles.pools.values()),
-            cause=reason_of_end(self.paths.events, self.epoch),
+            cause=reason_of_end(self.paths.events, self.epoch) or self._refusal(),
         )  # fmt: skip
 
     def _is_killed(self) -> bool:
@@ -149,6 +153,13 @@ class AttemptWatch:
     def _is_preempted(self) -> bool:
         job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
         return _is_set(job.get("PreemptTime", ""))
+
+    def _refusal(self) -> str:
+        """If no controller came up, what srun said."""
+        if self.seats:
+            return ""
+        logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
+        return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
     def _end_steps(self) -> None:
         """srun ends its tasks on SIGTERM; they have died by the time it returns."""
