@@ -74,11 +74,11 @@ class Job:
         follower = Follower(self.paths, say)
         follower.start(config, os.environ)
         try:
-            for number in itertools.count():
+            for count in itertools.count():
                 code = self._attempt(config, plan, components, allocation)
                 if code is not None:
                     return code
-                self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * number))
+                self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * count))
             raise AssertionError("the loop returns")
         finally:
             follower.end()
