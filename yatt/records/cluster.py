@@ -198,10 +198,10 @@ class ValidateOrder(Message, frozen=True, kw_only=True):
     iteration: int
 
 
-class EventLine(Message, frozen=True, kw_only=True):
-    """To the leader: one line of the event log, as JSON."""
+class EventLines(Message, frozen=True, kw_only=True):
+    """To the leader: lines of the event log, each one JSON object."""
 
-    line: bytes
+    lines: bytes
 
 
 class ValidatedNode(Message, frozen=True, kw_only=True):
