@@ -1,4 +1,4 @@
-"""Events of a controller on their way to the leader: several at once, since a message costs more than a line."""
+"""Events of a controller on their way to the leader: several at once, a message costs more than a line."""
 
 import asyncio
 
