@@ -92,10 +92,11 @@ class Parcel(Message, frozen=True, kw_only=True):
 
 
 class TrainedNode(Message, frozen=True, kw_only=True):
-    """Metrics (the same on every rank) and the slowest local rank's seconds by part."""
+    """Metrics (the same on every rank), the slowest local rank's seconds by part, all ranks' `costs`."""
 
     metrics: dict[str, float]
     timing_s: dict[str, float]
+    costs: tuple[tuple[int, int, float], ...] = ()
 
 
 class SaveOrder(Message, frozen=True, kw_only=True):
