@@ -3,6 +3,7 @@
 See DESIGN: `config.yaml keys/ epochs/ attempts/ latest metrics.jsonl events.jsonl finished`.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,5 +113,9 @@ class RunPaths:
         return self.attempt(epoch) / "seats" / f"{node}.json"
 
     def log(self, epoch: int, worker: str) -> Path:
-        """A process's output."""
-        return self.attempt(epoch) / "logs" / f"{worker}.log"
+        """A process's output. In a Slurm job the name says the epoch and the job's restart count as well, so
+        that it means something outside of its folder too."""
+        start = (
+            f".e{epoch}.r{os.environ.get('SLURM_RESTART_COUNT', '0')}" if "SLURM_JOB_ID" in os.environ else ""
+        )
+        return self.attempt(epoch) / "logs" / f"{worker}{start}.log"

@@ -23,6 +23,7 @@ from yatt.adapters.wire import Channel, CurveKeys, calling_socket, listening_soc
 from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
+from yatt.control.event_sender import EventSender
 from yatt.control.node import Node
 from yatt.control.peers import Peers
 from yatt.control.ports import Ports
@@ -63,6 +64,7 @@ class SimulatedNode:
         make_private(self.node.scratch)
         self.context, self.keys = context, CurveKeys(paths.keys)
         self.peers = Peers()
+        self.sender = EventSender(self.peers)
         self.channels: list[Channel] = []
         self.tasks: set[asyncio.Task] = set()
         events = EventLog(epoch=EPOCH, node=index, role="controller", sink=self._emit)
@@ -99,6 +101,7 @@ class SimulatedNode:
             if worker.child is not None:
                 worker.child.signal_group(signal.SIGKILL)
                 worker.child.process.wait()
+        await self.sender.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -114,8 +117,8 @@ class SimulatedNode:
         return await self.controller.from_worker(sender, body)
 
     async def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
-        if isinstance(body, c.EventLine):
-            append_line(self.node.paths.events, body.line.decode())
+        if isinstance(body, c.EventLines):
+            append_line(self.node.paths.events, body.lines.decode())
             return None
         return await self.controller.handle(sender, body)
 
@@ -123,10 +126,7 @@ class SimulatedNode:
         if self.node.is_leader:
             append_line(self.node.paths.events, line)
         else:
-            told = self.peers.tell(0, c.EventLine(line=line.encode()))
-            task = asyncio.get_running_loop().create_task(told)
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self.sender(line)
 
     def gave_up(self, index: int, why: str) -> None:
         raise AssertionError(f"node{index} gave up: {why}")

@@ -65,7 +65,7 @@ def test_held_out_prompts_are_scored_before_during_and_after(run):
 def test_checkpoints_are_committed_and_whole(run):
     store = run / "checkpoints"
     manifests = sorted((store / "manifests").glob("*.json"))
-    assert [path.name for path in manifests] == ["00000002.json", "00000003.json"]
+    assert [path.name for path in manifests] == ["00000002.000001.json", "00000003.000001.json"]
     for path in manifests:
         manifest = json.loads(path.read_text())
         assert manifest["files"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yatt.core.balance import Cost, deal, plan_iteration
+from yatt.core.balance import MIN_SAMPLES, Cost, CostFit, deal, plan_iteration
 from yatt.records.message import SampleFact
 
 CAP = 100
@@ -91,3 +91,53 @@ def test_ranks_that_meet_in_every_micro_step_hardly_wait(seed, size):
 def test_a_sample_over_the_cap_is_a_defect_and_said_so():
     with pytest.raises(AssertionError, match="above the cap of 100"):
         deal(facts_of([(60, 41)]), dp_size=1, cap_tokens=CAP, cost=Cost())
+
+
+# ---- the fit ------------------------------------------------------------------------------------
+
+
+def measured(cost, draw, *, num=40, noise=0.0):
+    """Micro-batches of drawn lengths, and what they took."""
+    found = []
+    for _ in range(num):
+        lengths = [draw.randrange(1, 4000) for _ in range(draw.randrange(1, 9))]
+        seconds = sum(map(cost.of, lengths)) * (1 + draw.uniform(-noise, noise))
+        found.append((sum(lengths), sum(length**2 for length in lengths), seconds))
+    return found
+
+
+@given(st.integers(0, 2**32), st.floats(1e-6, 1e-3), st.floats(1e-5, 1e-2))
+def test_the_fit_finds_what_a_pair_of_tokens_costs_beside_one_token(seed, a, ratio):
+    fit = CostFit().after(measured(Cost(a, a * ratio), random.Random(seed)))
+    assert fit.cost().a == 1.0
+    assert fit.cost().b == pytest.approx(ratio, rel=1e-3)
+
+
+def test_noise_of_a_tenth_moves_the_fit_by_little():
+    draw, fit = random.Random(1), CostFit()
+    for _ in range(10):
+        fit = fit.after(measured(Cost(1e-5, 1e-8), draw, noise=0.1))
+    assert fit.cost().b == pytest.approx(1e-3, rel=0.25)
+
+
+def test_newer_measurements_weigh_more():
+    draw, fit = random.Random(2), CostFit()
+    for _ in range(5):
+        fit = fit.after(measured(Cost(1e-5, 1e-8), draw))
+    for _ in range(60):
+        fit = fit.after(measured(Cost(1e-5, 5e-8), draw))
+    assert fit.cost().b == pytest.approx(5e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [],
+        [(100, 2000, 0.1)] * (MIN_SAMPLES - 1),
+        [(100, 2000, 0.1)] * 100,
+        [(n, n * n, 1.0 / n) for n in range(1, 100)],
+    ],
+    ids=["nothing", "little", "all alike", "longer is cheaper"],
+)
+def test_where_lengths_explain_nothing_tokens_count(seen):
+    assert CostFit().after(seen).cost() == Cost()

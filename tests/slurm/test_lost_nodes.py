@@ -137,3 +137,18 @@ def test_a_holder_that_wakes_after_its_lease_ran_out_is_refused(cluster: Cluster
     run.wait_finished(job_id)
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
     run.check(reference)
+
+
+def test_after_a_lost_engine_node_a_restart_in_the_same_start_does_without_it(
+    cluster: Cluster, reference, tmp_path
+):
+    run = SubmittedRun(cluster, tmp_path)
+    job_id = run.submit()
+    run.wait_step(2)
+    cluster.crash(hosts(run)[3])
+    run.wait_event("node.lost", timeout_s=DETECTED_S, node=3)
+    os.kill(run.controller(1), signal.SIGKILL)
+    run.wait_finished(job_id)
+    assert attempts(run.paths)[1].started["absent"] == [3]
+    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [1, 0])
+    run.check(reference, dead=3)

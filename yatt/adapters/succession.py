@@ -58,19 +58,14 @@ class Succession:
         if self.mode != "chain":
             reply = self.slurm.requeue(self.job_id)
             if reply.code == 0:
-                if exclude:
-                    _LOG.info("keeping off %s: %s", exclude, self._keep_off(exclude))
+                if exclude:  # in place of a former start's: those nodes Slurm knows to be down by now
+                    kept = self.slurm.exclude(self.job_id, exclude)
+                    _LOG.info("keeping off %s: %s", exclude, "done" if kept.code == 0 else kept.says)
                 return reply
             if self.mode == "requeue" or reply.is_unreachable:
                 return reply
             _LOG.warning("requeue refused (%s); a successor job is submitted instead", reply.says)
         return self._chain(exclude, env)
-
-    def _keep_off(self, exclude: list[str]) -> str:
-        before = (self.slurm.show_job(self.job_id) or [{}])[0].get("ExcNodeList", "")
-        known = [] if before in ("", "(null)") else [before]
-        reply = self.slurm.exclude(self.job_id, [*known, *exclude])
-        return "done" if reply.code == 0 else reply.says
 
     def _chain(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
         """Submit the same script again, to begin when this job has ended."""

@@ -16,7 +16,7 @@ from yatt.control.node import Node
 from yatt.control.ports import Ports
 from yatt.control.training import head_ranks
 from yatt.core import phases
-from yatt.core.balance import Cost, plan_iteration
+from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError
@@ -51,6 +51,7 @@ class Acts:
         self._groups: dict[int, c.GroupFact] = {}
         self._counters: dict[str, float] = {}
         self._timing: dict[str, float] = {}
+        self._costs = CostFit()
         self._began_s = clock.monotonic_s()
 
     async def run(self, act: phases.Act) -> Acted:
@@ -178,7 +179,7 @@ class Acts:
         plan = await call_in_thread(
             partial(
                 plan_iteration, facts, groups_per_step=parallel.mini_batch_size, dp_size=dp_size,
-                cap_tokens=parallel.max_tokens_per_micro_batch, cost=Cost(),
+                cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
             )
         )  # fmt: skip
         heads = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
@@ -187,9 +188,15 @@ class Acts:
         numbers = tuple(group.number for group in groups)
         await self._ports.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
         trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
+        self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._timing["update_actor"] = clock.monotonic_s() - began_s
         self._fill_row(iteration, trained, groups)
+        self._row["placement/cost_ratio"] = self._cost().b
         self._groups = {}
+
+    def _cost(self) -> Cost:
+        """As measured; in deterministic mode nothing may depend on time."""
+        return Cost() if self._node.config.run.deterministic else self._costs.cost()
 
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()

@@ -1,7 +1,6 @@
 """One controller's attempt, put together and taken down in order."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import sys
@@ -28,6 +27,7 @@ from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.deadman import DeadMan, raise_pulse
 from yatt.control.epochs import check_newest
+from yatt.control.event_sender import EventSender
 from yatt.control.liveness import Liveness
 from yatt.control.node import Node
 from yatt.control.owner import Owner
@@ -40,7 +40,7 @@ from yatt.control.shard import DataShard
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
-from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
+from yatt.errors import EXIT_FAILED, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 from yatt.records import message as m
@@ -57,6 +57,7 @@ class Session:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._peers = Peers(node.absent)
+        self._sender = EventSender(self._peers)
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
@@ -64,7 +65,6 @@ class Session:
         self._coordinator: Coordinator | None = None
         self._trouble: asyncio.Queue[c.Trouble] = asyncio.Queue()
         self._losses: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
-        self._background: set[asyncio.Task[None]] = set()
         self._parts: Parts | None = None
 
     def stop(self, reason: str) -> None:
@@ -229,8 +229,8 @@ class Session:
         match body:
             case c.Alive():
                 return None
-            case c.EventLine():
-                append_line(self._node.paths.events, body.line.decode())
+            case c.EventLines():
+                append_line(self._node.paths.events, body.lines.decode())
                 return None
             case c.Trouble():
                 self._trouble_of(index, body)
@@ -265,17 +265,12 @@ class Session:
         if self._node.is_leader:
             append_line(self._node.paths.events, line)
         else:
-            told = self._peers.tell(0, c.EventLine(line=line.encode()))
-            task = asyncio.get_running_loop().create_task(told)
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._sender(line)
 
     async def _close(self, channels: list[Channel]) -> None:
         if self._parts is not None:
             await self._parts.supervisor.close(WORKER_GRACE_S)
-        for task in set(self._background):
-            with contextlib.suppress(asyncio.CancelledError, YattError):
-                await asyncio.wait_for(task, 1.0)
+        await self._sender.close()
         for channel in channels:
             await channel.close()
 

@@ -76,7 +76,8 @@ class NodeTraining:
         assert len(trained) == len(answers), "Train is answered by Trained"
         names = {name for answer in trained for name in answer.timing_s}
         slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
-        return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest)
+        costs = tuple(cost for answer in trained for cost in answer.costs)
+        return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs)
 
     async def save(self, order: c.SaveOrder, state: bytes) -> m.Message:
         """Let every local rank write its shards."""

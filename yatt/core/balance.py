@@ -9,8 +9,8 @@ Source: longest processing time first (Graham 1969) on cost, with the cap as a c
 then dealt in order of cost, so that the micro-batches run at the same time cost the same.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 from yatt.records.message import MiniBatchPlan, SampleFact
 
@@ -25,6 +25,56 @@ class Cost:
     def of(self, num_tokens: int) -> float:
         """Cost of one sequence."""
         return self.a * num_tokens + self.b * num_tokens * num_tokens
+
+
+MIN_SAMPLES = 32
+"""Measured micro-batches before the fit is believed."""
+
+FORGETTING = 0.9
+"""Weight of everything before the newest iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostFit:
+    """Least squares of measured micro-batches, newer iterations weighing more.
+
+    A micro-batch of lengths L_i took ``a sum(L_i) + b sum(L_i^2)`` seconds; n, q, s in the sums' names are
+    tokens, squared lengths and seconds.
+    """
+
+    count: float = 0.0
+    nn: float = 0.0
+    nq: float = 0.0
+    qq: float = 0.0
+    ns: float = 0.0
+    qs: float = 0.0
+
+    def after(self, measured: Iterable[tuple[int, int, float]]) -> "CostFit":
+        """The fit with one more iteration: (tokens, sum of squared lengths, seconds) of each micro-batch."""
+        kept = [FORGETTING * getattr(self, field.name) for field in fields(self)]
+        for n, q, s in measured:
+            for index, term in enumerate((1.0, n * n, n * q, q * q, n * s, q * s)):
+                kept[index] += term
+        return CostFit(*kept)
+
+    def cost(self) -> Cost:
+        """The cost of a sequence in units of one token's linear part; by tokens alone while little is known.
+
+        Attention is never cheaper than nothing, and linear layers never free: a fit that says so has seen too
+        little variety, and is cut at these bounds.
+        """
+        if self.count < MIN_SAMPLES:
+            return Cost()
+        spread = self.nn * self.qq - self.nq * self.nq
+        if (
+            spread <= 1e-9 * self.nn * self.qq
+        ):  # all micro-batches alike: what one costs says nothing of lengths
+            return Cost()
+        a = (self.ns * self.qq - self.qs * self.nq) / spread
+        b = (self.qs * self.nn - self.ns * self.nq) / spread
+        if b <= 0.0:
+            return Cost()
+        return Cost(1.0, b / a) if a > 0.0 else Cost(0.0, 1.0)
 
 
 @dataclass(slots=True)

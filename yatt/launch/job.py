@@ -7,6 +7,7 @@ decides the rest: finished; stopped by Slurm's signal, then succeeded by the nex
 once; crashed, then begun again on the nodes that are left, or elsewhere if they are too few.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ from yatt.launch.watch import AttemptWatch
 from yatt.paths import RunPaths
 
 END_OF_START_S = 900.0
+TAKEOVER_S = 30.0
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
 POLL_S = 0.2
 
@@ -47,6 +49,7 @@ class Job:
     Attributes:
         gone: the run's nodes whose machines were lost in this start.
         epoch: of this start's newest attempt.
+        has_claim: whether the next start is this process's to ask for.
     """
 
     paths: RunPaths
@@ -54,6 +57,7 @@ class Job:
     signals: list[int] = field(default_factory=list)
     gone: frozenset[int] = frozenset()
     epoch: int = 0
+    has_claim: bool = False
 
     def run(self) -> int:
         """Until this start is over; gives the exit code."""
@@ -70,10 +74,12 @@ class Job:
         follower = Follower(self.paths, say)
         follower.start(config, os.environ)
         try:
-            while True:
+            for count in itertools.count():
                 code = self._attempt(config, plan, components, allocation)
                 if code is not None:
                     return code
+                self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * count))
+            raise AssertionError("the loop returns")
         finally:
             follower.end()
 
@@ -154,11 +160,8 @@ class Job:
 
     def _hand_over(self, succession: Succession, reason: str, keep_off: list[str]) -> None:
         """Let Slurm start the job anew, once, however long it does not answer; then wait for its kill."""
-        if succession.claim(1) is False:
-            self._wait_for_the_end("another has asked for the next start")
-            return
         pause_s = RETRY_FIRST_S
-        while not self._is_told_to_end():
+        while self._has_claim(succession) and not self._is_told_to_end():
             reply = succession.succeed(keep_off, os.environ)
             if reply.code == 0:
                 chained = reply.out.strip()
@@ -171,6 +174,23 @@ class Job:
             say(f"{reason}, but the next start was not to be had: {reply.says}")
             self._pause(pause_s)
             pause_s = min(RETRY_MOST_S, pause_s * 2)
+
+    def _has_claim(self, succession: Succession) -> bool:
+        """Make the next start ours to ask for. If another has claimed it, that one is given time."""
+        number = 1
+        while not self.has_claim and not self._is_told_to_end():
+            is_mine = succession.claim(number)
+            self.has_claim = is_mine is True
+            if is_mine is False:
+                say("another has claimed the next start; waiting for it")
+                self._pause(TAKEOVER_S)
+                number += 1
+                if succession.state() is Start.OVER:
+                    self._wait_for_the_end("the next start was asked for")
+                    return False
+            elif is_mine is None:
+                self._pause(RETRY_FIRST_S)
+        return self.has_claim
 
     def _wait_for_the_end(self, why: str) -> None:
         """Slurm ends this start by signals; until then nothing is written and nothing returned."""

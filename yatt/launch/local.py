@@ -4,7 +4,6 @@ The launcher does no work of the run. It claims an epoch, starts the controllers
 `yatt.core.restart` whether to start again. It dies with nothing left: its children are bound to it.
 """
 
-import json
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
 from yatt.launch.folder import link_latest, write_attempt_config
 from yatt.launch.follower import Follower
+from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
@@ -128,11 +128,8 @@ class Launcher:
 
     def _reason(self, epoch: int, index: int) -> str:
         """The last thing the leader said why, else the end of a controller's log."""
-        if self.paths.events.exists():
-            for line in reversed(self.paths.events.read_text().splitlines()):
-                event: dict[str, Any] = json.loads(line)
-                if event["kind"] == "attempt.end" and event["epoch"] == epoch:
-                    return str(event["reason"])
+        if reason := reason_of_end(self.paths.events, epoch):
+            return reason
         log = self.paths.log(epoch, f"node{index}")
         return f"see {log}, which ends:\n{log_tail(log)}"
 

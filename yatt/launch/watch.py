@@ -1,6 +1,5 @@
 """One attempt as its launcher sees it: starts the steps, passes the wish to stop on, and sees the end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from datetime import datetime
 from yatt import clock
 from yatt.adapters.files import make_private, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, note, record
-from yatt.adapters.process import spawn
+from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
@@ -22,10 +21,13 @@ from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
 from yatt.launch.plan import Component
 from yatt.launch.steps import step_orders
+from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
-LOOK_S = 0.4
+LOOK_S, LOOK_NODES = 0.4, 16
+"""Every node's seat is read so often; less often where there are more nodes."""
+
 END_TOGETHER_S = 15.0
 """After the leader's goodbye the others may take so long."""
 
@@ -61,16 +63,17 @@ class AttemptWatch:
 
     def run(self) -> Outcome:
         """Start the steps and stay until they have ended; gives what follows."""
-        handled = len([s for s in self.signals if s == signal.SIGUSR2])
         self._start()
         try:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
                 time.sleep(POLL_S)
-                if clock.monotonic_s() - self.looked_s < LOOK_S:
+                if clock.monotonic_s() - self.looked_s < LOOK_S * max(
+                    1.0, self.config.launch.nodes / LOOK_NODES
+                ):
                     continue
                 self.looked_s = clock.monotonic_s()
                 self._look()
-                self._pass_stop_on(len([s for s in self.signals if s == signal.SIGUSR2]) > handled)
+                self._pass_stop_on()
                 if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
                     break
             self._look()
@@ -106,10 +109,10 @@ class AttemptWatch:
         limit_s = clock.monotonic_s() + seconds
         self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
 
-    def _pass_stop_on(self, is_warned: bool) -> None:
-        """Slurm's warning, or a wish written into the run folder from anywhere."""
+    def _pass_stop_on(self) -> None:
+        """Slurm's warning, at any time of this start, or a wish written into the run folder from anywhere."""
         wish = str(record(self.paths, self.epoch, STOP).get("reason", ""))
-        if is_warned and not self.stop and not wish:
+        if signal.SIGUSR2 in self.signals and not self.stop and not wish:
             job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
             wish = "preempted" if _is_set(job.get("PreemptTime", "")) else "the time limit is near"
             note(self.paths, self.epoch, STOP, {"reason": wish})
@@ -140,7 +143,8 @@ class AttemptWatch:
         return Seen(
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
             dead=dead, owners=frozenset(range(num_trainer_nodes(self.config))),
-            can_shrink=all(pool - gone for pool in roles.pools.values()), cause=self._cause(),
+            can_shrink=all(pool - gone for pool in roles.pools.values()),
+            cause=reason_of_end(self.paths.events, self.epoch) or self._refusal(),
         )  # fmt: skip
 
     def _is_killed(self) -> bool:
@@ -150,16 +154,12 @@ class AttemptWatch:
         job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
         return _is_set(job.get("PreemptTime", ""))
 
-    def _cause(self) -> str:
-        if self.paths.events.exists():
-            for line in reversed(self.paths.events.read_text().splitlines()):
-                try:
-                    event = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if event["kind"] == "attempt.end" and event["epoch"] == self.epoch:
-                    return str(event["reason"])
-        return ""
+    def _refusal(self) -> str:
+        """If no controller came up, what srun said."""
+        if self.seats:
+            return ""
+        logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
+        return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
     def _end_steps(self) -> None:
         """srun ends its tasks on SIGTERM; they have died by the time it returns."""

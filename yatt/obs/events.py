@@ -6,9 +6,30 @@ their lines to it.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from yatt import clock
+
+TAIL_BYTES = 1 << 20
+"""The end of an attempt is among its last events."""
+
+
+def reason_of_end(path: Path, epoch: int) -> str:
+    """Why the leader ended an attempt, by its own last word; empty if it left none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and (event.get("kind"), event.get("epoch")) == ("attempt.end", epoch):
+            return str(event["reason"])
+    return ""
 
 
 class EventLog:

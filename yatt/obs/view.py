@@ -80,7 +80,10 @@ class RunView:
         return [row for row in rows if row[STEP] not in known]
 
     def fold(self, event: dict[str, Any]) -> None:
-        """Take in one event; sentences for people are added to `news`."""
+        """Take in one event; sentences for people are added to `news`. A ghost's, of an attempt before the
+        newest, are passed over."""
+        if event["epoch"] < self.epoch:
+            return
         handler = _FOLDS.get(event["kind"])
         if handler is not None:
             handler(self, event)

@@ -92,10 +92,11 @@ class Parcel(Message, frozen=True, kw_only=True):
 
 
 class TrainedNode(Message, frozen=True, kw_only=True):
-    """Metrics (the same on every rank) and the slowest local rank's seconds by part."""
+    """Metrics (the same on every rank), the slowest local rank's seconds by part, all ranks' `costs`."""
 
     metrics: dict[str, float]
     timing_s: dict[str, float]
+    costs: tuple[tuple[int, int, float], ...] = ()
 
 
 class SaveOrder(Message, frozen=True, kw_only=True):
@@ -198,10 +199,10 @@ class ValidateOrder(Message, frozen=True, kw_only=True):
     iteration: int
 
 
-class EventLine(Message, frozen=True, kw_only=True):
-    """To the leader: one line of the event log, as JSON."""
+class EventLines(Message, frozen=True, kw_only=True):
+    """To the leader: lines of the event log, each one JSON object."""
 
-    line: bytes
+    lines: bytes
 
 
 class ValidatedNode(Message, frozen=True, kw_only=True):

@@ -237,10 +237,14 @@ class Train(Message, frozen=True, kw_only=True):
 
 
 class Trained(Message, frozen=True, kw_only=True):
-    """Metrics of the whole batch (the same on every rank) and this rank's seconds by part."""
+    """Metrics of the whole batch (the same on every rank) and this rank's seconds by part.
+
+    `costs`: (tokens, sum of squared lengths, seconds) of micro-batches that could be timed by themselves.
+    """
 
     metrics: dict[str, float]
     timing_s: dict[str, float]
+    costs: tuple[tuple[int, int, float], ...] = ()
 
 
 class Publish(Message, frozen=True, kw_only=True):

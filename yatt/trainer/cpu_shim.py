@@ -15,7 +15,7 @@ training, so this stays for the versions we support (0.16 to 0.19).
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,6 +62,22 @@ class InertStream:
         """Nothing to wait for."""
 
 
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """megatron-core hands its small fused functions to torch.compile as it is imported, which imports the
+    whole compiler: on CPU more than a second of each rank's start, for functions that are then not used."""
+    compiler = torch.compile
+
+    def as_it_is(model: Callable[..., Any] | None = None, **_: Any) -> Any:
+        return model if model is not None else as_it_is
+
+    torch.compile = as_it_is
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
 def _current_device() -> torch.device:
     return CPU
 
@@ -91,7 +107,8 @@ def install() -> None:
         setattr(torch.cuda, name, meaning)
     torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
 
-    import megatron.core.tensor_parallel.random as mcore_random
+    with _uncompiled():
+        import megatron.core.tensor_parallel.random as mcore_random
 
     def set_rng_state(state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:  # noqa: ARG001
         generator.set_state(state)

@@ -4,6 +4,7 @@ Suffix: T completion tokens of one micro-batch on this rank.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
+from yatt.clock import monotonic_s
 from yatt.trainer.batches import MicroBatch
 from yatt.trainer.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.model import Policy
@@ -91,15 +93,41 @@ def completion_logprobs(
     return run_pass(chunks, micros, finish, tick, trains=False)
 
 
+class Stopwatch:
+    """Times micro-batches one by one, on the device that computes them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """A micro-batch begins."""
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(monotonic_s())
+
+    def seconds(self) -> list[float]:
+        """Of each micro-batch but the last, whose end is mixed with the reduction of gradients. The work
+        must be done by now."""
+        pairs = itertools.pairwise(self._marks)
+        if self._on_gpu:
+            return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        return [end - begin for begin, end in pairs]
+
+
 def optimizer_step(
     policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick
-) -> tuple[list[Any], float]:
+) -> tuple[list[Any], float, list[float]]:
     """One update from these micro-batches.
 
     The schedule moves first, so that the first step of a warm-up has a learning rate above 0.
 
     Returns:
-        What `finish` gave beside loss and token count, and the gradient norm before clipping.
+        What `finish` gave beside loss and token count, the gradient norm before clipping, and the seconds of
+        each micro-batch but the last; none with pipeline stages, where they overlap.
 
     Raises:
         FloatingPointError: the gradient is not finite; the parameters are spoilt.
@@ -107,13 +135,19 @@ def optimizer_step(
     for chunk in policy.chunks:
         chunk.zero_grad_buffer()
     policy.optimizer.zero_grad()
-    measured = run_pass(policy.chunks, micros, finish, tick, trains=True)
+    watch = Stopwatch(policy.device)
+
+    def timed_tick() -> None:
+        watch.mark()
+        tick()
+
+    measured = run_pass(policy.chunks, micros, finish, timed_tick, trains=True)
     policy.scheduler.step(increment=1)
     _, grad_norm, _ = policy.optimizer.step()
     norm = float(grad_norm)
     if not torch.isfinite(torch.tensor(norm)):
         raise FloatingPointError(f"the gradient norm is {norm}; start again from the last checkpoint")
-    return measured, norm
+    return measured, norm, watch.seconds() if mpu.get_pipeline_model_parallel_world_size() == 1 else []
 
 
 def gather_parameters(policy: Policy) -> None:

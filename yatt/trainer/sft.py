@@ -142,7 +142,7 @@ def _learn(
     step, loss = 0, float("nan")
     for step, examples in zip(range(1, settings.max_steps + 1), batches, strict=False):
         micro = _packed(examples, policy.device)
-        measured, _ = optimizer_step(policy, [micro], finish, lambda: None)
+        measured, *_ = optimizer_step(policy, [micro], finish, lambda: None)
         loss = float(measured[0]) / len(micro.labels_T)
         if should_stop(step, loss, student):
             break

@@ -68,6 +68,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     advantages_F = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
     measured: list[Measured] = []
     norms: list[float] = []
+    sizes = _sizes(order)
+    costs: list[tuple[int, int, float]] = []
 
     def update() -> None:
         for _ in range(learner.config.trainer.ppo_epochs):
@@ -76,7 +78,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
                 targets = _targets(learner, micros, known, first, advantages_F)
                 reader = reader_of(learner.policy, learner.config.rollout.temperature)
                 objective = Objective(learner.config.algorithm, reader, targets)
-                got, norm = optimizer_step(learner.policy, micros, objective, tick)
+                got, norm, seconds = optimizer_step(learner.policy, micros, objective, tick)
+                costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
                 measured.extend(got)
                 norms.append(norm)
                 first += len(micros)
@@ -85,7 +88,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     _timed(timing, "update_actor", update)
     metrics = batch_metrics(order.facts, advantages_F, learner.config.rollout.max_response_tokens)
     metrics |= update_metrics(totals(measured, learner.policy.device), norms)
-    return Trained(metrics={**metrics, "actor/lr": learning_rate(learner.policy)}, timing_s=timing)
+    metrics["actor/lr"] = learning_rate(learner.policy)
+    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs))
 
 
 def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
@@ -144,6 +148,13 @@ def _micro_batches(
         return micro_batch(chosen, weights, cut, learner.policy.device)
 
     return [packed(numbers) for numbers in mine]
+
+
+def _sizes(order: Train) -> list[tuple[int, int]]:
+    """Tokens and squared lengths of this rank's micro-batches, over all mini-batches."""
+    lengths = {fact.sample_id: fact.num_prompt_tokens + fact.num_completion_tokens for fact in order.facts}
+    mine = [micro for plan in order.plan for micro in plan.micro_batches[mpu.get_data_parallel_rank()]]
+    return [(sum(lengths[n] for n in micro), sum(lengths[n] ** 2 for n in micro)) for micro in mine]
 
 
 def _known_logprobs(

@@ -88,6 +88,7 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     trained = controller.order(train(5))
     assert trained.metrics["actor/grad_norm"] > 0
     assert set(trained.timing_s) == {"old_log_prob", "ref", "adv", "update_actor"}
+    check_costs(trained.costs)
 
     probe = (m.pack_ids([1, 2, 3]),)
     published = controller.order(m.Publish(token=5, policy_version=1, folder=f"{folder}/w", probe=probe))
@@ -107,6 +108,17 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     assert newest.progress > 10
     assert controller.order(m.Stop()) == m.Done()
     assert process.wait(30) == 0
+
+
+def check_costs(costs):
+    """Every micro-batch but the last of each optimizer step was timed, under its own size."""
+    facts, _ = samples(1)
+    lengths = {fact.sample_id: fact.num_prompt_tokens + fact.num_completion_tokens for fact in facts}
+    timed = [micro for plan in plans(1) for micro in plan.micro_batches[0][:-1]]
+    assert timed, "a plan of single micro-batches would test nothing"
+    sizes = [(sum(lengths[n] for n in micro), sum(lengths[n] ** 2 for n in micro)) for micro in timed]
+    assert [(tokens, squares) for tokens, squares, _ in costs] == sizes * (len(costs) // len(sizes))
+    assert all(seconds > 0 for *_, seconds in costs)
 
 
 def train(token, iteration=1):

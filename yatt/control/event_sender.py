@@ -1,0 +1,41 @@
+"""Events of a controller on their way to the leader: several at once, a message costs more than a line."""
+
+import asyncio
+
+from yatt.control.peers import Peers
+from yatt.records.cluster import EventLines
+
+GATHER_S = 0.02
+"""Events wait so long for others; a controller that is killed takes with it what still waits."""
+
+
+class EventSender:
+    """A sink for `EventLog`: call it with a line, in the event loop."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._lines: list[bytes] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def __call__(self, line: str) -> None:
+        """Send this line soon."""
+        self._lines.append(line.encode())
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        self._sending = None
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Send what waits, now."""
+        lines, self._lines = self._lines, []
+        if lines:
+            await self._peers.tell(0, EventLines(lines=b"\n".join(lines)))
+
+    async def close(self) -> None:
+        """Send the last."""
+        if self._sending is not None:
+            self._sending.cancel()
+        await self.flush()
