@@ -39,17 +39,21 @@ class SubmittedRun:
         for section, values in HET.items():
             merged[section] = {**values, **(settings or {}).get(section, {})}
         self.file = RunFile(folder, merged)
-        self.paths = RunPaths(self.file.run_dir)
+        self.paths = RunPaths(Path(merged.get("run", {}).get("dir", self.file.run_dir)))
         self.site = folder / "site.yaml"
         self.config = self.file.write()
         content = yaml.safe_load((ROOT / "configs" / "sites" / "testcluster.yaml").read_text())
         self.site.write_text(yaml.safe_dump({**content, **site}))
 
-    def yatt(self, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+    def yatt(
+        self, *arguments: str, timeout_s: float = 120, **more: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """The command as a user of the cluster types it; `more` is for its environment."""
         env = {
             **self.cluster.env,
             "PYTHONWARNINGS": "ignore",
             "XDG_STATE_HOME": str(self.file.folder / "state"),
+            **more,
         }
         return subprocess.run(
             command(*arguments), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -60,6 +64,16 @@ class SubmittedRun:
         done = self.yatt("submit", str(self.config), "--site", str(self.site))
         assert done.returncode == 0, done.stdout + done.stderr
         return re.search(r"job (\d+)", done.stdout)[1]
+
+    def refused(self, **environment: str) -> str:
+        """`yatt submit` that must be refused and leave nothing behind; gives the message."""
+        before = sorted(self.file.folder.rglob("*"))
+        done = self.yatt("submit", str(self.config), "--site", str(self.site), **environment)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert self.cluster.squeue() == []
+        assert sorted(self.file.folder.rglob("*")) == before
+        return done.stderr
 
     # ---- looking ----------------------------------------------------------------------------
 

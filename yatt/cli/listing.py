@@ -43,6 +43,6 @@ def _row(root: Path) -> tuple[str, str, str, str, str]:
         job.job_id or "-",
         job.state or "-",
         iteration,
-        state_in_words(summary["state"], summary["epoch"], job),
+        state_in_words(paths, summary["state"], job)[0],
         str(root),
     )

@@ -5,7 +5,11 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from yatt import clock
+from yatt.adapters.files import read_or_none
+from yatt.adapters.ledger import newest_epoch
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
@@ -14,7 +18,9 @@ from yatt.obs.console import Console, duration
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
-REFRESH_S = 0.5
+REFRESH_S, JOB_S = 0.5, 5.0
+LIVELY = ("running", "starting")
+OVER = ("finished", "stopped", "failed", "never began")
 
 
 def open_view(run: Path) -> RunView:
@@ -33,46 +39,63 @@ def status(run: Path, *, as_json: bool) -> int:
     """Print what a run is doing."""
     view = open_view(run)
     view.refresh()
-    summary = view.summary()
     job = job_view(view.paths, Slurm())
-    summary["state"] = state_in_words(summary["state"], summary["epoch"], job)
+    summary = view.summary()
+    state, why = state_in_words(view.paths, summary["state"], job)
+    summary |= {"state": state, "why": why, "epoch": newest_epoch(view.paths)}
+    if state not in LIVELY:
+        summary |= {"holders": {}, "workers": {}, "eta_s": None}
     if as_json:
         print(json.dumps({**summary, "job": asdict(job)}))
         return 0
-    print(f"{summary['run']}: {summary['state']}, attempt {summary['epoch']}")
+    print(f"{summary['run']}: {state}" + (f", attempt {summary['epoch']}" if summary["epoch"] else ""))
+    if why:
+        print(f"  why         {why}")
     _print_job(job)
-    print(f"  phase       {summary['phase']}, iteration {summary['iteration']}/{summary['total_iterations']}")
-    if summary["reward"] is not None:
-        print(f"  reward      {summary['reward']:.4f}")
-        print(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
-    if summary["eta_s"] is not None and not view.is_finished:
-        print(f"  left        {duration(summary['eta_s'])}")
-    print(f"  checkpoint  {summary['committed'] or 'none yet'}")
+    _print_progress(summary)
     for slab, holder in summary["holders"].items():
         print(f"  slab {slab:6} {holder}")
-    for worker, state in summary["workers"].items():
-        print(f"  {worker:24} {state}")
+    for worker, does in summary["workers"].items():
+        print(f"  {worker:24} {does}")
     return 0
 
 
 def _print_job(job: JobView) -> None:
     if job.job_id:
-        print(f"  job         {job.job_id}: {job.state}, {job.restarts} restarts")
+        again = f", started again {job.restarts} times" if job.restarts > 1 else ", started again once"
+        print(f"  job         {job.job_id}: {job.state}{again if job.restarts else ''}")
     for number, component in enumerate(job.components):
         print(f"  component {number} {component}")
-    if job.why:
-        print(f"  why         {job.why}")
+
+
+def _print_progress(summary: dict[str, Any]) -> None:
+    doing = f", {summary['phase']}" if summary["state"] in LIVELY else ""
+    print(f"  iteration   {summary['iteration']}/{summary['total_iterations']}{doing}")
+    if summary["reward"] is not None:
+        print(f"  reward      {summary['reward']:.4f}")
+        print(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
+    if summary["eta_s"]:
+        print(f"  left        {duration(summary['eta_s'])}")
+    print(f"  checkpoint  {summary['committed'] or 'none yet'}")
 
 
 def watch(run: Path) -> int:
     """Follow a run until it ends, or the person does."""
     view = open_view(run)
     console = Console(view)
+    asked_s, said = -JOB_S, ""
     try:
         while True:
             console.update()
-            if view.is_finished or view.ended:
-                return 0
+            if clock.monotonic_s() - asked_s > JOB_S or view.is_finished:
+                asked_s = clock.monotonic_s()
+                job = job_view(view.paths, Slurm())
+                state, why = state_in_words(view.paths, view.ended or "running", job)
+                if state not in LIVELY and (text := f"{state}: {why}" if why else state) != said:
+                    console.say(text)
+                    said = text
+                if state in OVER or state.startswith("cut off"):
+                    return 0
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return 0
@@ -81,15 +104,23 @@ def watch(run: Path) -> int:
 
 
 def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
-    """Print the logs of the latest attempt."""
-    folder = RunPaths(run).latest / "logs"
-    if not folder.is_dir():
-        raise ConfigError(f"{run} has no logs yet: it is no run folder, or nothing was started.")
+    """Print the logs of the latest attempt, and the launcher's, whose role is `job`.
+
+    Raises:
+        ConfigError: there are none, or none of that role.
+    """
+    paths = open_view(run).paths
     offsets: dict[Path, int] = {}
+    found = _logs(paths)
+    if not found and not follow:
+        raise ConfigError(f"{run} has no logs yet: nothing was started.")
+    if not follow and not any(name.startswith(role) for name in found):
+        raise ConfigError(f"no log's name begins with '{role}'; there are {', '.join(sorted(found))}.")
     try:
         while True:
-            for path in sorted(folder.glob(f"{role}*.log")):
-                _print_new(path, offsets, lines)
+            for name, path in sorted(_logs(paths).items()):
+                if name.startswith(role):
+                    _print_new(name, path, offsets, lines)
             if not follow:
                 return 0
             time.sleep(REFRESH_S)
@@ -97,11 +128,20 @@ def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
         return 0
 
 
-def _print_new(path: Path, offsets: dict[Path, int], lines: int) -> None:
-    text = path.read_bytes()
-    known = offsets.get(path)
-    new = text[known or 0 :].decode(errors="replace").splitlines()
-    for line in new if known is not None else new[-lines:]:
-        sys.stdout.write(f"{path.stem}: {line}\n")
+def _logs(paths: RunPaths) -> dict[str, Path]:
+    """By name: the launcher's of the newest job, and the latest attempt's."""
+    job_id = (read_or_none(paths.job) or b"").decode().strip()
+    launcher = paths.submitit / f"{job_id}_0_log.out"
+    found = {"job": launcher} if job_id and launcher.exists() else {}
+    return found | {path.stem: path for path in (paths.latest / "logs").resolve().glob("*.log")}
+
+
+def _print_new(name: str, path: Path, offsets: dict[Path, int], lines: int) -> None:
+    """Whole lines that came since the last look; at the first, the last so many."""
+    text, known = path.read_bytes(), offsets.get(path)
+    whole = text.rfind(b"\n") + 1
+    new = text[known or 0 : whole].decode(errors="replace").splitlines()
+    for line in new if known is not None else new[max(0, len(new) - lines) :]:
+        sys.stdout.write(f"{name}: {line}\n")
     sys.stdout.flush()
-    offsets[path] = len(text)
+    offsets[path] = whole

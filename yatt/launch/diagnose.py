@@ -57,6 +57,8 @@ def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) 
     """What the cluster's settings, partitions and nodes mean for a job of these demands."""
     found = [_commands(snapshot)]
     config, partitions = snapshot.config, snapshot.partitions
+    if config is None and snapshot.missing_commands:
+        return found  # nobody could ask
     if config is None or partitions is None:
         cure = "Is this a machine of the cluster (SLURM_CONF)? If so, try again later."
         return [*found, fail("slurm", "the controller does not answer.", cure)]

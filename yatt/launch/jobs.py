@@ -8,7 +8,7 @@ from yatt.adapters.files import read_or_none
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
 from yatt.core.outcome import CANCEL
-from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.errors import EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
 from yatt.paths import RunPaths
 
 POLL_S = 0.5
@@ -60,21 +60,39 @@ def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
             job_id=job_id, state="FORGOTTEN", why="Slurm has forgotten the job: it ended some time ago"
         )
     state = merged_state(found)
+    why = _why(job_id, state, found[0]) or _never_began(paths, job_id, state, found[0])
     return JobView(
-        job_id=job_id, state=state, components=tuple(map(_component, found)),
-        why=_why(job_id, state, found[0]), restarts=int(found[0].get("Restarts", "0")),
+        job_id=job_id, state=state, components=tuple(map(_component, found)), why=why,
+        restarts=int(found[0].get("Restarts", "0")),
     )  # fmt: skip
 
 
-def state_in_words(run_state: str, epoch: int, job: JobView) -> str:
-    """A run's state, where its folder alone cannot know it: not begun yet, or cut off with its job."""
-    if run_state != "running":
-        return run_state
-    if job.job_id and job.state not in ("UNKNOWN", *LIVING_STATES):
-        return f"cut off: job {job.job_id} is {job.state}"
-    if job.state in LIVING_STATES and job.state not in ("RUNNING", "COMPLETING"):
+def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
+    """What a run is doing, and why; its folder alone cannot know of a job that waits or is gone.
+
+    Args:
+        seen: what the run's events say: running, stopped, failed or finished.
+    """
+    epoch = newest_epoch(paths)
+    ended = record(paths, epoch, ENDED)
+    if run_is_finished(paths):
+        return "finished", ""
+    if job.is_alive:
+        return _living(job, epoch, is_between=bool(ended)), job.why
+    if ended:
+        is_stopped = ended.get("exit_code") == EXIT_WILL_CONTINUE
+        return "stopped" if is_stopped else "failed", str(ended.get("reason", ""))
+    if not job.job_id or job.state == "UNKNOWN":
+        return seen if epoch else "not begun", job.why
+    return (f"cut off: job {job.job_id} is {job.state}" if epoch else "never began"), job.why
+
+
+def _living(job: JobView, epoch: int, *, is_between: bool) -> str:
+    if job.state not in ("RUNNING", "COMPLETING"):
         return "waiting"
-    return run_state if epoch else "not begun"
+    if not epoch:
+        return "starting"
+    return "between attempts" if is_between else "running"
 
 
 def _component(fields: Fields) -> str:
@@ -91,6 +109,17 @@ def _why(job_id: str, state: str, leader: Fields) -> str:
         if reason == name or name in reason:
             return f"{reason}: {text.format(job=job_id)}"
     return reason
+
+
+def _never_began(paths: RunPaths, job_id: str, state: str, leader: Fields) -> str:
+    """A job whose node does not see the run folder ends without a word."""
+    if state in LIVING_STATES or state == "CANCELLED" or newest_epoch(paths):
+        return ""
+    log = paths.submitit / f"{job_id}_0_log.out"
+    if log.exists():
+        return f"the job ended before the run began; its log is {log}"
+    where = leader.get("BatchHost") or leader.get("NodeList", "")
+    return f"the job ended before the run began, without a log: probably {where} does not see {paths.root}"
 
 
 def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:

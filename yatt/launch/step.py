@@ -17,10 +17,11 @@ from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
 from yatt.control import scratch
-from yatt.errors import ConfigError
+from yatt.errors import EXIT_USER_MISTAKE, ConfigError
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.plan import read_plan
+from yatt.launch.steps import BLIND
 from yatt.paths import RunPaths
 
 
@@ -34,6 +35,10 @@ def main() -> int:
     arguments = parser.parse_args()
     paths = RunPaths(arguments.run)
     node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
+    if not paths.config.exists():
+        name = os.environ.get("SLURMD_NODENAME", f"node{node}")
+        sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; take one that all nodes share.\n")
+        return EXIT_USER_MISTAKE
     log = paths.log(arguments.epoch, f"node{node}")
     try:
         argv = _controller(paths, arguments.epoch, node, arguments.absent)

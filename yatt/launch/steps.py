@@ -8,6 +8,9 @@ from yatt.launch.allocation import Allocation
 from yatt.launch.plan import Component
 from yatt.paths import RunPaths
 
+BLIND = "does not see the run folder"
+"""What a node says that can leave no record; the launcher looks for it in srun's output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,13 +15,13 @@ from submitit.helpers import clean_env
 
 from yatt.adapters.files import publish, read_or_none
 from yatt.adapters.ledger import run_is_finished
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.slurm import Reply, Slurm
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
-from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.errors import EXIT_FINISHED, ConfigError, DeadlineExceeded
 from yatt.launch.asking import resources
-from yatt.launch.diagnose import demands_of, findings, take_snapshot
+from yatt.launch.diagnose import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.executor import HetExecutor, shell_line
 from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job
@@ -43,7 +44,14 @@ def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool) -> int:
     config, plan = _checked(config, site)
     if dry_run:
         return _show(config, plan)
-    return _submit(open_folder(config), config, plan)
+    is_new = not Path(config.run.dir).exists()
+    paths = open_folder(config)
+    try:
+        return _submit(paths, config, plan)
+    except ConfigError:
+        if is_new:  # with another config the next try would be refused for this one's sake
+            shutil.rmtree(paths.root)
+        raise
 
 
 def prepare_run(config: RunConfig, site: SiteConfig) -> int:
@@ -95,10 +103,14 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     """What is to be submitted, once the cluster was asked whether it can run."""
     wanted = effective(config, site, resized)
     snapshot = take_snapshot(Slurm())
-    faults = [f for f in findings(snapshot, site, demands_of(wanted)) if f.level == "fail"]
-    if faults:
+    found = findings(snapshot, site, demands_of(wanted))
+    found += folder_findings(site, wanted, nodes=snapshot.nodes)
+    if faults := [finding for finding in found if finding.level == "fail"]:
         listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
         raise ConfigError(f"nothing was queued:\n{listed}")
+    for finding in found:
+        if (finding.level, finding.about) == ("warn", "run.dir"):
+            sys.stderr.write(f"yatt: warning: {finding.what} {finding.cure}\n")
     is_backfill = (snapshot.config or {}).get("SchedulerType") == "sched/backfill"
     layout = layout_of(wanted, site, can_het=is_backfill)
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
@@ -133,16 +145,18 @@ def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
             f"job {alive.job_id} of this run is {alive.state} already: `yatt status {paths.root}`. "
             f"To begin anew with other settings, `yatt cancel {paths.root}` first."
         )
-    before = read_or_none(paths.plan)
+    before, files = read_or_none(paths.plan), set(paths.submitit.glob("*"))
     write_plan(paths, plan)
     executor = executor_of(paths, config, plan)
     try:
         with _outside_of_jobs():
             job = executor.submit(run_job, str(paths.root))
     except (FailedJobError, FailedSubmissionError) as error:
+        refusal = _refusal(str(error))
         publish(paths.plan, before) if before else paths.plan.unlink()
-        said = str(error).strip().splitlines() or ["no reason given"]
-        raise ConfigError(f"sbatch refused the job, nothing was queued: {said[-1]}") from error
+        for file in set(paths.submitit.glob("*")) - files:
+            file.unlink()
+        raise refusal from error
     publish(paths.job, f"{job.job_id}\n".encode())
     remember(paths.root)
     sys.stdout.write(
@@ -150,6 +164,18 @@ def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
         f"  yatt status {paths.root}\n  yatt logs -f {paths.root}\n  yatt cancel {paths.root}\n"
     )
     return 0
+
+
+def _refusal(said: str) -> ConfigError:
+    """What to tell of sbatch's last words.
+
+    Raises:
+        DeadlineExceeded: there was no answer, so a job may be queued all the same.
+    """
+    last = (said.strip().splitlines() or ["no reason given"])[-1]
+    if Reply(1, "", last).is_unreachable:
+        raise DeadlineExceeded(f"no answer to sbatch ({last}): see `squeue --me` before you submit again.")
+    return ConfigError(f"sbatch refused the job, nothing was queued: {last}")
 
 
 @contextlib.contextmanager

@@ -15,12 +15,12 @@ from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
-from yatt.core.outcome import Outcome, Seen, judge
+from yatt.core.outcome import Outcome, Seen, Verdict, judge
 from yatt.core.placement import place
-from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
 from yatt.launch.plan import Component
-from yatt.launch.steps import step_orders
+from yatt.launch.steps import BLIND, step_orders
 from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
@@ -74,6 +74,8 @@ class AttemptWatch:
                 self.looked_s = clock.monotonic_s()
                 self._look()
                 self._pass_stop_on()
+                if self._blind():
+                    break
                 if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
                     break
             self._look()
@@ -120,6 +122,8 @@ class AttemptWatch:
         self.stop = wish or self.stop
 
     def _outcome(self) -> Outcome:
+        if blind := self._blind():
+            return Outcome(verdict=Verdict.GIVE_UP, reason=blind, exit_code=EXIT_USER_MISTAKE)
         seen = self._seen()
         if not seen.is_killed and not seen.stop and self.ended.get(0) == EXIT_WILL_CONTINUE:
             self._settle()  # the tasks were told to end, we were not: who by?
@@ -160,6 +164,14 @@ class AttemptWatch:
             return ""
         logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
         return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
+
+    def _blind(self) -> str:
+        """What a node said that does not see the run folder, and so cannot end in any other way."""
+        if len(self.seats) == sum(len(set(part.indexes) - self.absent) for part in self.components):
+            return ""
+        logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
+        lines = [line for log in logs for line in (read_or_none(log) or b"").decode().splitlines()]
+        return next((line.removeprefix("yatt: ") for line in lines if BLIND in line), "")
 
     def _end_steps(self) -> None:
         """srun ends its tasks on SIGTERM; they have died by the time it returns."""
