@@ -38,7 +38,11 @@ FAULTS = {
     ),
     "feature": ({}, {"constraint": "h100"}, "feature h100 are needed; 0 of 5 have that."),
     "key": ({}, {"partitoin": "low"}, "partitoin"),
-    "sbatch": ({}, {"components": {"trainer": {"nodelist": "n77"}}}, "sbatch refused the job, nothing"),
+    "nodelist": (
+        {}, {"components": {"trainer": {"nodelist": "n[1,77]"}}},
+        "trainer: nodelist n[1,77]: low has no n77. Its nodes are n[1-5].",
+    ),
+    "sbatch": ({}, {"constraint": "h100&ib"}, "sbatch refused the job, nothing was queued: "),
 }  # fmt: skip
 
 

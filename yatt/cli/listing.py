@@ -6,6 +6,7 @@ from pathlib import Path
 
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
+from yatt.errors import ConfigError
 from yatt.launch.jobs import job_view, state_in_words
 from yatt.launch.known import known_runs
 from yatt.obs.view import RunView
@@ -28,7 +29,13 @@ def print_runs(folders: list[Path]) -> int:
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
-    """The folder itself if it is a run, else the runs directly below it."""
+    """The folder itself if it is a run, else the runs directly below it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}.")
     candidates = [folder] if (folder / "config.yaml").exists() else sorted(folder.glob("*/"))
     yield from (path for path in candidates if (path / "epochs").is_dir() or (path / "slurm.json").exists())
 

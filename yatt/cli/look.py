@@ -70,7 +70,7 @@ def _print_job(job: JobView) -> None:
 
 def _print_progress(summary: dict[str, Any]) -> None:
     doing = f", {summary['phase']}" if summary["state"] in LIVELY else ""
-    print(f"  iteration   {summary['iteration']}/{summary['total_iterations']}{doing}")
+    print(f"  at          iteration {summary['iteration']}/{summary['total_iterations']}{doing}")
     if summary["reward"] is not None:
         print(f"  reward      {summary['reward']:.4f}")
         print(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
@@ -115,7 +115,8 @@ def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
     if not found and not follow:
         raise ConfigError(f"{run} has no logs yet: nothing was started.")
     if not follow and not any(name.startswith(role) for name in found):
-        raise ConfigError(f"no log's name begins with '{role}'; there are {', '.join(sorted(found))}.")
+        known = ", ".join(sorted({name.partition(".")[0] for name in found}))
+        raise ConfigError(f"no log's name begins with '{role}'; there are {known}.")
     try:
         while True:
             for name, path in sorted(_logs(paths).items()):

@@ -8,6 +8,8 @@ from pathlib import Path
 from yatt import __version__
 from yatt.errors import EXIT_USER_MISTAKE, YattError
 
+EXIT_INTERRUPTED = 130
+
 
 def main() -> int:
     """Parse, run, and turn our own errors into a message and an exit code."""
@@ -17,6 +19,8 @@ def main() -> int:
         return action(arguments)
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except YattError as error:
         sys.stderr.write(f"yatt: {error}\n")
         return error.exit_code

@@ -1,5 +1,6 @@
 """A submitted run seen from any login node: its job's state in words, and ending it."""
 
+import sys
 import time
 from dataclasses import dataclass
 
@@ -8,11 +9,11 @@ from yatt.adapters.files import read_or_none
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
 from yatt.core.outcome import CANCEL
-from yatt.errors import EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
 from yatt.paths import RunPaths
 
-POLL_S = 0.5
-CANCEL_LIMIT_S = 600.0
+POLL_S, LOOK_S = 0.5, 5.0
+CANCEL_LIMIT_S, OVER_LIMIT_S = 600.0, 60.0
 
 # Slurm's own words for why a job waits, and what they mean for a run.
 WAITS = {
@@ -55,8 +56,8 @@ def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
     found = slurm.show_job(job_id)
     if found is None:
         return JobView(job_id=job_id, state="UNKNOWN", why="Slurm does not answer")
-    if not found:
-        return JobView(
+    if not found or found[0].get("Comment", str(paths.root.absolute())) != str(paths.root.absolute()):
+        return JobView(  # ids begin anew, and other clusters have the same ones
             job_id=job_id, state="FORGOTTEN", why="Slurm has forgotten the job: it ended some time ago"
         )
     state = merged_state(found)
@@ -97,7 +98,8 @@ def _living(job: JobView, epoch: int, *, is_between: bool) -> str:
 
 def _component(fields: Fields) -> str:
     nodes = fields.get("NodeList", "")
-    where = nodes if nodes not in ("", "(null)") else f"{fields.get('NumNodes', '?')} nodes wanted"
+    wanted = fields.get("NumNodes", "?").partition("-")[0]
+    where = nodes if nodes not in ("", "(null)") else f"{wanted} nodes wanted"
     return f"{fields.get('JobState', '?')} in {fields.get('Partition', '?')}: {where}"
 
 
@@ -136,10 +138,11 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
         reply = slurm.call("scancel", view.job_id)
         if reply.code != 0:
             raise DeadlineExceeded(f"scancel {view.job_id}: {reply.says}")
+        _wait_until_over(paths, slurm)
         return f"job {view.job_id} cancelled; the run goes on from its newest checkpoint with `yatt resume`"
     if not is_running:
         raise ConfigError(f"nothing of {paths.root} is running.")
-    return _stop(paths, epoch)
+    return _stop(paths, epoch, view, slurm)
 
 
 def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
@@ -151,15 +154,39 @@ def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
         raise ConfigError(f"job {view.job_id} is over ({view.state}): there is nothing to cancel.")
 
 
-def _stop(paths: RunPaths, epoch: int) -> str:
+def _stop(paths: RunPaths, epoch: int, view: JobView, slurm: Slurm) -> str:
     """Tell the leader through the run folder, and wait until the attempt has ended."""
     note(paths, epoch, STOP, {"reason": CANCEL})
+    sys.stdout.write(f"attempt {epoch} saves and stops; waiting for it (Ctrl-C leaves it to do so)\n")
+    sys.stdout.flush()
     until_s = clock.monotonic_s() + CANCEL_LIMIT_S
+    looked_s = clock.monotonic_s()
     while not record(paths, epoch, ENDED):
         if clock.monotonic_s() > until_s:
             raise DeadlineExceeded(
                 f"attempt {epoch} did not end in {CANCEL_LIMIT_S:g} s; --now ends it at once"
             )
+        if view.job_id and clock.monotonic_s() > looked_s + LOOK_S:
+            looked_s = clock.monotonic_s()
+            _check_is_there(job_view(paths, slurm), epoch)
         time.sleep(POLL_S)
+    _wait_until_over(paths, slurm)
     ended = record(paths, epoch, ENDED)
+    if ended.get("exit_code") == EXIT_FINISHED:
+        return "it finished before it could be stopped"
     return f"stopped after iteration {ended.get('committed')}, which is saved; `yatt resume` goes on"
+
+
+def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
+    """So that what a person types next, `yatt resume` say, finds the job gone; Slurm needs its KillWait."""
+    until_s = clock.monotonic_s() + OVER_LIMIT_S
+    while job_view(paths, slurm).is_alive and clock.monotonic_s() < until_s:
+        time.sleep(POLL_S)
+
+
+def _check_is_there(view: JobView, epoch: int) -> None:
+    if not view.is_alive and view.state != "UNKNOWN":
+        raise DeadlineExceeded(
+            f"job {view.job_id} is {view.state} and attempt {epoch} did not save; `yatt resume` goes on from "
+            "the newest checkpoint"
+        )

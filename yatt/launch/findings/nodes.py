@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields
+from yatt.adapters.slurm import Fields, expand
 from yatt.config.site import ComponentSection, SiteConfig, component
 from yatt.launch.findings.partitions import partition_of
 from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
@@ -21,7 +21,11 @@ def node_findings(
         if name not in partitions:
             continue  # said already
         there = {key: node for key, node in nodes.items() if name in node.get("Partitions", "").split(",")}
-        yield from _fit(there, component(site, demand.component), site, demand)
+        asked = component(site, demand.component)
+        if absent := [key for key in expand(asked.nodelist) if key not in there]:
+            what = f"nodelist {asked.nodelist}: {name} has no {', '.join(absent)}."
+            yield fail(demand.component, what, f"Its nodes are {partitions[name].get('Nodes', 'not told')}.")
+        yield from _fit(there, asked, site, demand)
         sums[name] = sums.get(name, 0) + demand.nodes
         if sums[name] > len(there):
             what = f"{sums[name]} nodes are needed in {name}, which has {len(there)}."

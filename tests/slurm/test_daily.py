@@ -1,0 +1,201 @@
+"""A submitted run from day to day: looking at it, stopping it, going on, on other nodes as well."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitit.core.utils import FailedJobError
+
+from tests.runs import REWARD, RunFile, command, environment, kill, start, wait_for, yatt
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
+from yatt.adapters.ledger import attempts
+from yatt.launch.executor import HetJob
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+BLOCKER = "#!/bin/bash\nsleep 300\n"
+
+
+def slow_run(cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None) -> SubmittedRun:
+    """The run of the reference, with a reward that takes its time over the same result."""
+    folder.mkdir(exist_ok=True)
+    lines = REWARD.strip().splitlines()
+    slow = ["import time", "", *lines[:2], "    time.sleep(0.06)", *lines[2:]]
+    (folder / "reward.py").write_text("\n".join(slow) + "\n")
+    return SubmittedRun(cluster, folder, settings)
+
+
+def status(run: SubmittedRun) -> dict[str, Any]:
+    done = run.yatt("status", str(run.paths.root), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def waiting_run(cluster: Cluster, run: SubmittedRun) -> tuple[str, int]:
+    """Submitted while another job has every node; both jobs' ids."""
+    blocker = cluster.sbatch(BLOCKER, "--nodes=5", "--exclusive")
+    cluster.wait_state(blocker, "RUNNING")
+    return run.submit(), blocker
+
+
+def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_path, monkeypatch) -> None:
+    run = slow_run(cluster, tmp_path)
+    root = str(run.paths.root)
+    job_id, blocker = waiting_run(cluster, run)
+    run._wait(lambda: "waits until enough nodes are free" in status(run)["why"], 20, "the reason")
+    before = run.yatt("status", root).stdout
+    assert f"{root}: waiting\n" in before
+    assert f"job         {job_id}: PENDING\n  component 0 PENDING in low: 2 nodes wanted" in before
+    none_yet = run.yatt("logs", root)
+    assert (none_yet.returncode, "nothing was started" in none_yet.stderr) == (2, True)
+
+    watch = followed(run, "watch", root)
+    logs = followed(run, "logs", root, "-f", "--role", "node0")
+    cluster.call("scancel", str(blocker))
+    run.wait_step(2)
+    during = status(run)
+    assert (during["state"], during["epoch"], during["job"]["state"]) == ("running", 1, "RUNNING")
+    assert set(during["holders"].values()) == {"trainer", "rollout"}
+    assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
+    listed = run.yatt("list").stdout.splitlines()
+    assert listed[1].split()[:2] == [job_id, "RUNNING"]
+    assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
+
+    run.wait_finished(job_id)
+    after = run.yatt("status", root).stdout
+    assert f"{root}: finished, attempt 1\n" in after
+    assert "pid" not in after, "no worker is left to tell of"
+    assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "12/12", "finished"]
+    assert watch.wait(timeout=20) == 0
+    logs.terminate()
+    seen, log = watch.communicate()[0], logs.communicate()[0]
+    assert seen.startswith("waiting: Resources: waits until enough nodes are free\n")
+    assert "iteration 12/12" in seen
+    assert seen.endswith("finished\n")
+    assert "iteration 1: rollout" in log
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    job = HetJob(run.paths.submitit, job_id)
+    assert job.done()
+    assert job.result() == root
+
+
+def followed(run: SubmittedRun, *arguments: str) -> "subprocess.Popen[str]":
+    """A command that goes on until it is ended; its output is read then."""
+    return subprocess.Popen(
+        command(*arguments), env={**run.cluster.env, "PYTHONWARNINGS": "ignore"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, reference, tmp_path) -> None:
+    run = slow_run(cluster, tmp_path)
+    root = str(run.paths.root)
+    first = run.submit()
+    run.wait_step(2)
+    done = run.yatt("cancel", root)
+    assert done.returncode == 0, done.stderr
+    (ended,) = (attempt.ended for attempt in attempts(run.paths))
+    assert (ended["exit_code"], ended["reason"]) == (75, "cancelled by its user")
+    assert ended["committed"] >= run.step() >= 2, "what was trained is saved"
+    assert f"stopped after iteration {ended['committed']}, which is saved" in done.stdout
+    cluster.wait_state(int(first), "CANCELLED", timeout_s=40)
+    assert run.restarts(first) == 0
+    assert status(run)["state"] == "stopped"
+    run.check_nothing_left(None)
+    again = run.yatt("cancel", root)
+    assert (again.returncode, f"job {first} is over (CANCELLED)" in again.stderr) == (2, True)
+
+    second = resumed(run)
+    run.wait_step(ended["committed"] + 2)
+    assert run.yatt("cancel", root, "--now").returncode == 0
+    cluster.wait_state(int(second), "CANCELLED", timeout_s=40)
+    assert status(run)["state"] == f"cut off: job {second} is CANCELLED"
+    third = resumed(run)
+    run.wait_finished(third)
+    assert [code for code, _ in ends(run.paths)] == [75, None, 0]
+    assert len({first, second, third}) == 3
+    run.check(reference)
+
+
+def resumed(run: SubmittedRun, *arguments: str) -> str:
+    done = run.yatt("resume", str(run.paths.root), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[2]
+
+
+def test_a_waiting_run_is_cancelled_before_it_began(cluster: Cluster, tmp_path: Path) -> None:
+    run = SubmittedRun(cluster, tmp_path)
+    job_id, _ = waiting_run(cluster, run)
+    assert f"job {job_id} cancelled" in run.yatt("cancel", str(run.paths.root)).stdout
+    assert cluster.show_job(int(job_id))["JobState"] == "CANCELLED"
+    assert status(run)["state"] == "never began"
+
+
+def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference, tmp_path) -> None:
+    run = slow_run(cluster, tmp_path)
+    root = str(run.paths.root)
+    run.submit()
+    run.wait_step(3)
+    assert run.yatt("cancel", root).returncode == 0
+    committed = attempts(run.paths)[0].ended["committed"]
+    too_many = run.yatt("resume", root, "--nodes", "3", "--trainer-nodes", "3")
+    assert too_many.returncode == 2
+    assert "the run cannot go on with 3 nodes:\n  placement.trainer_nodes: 3 of 3 nodes" in too_many.stderr
+    job_id = resumed(run, "--nodes", "3", "--trainer-nodes", "1")
+    run.wait_finished(job_id)
+    assert attempts(run.paths)[1].started["hosts"].keys() == {"trainer", "engines"}
+    assert [len(attempt.started["hosts"]["trainer"]) for attempt in attempts(run.paths)] == [2, 1]
+    mine, others = metrics_of(run.paths), reference["metrics"]
+    assert mine[:committed] == others[:committed]
+    assert len(mine) == ITERATIONS
+    rewards = [[row["critic/rewards/mean"] for row in rows[committed:]] for rows in (mine, others)]
+    assert rewards[0][0] == rewards[1][0], "the same prompts and completions as with two trainers"
+    assert sum(abs(a - b) for a, b in zip(*rewards, strict=True)) / len(rewards[0]) < 0.1
+    run.check_checkpoints()
+    run.check_nothing_left(None)
+
+
+def test_sizes_that_do_not_divide_are_refused_on_resume(cluster: Cluster, tmp_path: Path) -> None:
+    run = SubmittedRun(cluster, tmp_path, {"trainer": {"tensor_model_parallel_size": 2}})
+    assert run.yatt("submit", "--prepare", str(run.config), "--site", str(run.site)).returncode == 0
+    done = run.yatt("resume", str(run.paths.root), "--nodes", "3", "--trainer-nodes", "1")
+    assert done.returncode == 2
+    assert "tensor x pipeline x context parallel = 2 does not divide the 1 GPUs" in done.stderr
+    assert cluster.squeue() == []
+
+
+def test_a_run_that_gives_up_ends_its_job_with_93(cluster: Cluster, tmp_path, monkeypatch) -> None:
+    settings = {"run": {"max_attempts_without_progress": 1}, "checkpoint": {"save_every": 100}}
+    run = slow_run(cluster, tmp_path, settings)
+    job_id = run.submit()
+    run.wait_step(2)
+    assert kill(run.pid("trainer-n0"))
+    assert cluster.wait_state(int(job_id), "FAILED", timeout_s=60)["ExitCode"] == "93:0"
+    told = status(run)
+    assert told["state"] == "failed"
+    assert "trainer-n0r0 ended: killed by SIGKILL" in told["why"]
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    job = HetJob(run.paths.submitit, job_id)
+    assert job.done()
+    with pytest.raises(FailedJobError, match="exit code 93"):
+        job.result()
+
+
+def test_a_run_of_this_machine_is_cancelled_as_well(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, {"trainer": {"total_iterations": 400}})
+    run = start("run", str(file.write()))
+    try:
+        wait_for(lambda: (file.run_dir / "metrics.jsonl").exists(), timeout_s=90, what="an iteration")
+        done = yatt("cancel", str(file.run_dir))
+        assert done.returncode == 0, done.stderr
+        assert run.wait(timeout=30) == 75
+    finally:
+        run.kill()
+        run.communicate()
+    assert "stopped after iteration" in done.stdout
+    shown = subprocess.run(
+        command("status", str(file.run_dir)), env=environment(), capture_output=True, text=True, check=True
+    )
+    assert ": stopped, attempt 1\n  why         cancelled by its user" in shown.stdout
