@@ -109,7 +109,7 @@ class Coordinator:
                 self._spawn(self._run_act(action))
             case phases.BreakOff():
                 self._acting_seq = 0
-                await self._ports.ask_all(BreakOffSampling())
+                await self._ports.ask_owners(BreakOffSampling())
             case phases.Exclude():
                 await self._exclude(action)
             case phases.End():
