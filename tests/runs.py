@@ -38,7 +38,10 @@ class RunFile:
             make_qwen3(policy, tied=True, seed=0)
         data = self.folder / "train.jsonl"
         if not data.exists():
-            rows = [{"prompt": f"{i} plus {i % 7} is", "data_source": "sum"} for i in range(NUM_PROMPTS)]
+            rows = [
+                {"prompt": f"{i} plus {i % 7} is", "data_source": "sum", "extra_info": {"index": i}}
+                for i in range(NUM_PROMPTS)
+            ]
             data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         reward = self.folder / "reward.py"
         if not reward.exists():

@@ -28,13 +28,34 @@ HET = {
 }
 
 
+SLOW_REWARD = """
+import time
+from pathlib import Path
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if not (Path(__file__).parent / "hurry").exists():
+        time.sleep(1.5)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+"""The reward of `tests.runs`, with iterations of at least 1.5 s until `SubmittedRun.hurry`."""
+
+
 class SubmittedRun:
-    """One run on a cluster. `site` is laid over configs/sites/testcluster.yaml."""
+    """One run on a cluster. `site` is laid over configs/sites/testcluster.yaml.
+
+    Args:
+        reward: the text of the user's reward function; None is that of `tests.runs`.
+    """
 
     def __init__(
-        self, cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None, **site: Any
-    ) -> None:
+        self, cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None,
+        reward: str | None = None, **site: Any,
+    ) -> None:  # fmt: skip
         self.cluster = cluster
+        if reward is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "reward.py").write_text(reward)
         merged = {**HET, **(settings or {})}
         for section, values in HET.items():
             merged[section] = {**values, **(settings or {}).get(section, {})}
@@ -74,6 +95,23 @@ class SubmittedRun:
         assert self.cluster.squeue() == []
         assert sorted(self.file.folder.rglob("*")) == before
         return done.stderr
+
+    def hurry(self) -> None:
+        """Iterations of a run with `SLOW_REWARD` are as fast as they can be from now on."""
+        (self.file.folder / "hurry").touch()
+
+    @property
+    def launcher(self) -> int:
+        """Pid of the newest attempt's launcher."""
+        return int(attempts(self.paths)[-1].started["pid"])
+
+    def wait_attempts(self, number: int, timeout_s: float = 90) -> None:
+        """Until so many attempts have begun."""
+        self._wait(lambda: len(attempts(self.paths)) >= number, timeout_s, f"attempt {number}")
+
+    def wait_said(self, text: str, timeout_s: float = 90) -> None:
+        """Until the launcher has said so in its log."""
+        self._wait(lambda: text in self.launcher_log(), timeout_s, f"the launcher to say {text!r}")
 
     # ---- looking ----------------------------------------------------------------------------
 

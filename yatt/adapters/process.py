@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+END = signal.SIGHUP
+"""Ends a worker. Not SIGTERM: Slurm sends that to every process of a step, as a notice to its controller."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -22,6 +24,11 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent ended before the request
         os._exit(1)
+
+
+def leave_notice_to_controller() -> None:
+    """Let Slurm's SIGTERM do nothing here, and whatever it does by default in this process's children."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
 
 
 def describe_exit(returncode: int) -> str:

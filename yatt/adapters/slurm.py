@@ -6,6 +6,7 @@ by None, "nobody knows". No shell is involved, and nothing needs slurmdbd.
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,17 +57,23 @@ class Slurm:
     def __init__(self, env: Mapping[str, str] | None = None, limit_s: float = CALL_LIMIT_S) -> None:
         self._env, self._limit_s = dict(env) if env is not None else dict(os.environ), limit_s
 
-    def call(self, *argv: str) -> Reply:
-        """Run one command to its end."""
+    @property
+    def has_scontrol(self) -> bool:
+        """Whether jobs can be asked about and requeued from here."""
+        return shutil.which("scontrol", path=self._env.get("PATH")) is not None
+
+    def call(self, *argv: str, limit_s: float | None = None) -> Reply:
+        """Run one command to its end, for `limit_s` or as long as any call may take."""
+        limit_s = limit_s or self._limit_s
         try:
             done = subprocess.run(
-                argv, env=self._env, capture_output=True, text=True, timeout=self._limit_s, check=False,
+                argv, env=self._env, capture_output=True, text=True, timeout=limit_s, check=False,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except FileNotFoundError:
             return Reply(None, "", f"{argv[0]} is not on the PATH")
         except subprocess.TimeoutExpired:
-            return Reply(None, "", f"{argv[0]} did not answer within {self._limit_s:g} s")
+            return Reply(None, "", f"{argv[0]} did not answer within {limit_s:g} s")
         except OSError as error:
             return Reply(None, "", f"{argv[0]} cannot be run: {error.strerror}")
         return Reply(done.returncode, done.stdout, done.stderr)
@@ -76,9 +83,9 @@ class Slurm:
         reply = self.call(*argv)
         return reply.out if reply.code == 0 else None
 
-    def show_job(self, job_id: str) -> list[Fields] | None:
+    def show_job(self, job_id: str, limit_s: float | None = None) -> list[Fields] | None:
         """A job's components as `scontrol` shows them, the leader first; [] if Slurm knows no such job."""
-        reply = self.call("scontrol", "show", "job", "-o", job_id)
+        reply = self.call("scontrol", "show", "job", "-o", job_id, limit_s=limit_s)
         if reply.code == 0:
             return parse_lines(reply.out)
         return [] if any(text in reply.error for text in _UNKNOWN_JOB) else None

@@ -2,6 +2,7 @@
 
 Whoever wants it (the launcher, or a surviving controller) first claims it in the shared folder, then asks
 Slurm to requeue the job; a site that forbids that gets a successor job that waits for this one (afterany).
+A refusal is looked into first: Slurm refuses as well when somebody else has requeued the job just now.
 """
 
 import logging
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yatt.adapters.files import claim, make_private, sealed
+from yatt.adapters.files import claim, make_private, publish, sealed
 from yatt.adapters.slurm import Fields, Reply, Slurm
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError
@@ -54,7 +55,7 @@ class Succession:
             return None
 
     def succeed(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
-        """Ask Slurm for the next start, off the nodes `exclude`."""
+        """Ask Slurm for the next start, off the nodes `exclude`. What it prints is a successor's job id."""
         if self.mode != "chain":
             reply = self.slurm.requeue(self.job_id)
             if reply.code == 0:
@@ -62,7 +63,11 @@ class Succession:
                     kept = self.slurm.exclude(self.job_id, exclude)
                     _LOG.info("keeping off %s: %s", exclude, "done" if kept.code == 0 else kept.says)
                 return reply
-            if self.mode == "requeue" or reply.is_unreachable:
+            if reply.is_unreachable:
+                return reply
+            if (state := self.state()) is Job.OVER:  # another has requeued or ended it
+                return Reply(0, "", "")
+            if self.mode == "requeue" or state is Job.UNKNOWN:
                 return reply
             _LOG.warning("requeue refused (%s); a successor job is submitted instead", reply.says)
         return self._chain(exclude, env)
@@ -78,12 +83,14 @@ class Succession:
             reply = self.slurm.call(
                 "sbatch", "--parsable", f"--dependency=afterany:{self.job_id}", *keep_off, str(script)
             )
-        match = _JOB_ID.match(reply.out)
-        if reply.code == 0 and match and (pickles := env.get("SUBMITIT_FOLDER")):
+        if reply.code != 0 or (match := _JOB_ID.match(reply.out)) is None:
+            return reply
+        if pickles := env.get("SUBMITIT_FOLDER"):
             shutil.copy2(
                 Path(pickles) / f"{self.job_id}_submitted.pkl", Path(pickles) / f"{match[1]}_submitted.pkl"
             )
-        return reply
+        publish(self.paths.job, f"{match[1]}\n".encode())
+        return Reply(0, match[1], "")
 
 
 def state_of(components: list[Fields] | None, restarts: int) -> Job:

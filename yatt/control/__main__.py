@@ -31,7 +31,10 @@ def main() -> int:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--slurm", action="store_true", help="stand in for a lost leader at Slurm")
+    parser.add_argument(
+        "--slurm", choices=("", "auto", "requeue", "chain"), default="", metavar="HOW",
+        help="stand in for a lost leader at Slurm; how the job is started anew, as in the site file",
+    )  # fmt: skip
     parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
@@ -72,7 +75,7 @@ def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
     """The start of the Slurm job that this controller belongs to."""
     return Succession(
         paths=paths, epoch=arguments.epoch, job_id=os.environ["SLURM_JOB_ID"],
-        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")), mode=arguments.slurm,
     )  # fmt: skip
 
 
@@ -91,6 +94,7 @@ async def _run(node: Node) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         loop.add_signal_handler(number, session.stop, signal.Signals(number).name)
+    loop.add_signal_handler(signal.SIGUSR1, session.give_up)
     return await session.run()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.process import END
 from yatt.control.node import Node
 from yatt.control.proof import prover_for
 from yatt.control.supervisor import Supervisor, Worker
@@ -178,7 +179,7 @@ class Arbiter:
             case rules.Measure():
                 self._prove(slab)
             case rules.Terminate(role):
-                self._signal(slab, (role,), signal.SIGTERM)
+                self._signal(slab, (role,), END)
             case rules.Kill(role):
                 self._signal(slab, (role,), signal.SIGKILL)
             case rules.Purge(spare):

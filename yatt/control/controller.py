@@ -20,7 +20,7 @@ from yatt.control.supervisor import Supervisor, Worker
 from yatt.control.workers import Workers
 from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
-from yatt.errors import EXIT_FAILED, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 from yatt.records import message as m
@@ -41,7 +41,7 @@ class Parts:
         self.publications = Publications(node, peers, events)
         self.workers = Workers(node, self.supervisor, self.engines, self.publications, events, trouble)
         self.router = Router(node, self.engines, peers)
-        self.peers = peers
+        self.peers, self.trouble = peers, trouble
         holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
 
         def quarantined(slab: Slab, cause: str) -> None:
@@ -75,8 +75,12 @@ class Controller:
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
         """An order of the leader, or a peer's message. What fails is answered by Failed."""
+        if (order := self._orders.get(type(body))) is None:
+            return c.OrderFailed(
+                error=f"{type(body).__name__} is no order for this node", exit_code=EXIT_FAILED
+            )
         try:
-            return await self._orders[type(body)](body)
+            return await order(body)
         except YattError as error:
             return c.OrderFailed(error=str(error), exit_code=error.exit_code)
         except asyncio.CancelledError:
@@ -92,6 +96,8 @@ class Controller:
             case m.Hello():
                 worker.hello_bytes = self._parts.arbiter.weigh(worker)
                 worker.hello.set()
+            case m.Failed() if body.user:
+                self._parts.trouble(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
                 self._parts.arbiter.renewed(worker, body.token, body.progress)
             case m.Completed():

@@ -109,3 +109,5 @@ class DeadMan:
         _LOG.warning("requeue of job %s: %s", self.succession.job_id, reply.says)
         if reply.code != 0:
             await asyncio.sleep(RETRY_S)
+        elif reply.out:  # a successor begins when this start has ended, which nobody else sees to
+            await call_in_thread(partial(self.succession.slurm.call, "scancel", self.succession.job_id))

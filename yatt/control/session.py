@@ -66,6 +66,11 @@ class Session:
         self._trouble: asyncio.Queue[c.Trouble] = asyncio.Queue()
         self._losses: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
         self._parts: Parts | None = None
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """The launcher's signal: the attempt is lost, so end now, and leave nothing behind."""
+        self._given_up.set()
 
     def stop(self, reason: str) -> None:
         """A signal: wish for an early end. Only the leader's wish counts; it is told by the launcher too."""
@@ -131,7 +136,8 @@ class Session:
         assert self._controller is not None and self._parts is not None, "built before"
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-            self._watch_epoch(), self._watch_stop(), self._report_trouble(), self._report_losses(),
+            self._watch_epoch(), self._watch_stop(), self._watch_launcher(),
+            self._report_trouble(), self._report_losses(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:
@@ -197,6 +203,10 @@ class Session:
                 self.stop(told)
             await asyncio.sleep(STOP_CHECK_S)
         await asyncio.Event().wait()
+
+    async def _watch_launcher(self) -> None:
+        await self._given_up.wait()
+        raise WorkerFailed("the launcher has ended this attempt")
 
     async def _stand_by(self, succession: Succession) -> None:
         """On Slurm: show that the leader lives, or see to it that the job goes on without it."""

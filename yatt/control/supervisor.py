@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from yatt.adapters.process import Child, describe_exit, log_tail, start_child
+from yatt.adapters.process import END, Child, describe_exit, log_tail, start_child
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -114,9 +114,9 @@ class Supervisor:
             worker.child.signal_group(signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """End every worker: TERM, after `grace_s` KILL; wait until all are reaped."""
+        """End every worker: END, after `grace_s` KILL; wait until all are reaped."""
         self._closing = True
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
             running = [w for w in self.workers.values() if w.child is not None]
             for worker in running:
                 assert worker.child is not None, "running means a child"

@@ -127,7 +127,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """SIGTERM to the role's process groups on this slab."""
+    """The signal that ends a worker, to the role's process groups on this slab."""
 
     role: str
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from yatt.adapters.process import die_with_parent
+from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.wire import Order, Pulse, WorkerLink
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.config.load import load_attempt
@@ -199,6 +199,7 @@ def _errored(request_id: str, error: str) -> m.Completed:
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
     """The whole life of an engine's process; gives its exit code."""
     die_with_parent(os.getppid())
+    leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
     try:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt import clock
-from yatt.adapters.files import publish
 from yatt.adapters.ledger import ENDED, STARTED, attempts, newest_epoch, note, run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
@@ -94,7 +93,7 @@ class Job:
         limit = config.run.max_attempts_without_progress
         decision = may_begin(self._ends(plan, committed), committed=committed, max_without_progress=limit)
         if not decision.again:
-            say(decision.reason)
+            say(f"{decision.reason}; the last: {attempts(self.paths)[-1].ended.get('reason', 'cut off')}")
             return decision.exit_code
         self.epoch = epoch = claim_epoch(self.paths)
         self._open(epoch, config, plan, allocation, committed)
@@ -118,6 +117,9 @@ class Job:
         """
         if self.epoch and newest_epoch(self.paths) > self.epoch:
             return "another start of this run is newer: this one is over"
+        if not self.slurm.has_scontrol:
+            say("scontrol is not on the PATH: this start cannot ask Slurm anything, nor requeue itself")
+            return ""
         pause_s = RETRY_FIRST_S
         while not self._is_told_to_end():
             state = state_of(self.slurm.show_job(allocation.job_id), allocation.restarts)
@@ -164,11 +166,9 @@ class Job:
         while self._has_claim(succession) and not self._is_told_to_end():
             reply = succession.succeed(keep_off, os.environ)
             if reply.code == 0:
-                chained = reply.out.strip()
+                chained = reply.out
                 say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")
-                if chained:
-                    publish(self.paths.job, f"{chained.split(';')[0]}\n".encode())
-                else:
+                if not chained:
                     self._pause(END_OF_START_S)
                 return
             say(f"{reason}, but the next start was not to be had: {reply.says}")

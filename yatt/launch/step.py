@@ -1,7 +1,7 @@
 """What srun starts on every node: finds out who it is, then runs that node's controller to its end.
 
 It opens the controller's log itself (Slurm's own names for logs are wrong in steps of heterogeneous jobs),
-notes where it runs and how the controller ended, and passes Slurm's SIGTERM on.
+notes where it runs and how the controller ended, and passes signals on.
 """
 
 import argparse
@@ -48,8 +48,8 @@ def main() -> int:
         _note(paths, arguments.epoch, node, {"ended": error.exit_code})
         return error.exit_code
     controller = spawn(argv, env=_environment(paths), log=log)
-    signal.signal(signal.SIGTERM, lambda number, _frame: controller.send_signal(number))
-    signal.signal(signal.SIGUSR2, lambda number, _frame: controller.send_signal(number))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
     scratch.tidy(
@@ -61,10 +61,11 @@ def main() -> int:
 
 def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str]:
     config = load_attempt(paths, epoch)
-    host = own_address(read_plan(paths).site.interface, os.environ)
+    site = read_plan(paths).site
+    host = own_address(site.interface, os.environ)
     argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
     argv += ["--node", str(node), "--host", host, "--device", device_of(config.launch.device)]
-    return [*argv, "--slurm", *(("--absent", absent) if absent else ())]
+    return [*argv, "--slurm", site.requeue, *(("--absent", absent) if absent else ())]
 
 
 def _environment(paths: RunPaths) -> dict[str, str]:

@@ -37,6 +37,9 @@ ORPHANS_S = 1.0
 SETTLE_S = 15.0
 """After tasks got SIGTERM and the launcher did not: so long until Slurm must have said why."""
 
+ASK_S = 2.0
+"""How long the warned may wait for Slurm to say why, instead of saving."""
+
 MARGIN_S = 2.0
 BUDGET_S = 3600.0
 
@@ -115,8 +118,8 @@ class AttemptWatch:
         """Slurm's warning, at any time of this start, or a wish written into the run folder from anywhere."""
         wish = str(record(self.paths, self.epoch, STOP).get("reason", ""))
         if signal.SIGUSR2 in self.signals and not self.stop and not wish:
-            job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
-            wish = "preempted" if _is_set(job.get("PreemptTime", "")) else "the time limit is near"
+            job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
+            wish = _why_warned(job)
             note(self.paths, self.epoch, STOP, {"reason": wish})
             self._limit(max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S))
         self.stop = wish or self.stop
@@ -174,8 +177,8 @@ class AttemptWatch:
         return next((line.removeprefix("yatt: ") for line in lines if BLIND in line), "")
 
     def _end_steps(self) -> None:
-        """srun ends its tasks on SIGTERM; they have died by the time it returns."""
-        for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0)):
+        """srun passes SIGUSR1 on, so controllers tidy up; on SIGTERM it has its tasks killed at once."""
+        for number, patience_s in ((signal.SIGUSR1, 6.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0)):
             if self._is_killed():
                 return  # Slurm does it
             for step in self.steps:
@@ -188,6 +191,12 @@ class AttemptWatch:
 
 def _is_set(slurm_time: str) -> bool:
     return slurm_time not in ("", "None", "Unknown", "N/A", "(null)")
+
+
+def _why_warned(job: Fields) -> str:
+    if not job:
+        return "warned by Slurm"
+    return "preempted" if _is_set(job.get("PreemptTime", "")) else "the time limit is near"
 
 
 def _budget_s(job: Fields, site: SiteConfig) -> float:

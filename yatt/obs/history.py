@@ -142,7 +142,11 @@ class _Fold:
             self._lease(kind, event, at_s)
         elif kind == "node.lost":
             self._node(event["node"], at_s)
-        elif kind == "worker.end" and event["how"] not in ("exit code 0", "killed by SIGTERM"):
+        elif kind == "worker.end" and event["how"] not in (
+            "exit code 0",
+            "killed by SIGTERM",
+            "killed by SIGHUP",
+        ):
             self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
         elif kind == "attempt.resume":
             self.resumed = event["iteration"]

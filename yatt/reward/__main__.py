@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq.asyncio
 
-from yatt.adapters.process import die_with_parent
+from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.wire import Channel, WorkerLink, calling_socket
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.config.load import load_attempt
@@ -153,6 +153,7 @@ async def _until_stopped(worker: RewardWorker, channel: Channel) -> int:
 def main() -> int:
     """Load the functions, then serve; a mistake in them is told to the controller and ends the process."""
     die_with_parent(os.getppid())
+    leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.wire import Order, Pulse, WorkerLink
 from yatt.checkpoint.store import open_store
 from yatt.config.load import load_attempt
@@ -28,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve one trainer rank."""
+    leave_notice_to_controller()
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
