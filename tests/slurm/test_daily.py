@@ -152,6 +152,8 @@ def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference,
     assert len(mine) == ITERATIONS
     rewards = [[row["critic/rewards/mean"] for row in rows[committed:]] for rows in (mine, others)]
     assert rewards[0][0] == rewards[1][0], "the same prompts and completions as with two trainers"
+    accepted = {event["number"] for event in run.events("rollout.group.accept")}
+    assert accepted == set(range(4 * ITERATIONS)), "no prompt is passed over"
     assert sum(abs(a - b) for a, b in zip(*rewards, strict=True)) / len(rewards[0]) < 0.1
     run.check_checkpoints()
     run.check_nothing_left(None)

@@ -275,7 +275,8 @@ def states_for(manifest: Manifest | None, owners: int) -> list[bytes]:
     if len(manifest.nodes) == owners:
         return [bytes(state) for state in manifest.nodes]
     saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
-    next_number = max(state.next_number for state in saved)
+    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
+    next_number = max(state.next_number for state in saved) - len(saved) + 1
     accepted = [group for state in saved for group in state.accepted]
     unfinished = [group for state in saved for group in state.unfinished]
     return [
