@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
+TEST_PACKAGES = ("libfaketime",)
+"""Wanted by single tests, which are skipped without them."""
+
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 POLICY = Path("/usr/sbin/policy-rc.d")
 SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
@@ -25,7 +28,7 @@ def main() -> None:
     """Install, or do nothing."""
     if not missing():
         return
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES, *TEST_PACKAGES]
     if shutil.which("apt-get") is None:
         sys.exit(
             f"Slurm is missing ({', '.join(missing())}) and there is no apt-get here: install slurmctld, "

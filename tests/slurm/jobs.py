@@ -29,13 +29,13 @@ HET = {
 
 
 SLOW_REWARD = """
-import time
+import threading
 from pathlib import Path
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if not (Path(__file__).parent / "hurry").exists():
-        time.sleep(1.5)
+        threading.Event().wait(1.5)  # libfaketime does not understand time.sleep
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
 """The reward of `tests.runs`, with iterations of at least 1.5 s until `SubmittedRun.hurry`."""

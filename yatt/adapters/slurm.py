@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CALL_LIMIT_S = 20.0
-_UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Socket timed out", "Zero Bytes")
+_UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Zero Bytes", "Unexpected message")
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job")
 _PAIR = re.compile(r"(?:^| )([A-Za-z][\w/:.-]*)=")
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from yatt import clock
 from yatt.adapters.files import make_private, read_or_none, unsealed_any
-from yatt.adapters.ledger import STOP, note, record
+from yatt.adapters.ledger import STOP, newest_epoch, note, record
 from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
@@ -40,6 +40,7 @@ SETTLE_S = 15.0
 ASK_S = 2.0
 """How long the warned may wait for Slurm to say why, instead of saving."""
 
+SETTLE_LOOK_S = 0.5
 MARGIN_S = 2.0
 BUDGET_S = 3600.0
 
@@ -136,7 +137,9 @@ class AttemptWatch:
     def _settle(self) -> None:
         until_s = clock.monotonic_s() + SETTLE_S
         while clock.monotonic_s() < until_s and not self._is_killed() and not self._is_preempted():
-            time.sleep(1.0)
+            if newest_epoch(self.paths) > self.epoch:
+                return  # by a newer start
+            time.sleep(SETTLE_LOOK_S)
 
     def _seen(self) -> Seen:
         dead = frozenset(
@@ -158,7 +161,7 @@ class AttemptWatch:
         return signal.SIGTERM in self.signals
 
     def _is_preempted(self) -> bool:
-        job = (self.slurm.show_job(self.allocation.job_id) or [{}])[0]
+        job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
         return _is_set(job.get("PreemptTime", ""))
 
     def _refusal(self) -> str:

@@ -1,0 +1,83 @@
+"""Clocks that jump and differ, and other runs on the same machines."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
+from yatt.control.scratch import prefix
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
+
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+PROLOG = """#!/bin/sh
+echo "export LD_PRELOAD={library}"
+echo "export FAKETIME_TIMESTAMP_FILE={folder}/$SLURMD_NODENAME"
+echo "export FAKETIME_CACHE_DURATION=1"
+echo "export FAKETIME_DONT_FAKE_MONOTONIC=1"
+echo "export NO_FAKE_STAT=1"
+"""
+
+
+class Clocks:
+    """The wall clock of each virtual node, for its tasks only: offsets in files that they keep reading."""
+
+    def __init__(self, folder: Path, nodes: list[str]) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for node in nodes:
+            self.set(node, "+0")
+        self.prolog = folder / "prolog.sh"
+        self.prolog.write_text(PROLOG.format(library=FAKETIME, folder=folder))
+        self.prolog.chmod(0o755)
+
+    def set(self, node: str, offset: str) -> None:
+        new = self.folder / f".{node}"
+        new.write_text(f"{offset}\n")
+        new.replace(self.folder / node)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed: make slurm")
+def test_clocks_that_jump_and_differ_change_nothing(cluster: Cluster, reference, tmp_path):
+    """One engine node is an hour behind all the time; the leader's clock jumps ahead and back in mid-run."""
+    clocks = Clocks(tmp_path / "clocks", cluster.nodes)
+    clocks.set("n3", "-1h")
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, srun_args=[f"--task-prolog={clocks.prolog}"])
+    job_id = run.submit()
+    run.wait_step(2)
+    clocks.set("n1", "+1h")
+    run.wait_step(5)
+    clocks.set("n1", "-1h")
+    run.wait_step(8)
+    run.hurry()
+    run.wait_finished(job_id)
+    hours = {event["wall"][11:13] for event in run.events("phase.begin")}
+    assert len(hours) >= 3, f"the leader's clock did jump: {hours}"
+    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
+    for kind in ("node.lost", "lease.expire", "lease.quarantine", "trouble", "requeue"):
+        assert run.events(kind) == [], kind
+    run.check(reference)
+
+
+def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster, reference, tmp_path):
+    shared = tmp_path / "node"
+    shared.mkdir()
+    local = {"launch": {"nodes": 4, "scratch_dir": str(shared), "shm_dir": str(shared)}}
+    runs = [SubmittedRun(cluster, tmp_path / name, local) for name in ("one", "two")]
+    own = [f"{prefix(run.paths)}0-{node}" for run in runs for node in (0, 3)]
+    foreign = [f"yatt-{os.getuid()}-0123456789-7-0", "yatt-4711-0123456789-7-0", "data"]
+    for name in (*own, *foreign):
+        (shared / name).mkdir()
+        (shared / name / "hub").touch()
+    jobs = [run.submit() for run in runs]
+    for run, job_id in zip(runs, jobs, strict=True):
+        run.wait_finished(job_id)
+        assert run.restarts(job_id) == 0
+    began = [max(event["t"] for event in run.events("attempt.start")) for run in runs]
+    over = [max(event["t"] for event in run.events("attempt.end")) for run in runs]
+    assert max(began) < min(over), "they ran at the same time"
+    assert sorted(path.name for path in shared.iterdir()) == sorted(foreign)
+    for run in runs:
+        run.check(reference)
