@@ -116,6 +116,10 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     run.wait_finished(third)
     assert [code for code, _ in ends(run.paths)] == [75, None, 0]
     assert len({first, second, third}) == 3
+    assert run.yatt("report", root).returncode == 0
+    page = (run.paths.root / "report.html").read_text()
+    assert all(f"{job}: first start." in page for job in (first, second, third))
+    assert "broken off without a word" in page
     run.check(reference)
 
 

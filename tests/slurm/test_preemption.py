@@ -26,6 +26,10 @@ def test_a_preempted_run_saves_and_comes_back_under_the_same_id(cluster: Cluster
     assert second.started["committed"] == first.ended["committed"] >= 3, "nothing that was done is lost"
     assert (second.started["job"], second.started["restarts"]) == (job_id, 1)
     assert run.restarts(job_id) == 1
+    assert run.yatt("report", str(run.paths.root)).returncode == 0
+    page = (run.paths.root / "report.html").read_text()
+    assert f"{job_id}: first start." in page
+    assert f"{job_id}: requeued, start 2." in page
     run.check(reference)
 
 

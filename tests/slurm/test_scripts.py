@@ -61,7 +61,11 @@ def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: P
     local = {"scratch_dir": str(tmp_path), "shm_dir": str(tmp_path)}
     settings = {**SETTINGS[name], "launch": {**SETTINGS[name]["launch"], **local}}
     run, site = RunFile(tmp_path, settings), str(ROOT / "configs" / "sites" / "testcluster.yaml")
-    env = ["env", f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}", f"HOME={tmp_path}"]
+    env = [
+        "env",
+        f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}",
+        f"XDG_STATE_HOME={tmp_path}/state",
+    ]
     says = cluster.call(*env, *command("submit", "--site", site, "--prepare", str(run.write())))
     assert says == f"{run.run_dir} is ready: sbatch slurm/{name} {run.run_dir}"
     log = tmp_path / "job.log"

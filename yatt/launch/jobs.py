@@ -79,7 +79,7 @@ def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
     if run_is_finished(paths):
         return "finished", ""
     if job.is_alive:
-        return _living(job, epoch, is_between=bool(ended)), job.why
+        return _living(job, epoch, is_between=bool(ended) or seen != "running"), job.why
     if ended:
         is_stopped = ended.get("exit_code") == EXIT_WILL_CONTINUE
         return "stopped" if is_stopped else "failed", str(ended.get("reason", ""))

@@ -49,11 +49,14 @@ def facts(named: Iterable[tuple[str, str]]) -> str:
     return f'<div class="facts">{"".join(boxes)}</div>'
 
 
-def attempts_table(attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]]) -> str:
+def attempts_table(
+    attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]], starts: dict[int, str]
+) -> str:
     """One row an attempt.
 
     Args:
         ends: by epoch how it ended and why.
+        starts: by epoch which start of which job it was, and where; empty for a run without jobs.
     """
     rows = []
     for attempt in attempts:
@@ -63,11 +66,18 @@ def attempts_table(attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]]
         reached = max((span.iteration for span in attempt.span.phases), default=0)
         cells = f'<td class="n">{attempt.epoch}</td><td class="n">{lasted}</td><td class="n">{resumed}</td>'
         cells += f'<td class="n">{reached}</td><td>{shown(how)}</td><td class="wrap">{shown(why)}</td>'
+        cells += f'<td class="wrap">{shown(starts.get(attempt.epoch, ""))}</td>' if starts else ""
         rows.append(f"<tr>{cells}</tr>")
-    head = "".join(
-        f"<th{' class=n' if index < 4 else ''}>{name}</th>"
-        for index, name in enumerate(("attempt", "lasted", "went on from", "reached", "end", "why"))
+    names = (
+        "attempt",
+        "lasted",
+        "went on from",
+        "reached",
+        "end",
+        "why",
+        *(("Slurm job",) if starts else ()),
     )
+    head = "".join(f"<th{' class=n' if index < 4 else ''}>{name}</th>" for index, name in enumerate(names))
     return f'<table class="attempts"><tr>{head}</tr>{"".join(rows)}</table>'
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters import ledger
 from yatt.adapters.files import publish, unsealed
 from yatt.adapters.ledger import run_is_finished
 from yatt.config.check import node_gpus
@@ -24,6 +25,7 @@ from yatt.obs.style import STYLE
 from yatt.paths import RunPaths
 
 RUNNING = "running, or broken off without a word"
+CUT_OFF = "broken off without a word"
 
 
 def write_report(paths: RunPaths, out: Path | None) -> Path:
@@ -55,6 +57,9 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
     events = read_events(paths.events)
     attempts = attempts_of(events)
     ends = {attempt.epoch: end_of(attempt, paths) for attempt in attempts}
+    for attempt in attempts[:-1]:
+        how, why = ends[attempt.epoch]
+        ends[attempt.epoch] = (CUT_OFF if how == RUNNING else how, why)
     rows = [row for row in read_rows(paths.metrics) if STEP in row]
     samples = [sample for sample in read_rows(paths.samples) if STEP in sample]
     seconds = goodput([attempt.span for attempt in attempts])
@@ -62,7 +67,7 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
         ("Curves", _curves(rows)),
         ("Where the time went", f'<div class="card">{parts.goodput_part(seconds)}</div>'),
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
-        ("Attempts", _attempts(attempts, ends)),
+        ("Attempts", _attempts(attempts, ends, starts_of(paths))),
         ("News", f'<div class="card">{parts.news_part(news_of(events, paths))}</div>'),
         ("Counters", f'<div class="card">{parts.counters_part(rows)}</div>'),
         ("Completions", parts.samples_part(samples)),
@@ -88,6 +93,19 @@ def end_of(attempt: Attempt, paths: RunPaths) -> tuple[str, str]:
         return RUNNING, ""
     word = {EXIT_FINISHED: "finished", EXIT_WILL_CONTINUE: "stopped, to be continued"}.get(code, "failed")
     return f"{word} (exit code {code})", why
+
+
+def starts_of(paths: RunPaths) -> dict[int, str]:
+    """By epoch, which start of which job it was, and its nodes; nothing of attempts that were no job's."""
+    found = {}
+    for attempt in ledger.attempts(paths):
+        if job := attempt.started.get("job"):
+            restarts = attempt.started.get("restarts", 0)
+            again = f"requeued, start {restarts + 1}" if restarts else "first start"
+            hosts = attempt.started.get("hosts", {}).items()
+            where = "; ".join(f"{part} on {', '.join(names)}" for part, names in hosts)
+            found[attempt.epoch] = f"{job}: {again}. {where}"
+    return found
 
 
 def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
@@ -139,7 +157,7 @@ def _curves(rows: list[dict[str, Any]]) -> str:
     return f'{say}<div class="card">{reward_chart(rows)}</div><div class="grid-cards">{small}</div>'
 
 
-def _attempts(attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
+def _attempts(attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]) -> str:
     if not attempts:
         return '<p class="none">No attempt has begun yet.</p>'
-    return f'<div class="card">{parts.attempts_table(attempts, ends)}</div>'
+    return f'<div class="card">{parts.attempts_table(attempts, ends, starts)}</div>'

@@ -37,7 +37,8 @@ table { border-collapse:collapse; width:100%; font-size:14px; } th { text-align:
   color:var(--soft); font-size:12.5px; } th, td { padding:4px 14px 4px 0; border-bottom:1px solid var(--rule);
   vertical-align:top; } tr:last-child td { border-bottom:0; } td.n, th.n { text-align:right;
   font-variant-numeric:tabular-nums; white-space:nowrap; } td.wrap { overflow-wrap:anywhere;
-  white-space:pre-wrap; width:60%; } td.when { white-space:nowrap; color:var(--soft); width:1%; }
+  white-space:pre-wrap; width:60%; }
+  table.attempts td.wrap { width:32%; } td.when { white-space:nowrap; color:var(--soft); width:1%; }
 code, pre { font:13px/1.45 ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; }
 pre { white-space:pre-wrap; overflow-wrap:anywhere; margin:2px 0 8px; padding:8px 10px;
   background:var(--lane); border-radius:6px; }

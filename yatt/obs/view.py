@@ -4,6 +4,7 @@ Reads only the run folder, so it works from anywhere the folder is seen, while t
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,8 @@ def _node_lost(view: RunView, event: dict[str, Any]) -> None:
     view.holders = {
         slab: role for slab, role in view.holders.items() if not slab.startswith(f"n{index}s")
     }  # fmt: skip
+    its = re.compile(rf"-n{index}([rs]\d+)?$")
+    view.workers = {name: state for name, state in view.workers.items() if not its.search(name)}
     then = "the run goes on without it" if event["goes_on"] else "the run cannot do without it"
     view.news.append(f"node{index} {event['why']}: {then}")
 

@@ -68,6 +68,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
         event(0, "attempt.start", nodes=4), event(1, "phase.begin", phase="rollout", iteration=1),
         event(2, "lease.grant", node=2, slab="n2s0", holder="rollout", token=1),
         event(2, "lease.grant", node=3, slab="n3s0", holder="rollout", token=1),
+        *(event(2, "worker.start", node=n, worker=f"rollout-n{n}s0.1", pid=n) for n in (2, 3)),
         event(9, "node.lost", node=3, silence_s=10.2, goes_on=True, why="was not heard of for 10.2 s"),
         event(20, "phase.end", phase="rollout", iteration=1, seconds=19.0),
     ), launch={"nodes": 4, "gpus_per_node": 2, "engine_gpus_per_node": 1},
@@ -82,6 +83,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
     view = RunView(paths, 24)
     view.refresh()
     assert view.holders == {"n2s0": "rollout"}
+    assert list(view.workers) == ["rollout-n2s0"]
 
 
 def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
