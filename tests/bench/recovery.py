@@ -224,7 +224,7 @@ def run() -> dict[str, Any]:
         "targets": targets,
         "notes": [
             f"{foreign.share():.0%} of the machine's cores were used by processes that the benchmark did not "
-            "start itself: the cluster's jobs, which is nearly all, and whatever else ran. Starting workers is "
+            "start itself: the cluster's jobs, which is nearly all, and whatever else ran. Workers start by "
             "importing torch, megatron-core and the engine, here 9 processes on 2 cores."
         ],
     }
