@@ -71,18 +71,35 @@ def test_a_requeue_refused_because_another_was_first_is_no_reason_to_chain(clust
     assert [row["id"] for row in cluster.squeue()] == [str(job_id)]
 
 
+def test_a_controller_that_is_down_refuses_nothing(cluster: Cluster, tmp_path):
+    job_id = cluster.sbatch("#!/bin/bash\nsleep 100\n", "--requeue")
+    cluster.wait_state(job_id, "RUNNING")
+    succession = Succession(
+        paths=RunPaths(tmp_path), epoch=1, job_id=str(job_id), restarts=0, slurm=Slurm(cluster.env)
+    )
+    cluster.ctld("stop")
+    reply = succession.succeed([], {})
+    assert reply.is_unreachable, reply
+    cluster.ctld("start")
+    wait_for(lambda: succession.state() is Job.SAME, timeout_s=30, what="the job to be known again")
+    assert succession.succeed([], {}).code == 0
+    assert succession.state() is Job.OVER
+    assert [row["id"] for row in cluster.squeue()] == [str(job_id)]
+
+
 def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_path):
-    """The run saves at once, asks again until Slurm is back, and is requeued once."""
+    """The run saves at once, asks again until Slurm is back, and is requeued once, though Slurm then finds
+    every request that was given up as well."""
     run = SubmittedRun(cluster, tmp_path)
     job_id = run.submit()
     run.wait_step(2)
-    cluster.ctld("stop")
+    cluster.ctld("pause")
     os.kill(run.launcher, signal.SIGUSR2)
     run.wait_event("attempt.end", epoch=1)
     run.wait_said("the next start was not to be had")
     launcher = Path(f"/proc/{run.launcher}")
     assert launcher.exists(), "whoever ends in the grace is not requeued"
-    cluster.ctld("start")
+    cluster.ctld("unpause")
     run.wait_finished(job_id)
     assert ends(run.paths)[0] == (75, "warned by Slurm")
     assert (run.restarts(job_id), len(attempts(run.paths))) == (1, 2)

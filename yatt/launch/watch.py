@@ -34,6 +34,9 @@ END_TOGETHER_S = 15.0
 ORPHANS_S = 1.0
 """After a controller that trains died, the others only burn time."""
 
+LAST_SRUN_S = 3.0
+"""Once every controller has ended; srun does not end while Slurm's controller is away."""
+
 SETTLE_S = 15.0
 """After tasks got SIGTERM and the launcher did not: so long until Slurm must have said why."""
 
@@ -106,10 +109,15 @@ class AttemptWatch:
                     if "ended" in seat:
                         self.ended[index] = int(seat["ended"])
         owners = range(num_trainer_nodes(self.config))
-        if 0 in self.ended and self.ended[0] >= 0:
+        if self._have_all_ended():
+            self._limit(LAST_SRUN_S)
+        elif 0 in self.ended and self.ended[0] >= 0:
             self._limit(END_TOGETHER_S)
         elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in owners):
             self._limit(ORPHANS_S)
+
+    def _have_all_ended(self) -> bool:
+        return all(set(part.indexes) <= self.ended.keys() | self.absent for part in self.components)
 
     def _limit(self, seconds: float) -> None:
         limit_s = clock.monotonic_s() + seconds
@@ -181,7 +189,8 @@ class AttemptWatch:
 
     def _end_steps(self) -> None:
         """srun passes SIGUSR1 on, so controllers tidy up; on SIGTERM it has its tasks killed at once."""
-        for number, patience_s in ((signal.SIGUSR1, 6.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0)):
+        stages = ((signal.SIGUSR1, 6.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0))
+        for number, patience_s in stages[-1:] if self._have_all_ended() else stages:
             if self._is_killed():
                 return  # Slurm does it
             for step in self.steps:
