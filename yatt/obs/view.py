@@ -131,7 +131,8 @@ def _end(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _phase(view: RunView, event: dict[str, Any]) -> None:
-    view.phase, view.iteration = event["phase"], event["iteration"]
+    # A new attempt counts from 0 until it has resumed.
+    view.phase, view.iteration = event["phase"], event["iteration"] or view.committed
 
 
 def _grant(view: RunView, event: dict[str, Any]) -> None:
