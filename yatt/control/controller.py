@@ -86,6 +86,12 @@ class Controller:
         except asyncio.CancelledError:
             error_text = f"{type(body).__name__} from {sender} was broken off"
             return c.OrderFailed(error=error_text, exit_code=EXIT_FAILED)
+        except OSError as error:  # a full or lost filesystem is the user's to mend
+            says = f"{error.filename or 'writing'}: {error.strerror or error}"
+            return c.OrderFailed(error=says, exit_code=EXIT_USER_MISTAKE)
+        except Exception as error:  # noqa: BLE001 (answered, or the asker would wait out its deadline)
+            _LOG.exception("a defect in answering %s", type(body).__name__)
+            return c.OrderFailed(error=f"a defect at {type(body).__name__}: {error!r}", exit_code=EXIT_FAILED)
 
     async def from_worker(self, sender: str, body: m.Message) -> m.Message | None:
         """A message of one of this node's workers; a dead start's last words are ignored."""
