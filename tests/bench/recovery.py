@@ -42,6 +42,7 @@ ROWS = (
     ("engine death", "SIGKILL of an engine to its controller's word of it"),
     ("engine again", "SIGKILL of an engine to its next process"),
     ("hang", "SIGSTOP of an engine to the end of its lease"),
+    ("hang again", "SIGSTOP of an engine to its next process, the hung one killed"),
     ("controller death", "SIGKILL of a training node's controller to the word of the one who started it"),
     ("controller again", "the same to the next attempt"),
     ("preemption saved", "notice at the leader to the commit and the attempt's end"),
@@ -53,7 +54,7 @@ ROWS = (
     ("zombie", "crash of the batch node to a survivor's requeue"),
 )
 TARGETS = (
-    ("engine death", 1.0), ("controller death", 1.0), ("hang", 30.0), ("node death", 15.0),
+    ("engine death", 1.0), ("controller death", 1.0), ("hang again", 30.0), ("node death", 15.0),
     ("our share", 15.0), ("zombie", 60.0), ("start", 10.0),
 )  # fmt: skip
 
@@ -118,6 +119,7 @@ class Drill:
         wait_for(lambda: self.run.pid("rollout-n2s0"), timeout_s=LIMIT_S, what="the engine")
         hit_s = self._hit(self.run.pid("rollout-n2s0"), signal.SIGSTOP)
         self.note("hang", self.event_s("lease.expire", hit_s, slab="n2s0") - hit_s)
+        self.note("hang again", self.event_s("worker.start", hit_s, node=2) - hit_s)
 
     def controller(self) -> None:
         seat = self.run.paths.seat(self.epoch, 1)
