@@ -41,6 +41,11 @@ def describe_exit(returncode: int) -> str:
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a child in a process group of its own, output appended to `log` (mode 0600)."""
     parent_pid = os.getpid()
+
+    def begin() -> None:
+        signal.signal(END, signal.SIG_DFL)  # under nohup it would be ignored, by all that follow
+        die_with_parent(parent_pid)
+
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -51,7 +56,7 @@ def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent_pid),
+            preexec_fn=begin,
         )
     finally:
         os.close(descriptor)
