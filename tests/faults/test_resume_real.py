@@ -24,7 +24,7 @@ def settings(folder: Path) -> dict:
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True},
         "genrms": [section],
         "placement": {"mode": "partial", "genrm_slabs": 1},
-        "trainer": {"total_iterations": 24},
+        "trainer": {"total_iterations": 18},
         "sync": {"probe_prompts": 2},
     }
 
@@ -34,7 +34,7 @@ def test_real_engines_killed_three_times_change_nothing(tmp_path: Path) -> None:
     done = yatt("run", str(calm.write()))
     assert done.returncode == 0, done.stdout + done.stderr
     disturbed = RunFile(tmp_path / "disturbed", settings(tmp_path))
-    hits = finish_under_fire(disturbed, NUM_KILLS, seed=3, settle_s=(4.0, 9.0))
+    hits = finish_under_fire(disturbed, NUM_KILLS, seed=3, settle_s=(3.0, 6.5))
     assert len(hits) >= NUM_KILLS, f"only {hits}"
     assert metrics(disturbed) == metrics(calm)
     assert final_state(disturbed) == final_state(calm)
