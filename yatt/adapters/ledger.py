@@ -11,7 +11,7 @@ from yatt.adapters.files import make_private, publish, read_or_none, sealed, uns
 from yatt.core.epochs import is_finished
 from yatt.paths import RunPaths
 
-STARTED, ENDED, PLAN, STOP = "started.json", "ended.json", "plan.json", "stop.json"
+STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ The leader raises its pulse, a counter in the shared folder; every other control
 """
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from yatt.core import deadman as rules
 from yatt.core.deadman import Action
 from yatt.errors import StaleEpoch
 from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
 PULSE_S = 3.0
@@ -27,15 +29,19 @@ LOOK_S = 1.0
 RETRY_S = 2.0
 
 
-async def raise_pulse(node: Node) -> None:
-    """The leader's part, for ever. Its event loop must turn for the counter to move."""
-    path = node.paths.pulse(node.epoch)
+async def raise_pulse(paths: RunPaths, epoch: int, period_s: float = PULSE_S) -> None:
+    """The leader's part, for ever. Its event loop must turn for the counter to move.
+
+    A beat that cannot be written is left out, and said: a run does not die of it, the wire still shows life.
+    """
+    path = paths.pulse(epoch)
     make_private(path.parent)
-    counter = 0
-    while True:
-        counter += 1
-        await call_in_thread(partial(publish, path, sealed({"counter": counter}, node.epoch)))
-        await asyncio.sleep(PULSE_S)
+    for counter in itertools.count(1):
+        try:
+            await call_in_thread(partial(publish, path, sealed({"counter": counter}, epoch)))
+        except OSError as error:
+            _LOG.warning("the leader's pulse cannot be written: %s", error)
+        await asyncio.sleep(period_s)
 
 
 @dataclass(slots=True)

@@ -212,7 +212,7 @@ class Session:
         """On Slurm: show that the leader lives, or see to it that the job goes on without it."""
         node, began_s = self._node, clock.monotonic_s()
         if node.is_leader:
-            await raise_pulse(node)
+            await raise_pulse(node.paths, node.epoch)
 
         def silence_s() -> float:
             if self._liveness is None or not self._has_heard_leader:

@@ -52,9 +52,8 @@ def main() -> int:
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
-    scratch.tidy(
-        load_attempt(paths, arguments.epoch), paths, arguments.epoch, node
-    )  # a controller that was killed could not
+    # A controller that was killed could not.
+    scratch.tidy(load_attempt(paths, arguments.epoch), paths, arguments.epoch, node)
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
 
