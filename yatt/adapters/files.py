@@ -8,13 +8,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError, StaleEpoch
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
+_TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
 def make_private(folder: Path) -> None:
@@ -77,6 +80,16 @@ def read_or_none(path: Path) -> bytes | None:
         if error.errno in _PASSING:
             return None
         raise
+
+
+def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
+    """Temporary files below `root`, left by writers that were killed or still at work; not those in the
+    folders called `skip`."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skip]
+        found += [Path(folder) / name for name in names if _TEMPORARY.fullmatch(name)]
+    return found
 
 
 def append_line(path: Path, line: str) -> None:

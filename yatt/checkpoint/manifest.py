@@ -126,23 +126,33 @@ class Checkpoints:
         return manifest
 
     def retain(self, keep: int) -> list[int]:
-        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, and what ghosts
-        committed below that; gives the iterations."""
+        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what ghosts
+        committed below that, and files of former starts that none committed; gives the iterations."""
         commits = self._commits()
         adopted = self._adopted()
         line = lineage(commits, adopted)
         superseded = line[keep:]
         floor = line[:keep][-1].iteration if len(line) >= keep else 0
-        ghosts = [c for c in refused(commits, adopted) if c.iteration < floor and c.epoch < self._epoch]
-        for commit in [*superseded, *ghosts]:
+        ghosts = {c for c in refused(commits, adopted) if c.iteration < floor and c.epoch < self._epoch}
+        gone = ghosts.union(superseded)
+        for commit in gone:
             self._store.delete(_name(commit))
-            folder = f"global_step_{commit.iteration}"
-            for name in self._store.names(folder):
-                if name.startswith(f"{commit.epoch:06d}-"):
-                    self._store.delete_folder(f"{folder}/{name}")
-            if not self._store.names(folder):
-                self._store.delete_folder(folder)
+        for name in self._store.names(""):
+            stem, _, iteration = name.rpartition("_")
+            if stem == "global_step" and iteration.isdigit():
+                self._clear(int(iteration), commits - gone, gone)
         return [commit.iteration for commit in reversed(superseded)]
+
+    def _clear(self, iteration: int, kept: set[Commit], gone: set[Commit]) -> None:
+        """Delete one iteration's folders of `gone` commits, and of former starts that did not commit it."""
+        folder = f"global_step_{iteration}"
+        names = self._store.names(folder)
+        for name in names:
+            commit = Commit(iteration, int(name.partition("-")[0]))
+            if commit in gone or (commit.epoch < self._epoch and commit not in kept):
+                self._store.delete_folder(f"{folder}/{name}")
+        if not self._store.names(folder):
+            self._store.delete_folder(folder)
 
     def _commits(self) -> set[Commit]:
         found = set()

@@ -7,7 +7,7 @@ rules are `yatt.core.epochs`; here they meet the run folder.
 import os
 import socket
 
-from yatt.adapters.files import claim, make_private, publish, read_or_none, sealed
+from yatt.adapters.files import claim, make_private, publish, read_or_none, sealed, temporaries
 from yatt.adapters.ledger import newest_epoch
 from yatt.clock import wall_iso
 from yatt.core.epochs import Checked, Claim, ClaimStage, Found, Linked, Looked, claim_step
@@ -44,11 +44,26 @@ def check_newest(paths: RunPaths, epoch: int) -> None:
         raise StaleEpoch(f"epoch {newest} was claimed while {epoch} was running: this attempt is over")
 
 
+def remove_leftovers(paths: RunPaths, epoch: int) -> None:
+    """Remove temporary files of writers that died; call it while nothing of this attempt is at work.
+
+    What was there before `epoch` was seen to be the newest belongs to this start or to ghosts: a newer start
+    claims, in `epochs/`, before it writes anything else. A ghost whose file goes fails, as it should.
+
+    Raises:
+        StaleEpoch: a higher epoch was claimed.
+    """
+    found = temporaries(paths.root, skip=(paths.epochs.name, paths.wandb.name))
+    check_newest(paths, epoch)
+    for path in found:
+        path.unlink(missing_ok=True)
+
+
 def mark_finished(paths: RunPaths, epoch: int) -> None:
-    """Note that the run is over.
+    """Note that the run is over, once nothing of it is at work.
 
     Raises:
         StaleEpoch: a higher epoch was claimed; the run is that start's to end.
     """
-    check_newest(paths, epoch)
+    remove_leftovers(paths, epoch)
     publish(paths.finished, sealed({"wall": wall_iso()}, epoch))

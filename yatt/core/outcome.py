@@ -85,7 +85,11 @@ def _after_a_failure(seen: Seen) -> Outcome:
         # Not the run's fault: a lost machine does not count as a failed attempt.
         return Outcome(verdict=Verdict.SUCCEED, reason=reason, gone=seen.dead)
     failed = {index: code for index, code in sorted(seen.ended.items()) if code}
-    reason = seen.cause or "; ".join(f"node{index} ended with {code}" for index, code in failed.items())
+    killed = {index: code for index, code in failed.items() if code < 0 and index in seen.owners}
+    # What the leader gave as the reason may only follow from a controller's death: a peer's broken line.
+    said = killed if seen.cause else failed
+    ends = [f"node{index} ended with {code}" for index, code in said.items()]
+    reason = "; ".join([*ends, seen.cause] if seen.cause else ends)
     code = next(iter(failed.values()), EXIT_FAILED)
     return Outcome(
         verdict=Verdict.AGAIN, reason=reason or "no controller came up", gone=seen.dead,

@@ -22,7 +22,7 @@ from yatt.adapters.succession import Succession, state_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import claim_epoch, mark_finished
+from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
 from yatt.control.session import open_run_store
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
@@ -214,6 +214,7 @@ class Job:
             "job": allocation.job_id, "restarts": allocation.restarts, "hosts": hosts,
             "submission": plan.submission, "committed": committed, "absent": sorted(self.gone),
         }  # fmt: skip
+        remove_leftovers(self.paths, epoch)
         note(self.paths, epoch, STARTED, content)
         write_attempt_config(self.paths, epoch, config)
         link_latest(self.paths, epoch)

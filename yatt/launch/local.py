@@ -20,7 +20,7 @@ from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control import scratch
-from yatt.control.epochs import claim_epoch, mark_finished
+from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
 from yatt.control.session import open_run_store
 from yatt.core.placement import place
 from yatt.core.restart import AttemptEnd, decide
@@ -66,6 +66,7 @@ class Launcher:
         ends: list[AttemptEnd] = []
         while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
+            remove_leftovers(self.paths, epoch)
             note(self.paths, epoch, STARTED, {"pid": os.getpid(), "wall": clock.wall_iso()})
             write_attempt_config(self.paths, epoch, self.config)
             link_latest(self.paths, epoch)

@@ -67,6 +67,11 @@ class Job:
         index = json.loads((self.folder / name / "index.json").read_text())
         return {k: v for file in index["files"] for k, v in load_file(self.folder / name / file).items()}
 
+    def gradient(self, name: str) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / f"{name}.safetensors")
+
 
 def child_environment() -> dict[str, str]:
     """One thread, nothing compiled, nothing fetched."""

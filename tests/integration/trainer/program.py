@@ -6,6 +6,7 @@ FOLDER/jobs.json lists the jobs; a job trains, saves, publishes and sleeps as it
 results in FOLDER/<name>/. Jobs share the process, because importing megatron costs most of the time.
 """
 
+import functools
 import gc
 import itertools
 import json
@@ -113,6 +114,7 @@ def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from megatron.core import parallel_state as mpu
 
+    from tests.integration.trainer.gradients import write_first_gradient
     from yatt.trainer.device import prepare_process
     from yatt.trainer.model import join_model_parallel
     from yatt.trainer.worker import TrainerRank
@@ -133,31 +135,40 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
         if action == "train":
             trained = worker.handle(train_order(argument, 1, 4 // config.trainer.mini_batch_size))
             notes["metrics"].append(trained.metrics)
+        elif action == "gradient":
+            order = train_order(1, 1, 4 // config.trainer.mini_batch_size)
+            target = place / f"{argument}.safetensors"
+            write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
         elif action == "publish":
-            generator = torch.Generator().manual_seed(5)
-            ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
-            order = m.Publish(
-                token=1,
-                policy_version=1,
-                folder=str(place / argument),
-                probe=tuple(m.pack_ids(row) for row in ids),
-            )
-            answer = worker.handle(order)
-            notes["probe"] = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+            notes["probe"] = publish(worker, place / argument)
         elif action == "save":
             save(worker, store, argument, rank, dist.get_world_size())
         elif action == "nap":
-            swap = worker._ready.swap
-            worker.handle(m.Sleep(token=1))
-            notes["left_bytes"].append(swap.device_bytes)
-            notes["live_bytes"] = live_bytes(swap)
-            assert worker.held_token == 0
-            worker.handle(m.Wake(token=1))
-            notes["held_bytes"] = swap.device_bytes
+            nap(worker, notes)
         elif action == "export":
             worker.handle(m.ExportHF(token=1, folder=str(place / argument)))
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def publish(worker, folder: Path) -> list:
+    """Publish the weights; gives the log-probs of the probe."""
+    generator = torch.Generator().manual_seed(5)
+    ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
+    probe = tuple(m.pack_ids(row) for row in ids)
+    answer = worker.handle(m.Publish(token=1, policy_version=1, folder=str(folder), probe=probe))
+    return [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+
+
+def nap(worker, notes: dict) -> None:
+    """Sleep, note what is left on the device, wake."""
+    swap = worker._ready.swap
+    worker.handle(m.Sleep(token=1))
+    notes["left_bytes"].append(swap.device_bytes)
+    notes["live_bytes"] = live_bytes(swap)
+    assert worker.held_token == 0
+    worker.handle(m.Wake(token=1))
+    notes["held_bytes"] = swap.device_bytes
 
 
 def live_bytes(swap) -> int:

@@ -18,6 +18,7 @@ TWO = {
 }
 SAVED = ("tp2", "pp2", "dp2")
 LEARN = [["publish", "start"], ["train", 1], ["publish", "after1"], ["train", 2], ["publish", "final"]]
+GRADIENT = [["gradient", "first"]]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
 
 
@@ -42,6 +43,7 @@ def alone(models, tmp_path_factory):
     jobs = [
         {"name": "napping", "model": qwen3, "actions": nap},
         {"name": "one", "model": qwen3, **saving(folder, "one")},
+        {"name": "gradient", "model": qwen3, "actions": GRADIENT},
         {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
         {"name": "recompute", "model": qwen3, "layout": {"recompute": True}, "actions": LEARN},
         {
@@ -73,6 +75,10 @@ def pair(models, alone, tmp_path_factory):
     qwen3 = str(models["qwen3"])
     jobs = [
         {"name": name, "model": qwen3, "layout": layout, **saving(folder, name)}
+        for name, layout in TWO.items()
+    ]
+    jobs += [
+        {"name": f"{name}-gradient", "model": qwen3, "layout": layout, "actions": GRADIENT}
         for name, layout in TWO.items()
     ]
     for name in SAVED:
@@ -172,18 +178,38 @@ def test_kl_in_the_reward_is_the_same_in_another_layout(alone, pair):
     assert one.notes[0]["metrics"][1]["critic/advantages/mean"] != pytest.approx(plain)
 
 
-def test_four_ranks_have_the_gradients_of_one(models, alone, tmp_path):
+@pytest.fixture(scope="session")
+def four(models, tmp_path_factory):
+    """Four ranks: tensor parallelism with data parallelism, and with pipeline stages."""
     layouts = {"dp2tp2": {TP: 2}, "tp2pp2": {TP: 2, PP: 2, "sequence_parallel": True}}
-    jobs = [
-        {"name": name, "model": str(models["qwen3"]), "layout": layout, "actions": LEARN}
-        for name, layout in layouts.items()
-    ]
-    one = alone[1]["one"]
-    for job in run_world(tmp_path, 4, jobs).values():
-        assert largest_difference(job.weights("final"), one.weights("final")) < 1e-5
-        for iteration in (0, 1):
-            expected = one.notes[0]["metrics"][iteration]["actor/grad_norm"]
-            assert job.notes[3]["metrics"][iteration]["actor/grad_norm"] == pytest.approx(expected, rel=1e-5)
+    qwen3 = str(models["qwen3"])
+    jobs = []
+    for name, layout in layouts.items():
+        common = {"model": qwen3, "layout": layout}
+        jobs += [{"name": name, "actions": LEARN, **common}]
+        jobs += [{"name": f"{name}-gradient", "actions": GRADIENT, **common}]
+    return run_world(tmp_path_factory.mktemp("four"), 4, jobs)
+
+
+@pytest.mark.parametrize("name", ["dp2tp2", "tp2pp2"])
+def test_four_ranks_learn_what_one_rank_learns(alone, four, name):
+    one, job = alone[1]["one"], four[name]
+    assert largest_difference(job.weights("final"), one.weights("final")) < 1e-5
+    for iteration in (0, 1):
+        expected = one.notes[0]["metrics"][iteration]["actor/grad_norm"]
+        assert job.notes[3]["metrics"][iteration]["actor/grad_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*TWO, "dp2tp2", "tp2pp2"])
+def test_every_layout_has_the_gradient_of_one_rank_tensor_by_tensor(alone, pair, four, name):
+    expected = alone[1]["gradient"].gradient("first")
+    jobs = four if f"{name}-gradient" in four else pair[1]
+    got = jobs[f"{name}-gradient"].gradient("first")
+    assert got.keys() == expected.keys()
+    assert all(tensor.abs().max() > 0 for tensor in expected.values())
+    for tensor_name, tensor in expected.items():
+        difference = (got[tensor_name] - tensor).abs().max().item()
+        assert difference < 1e-5 * max(tensor.abs().max().item(), 1e-2), tensor_name
 
 
 def test_off_the_device_no_byte_is_left_and_learning_goes_on_bit_for_bit(alone):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from yatt.adapters import files
 from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed
 from yatt.adapters.ledger import newest_epoch
-from yatt.control.epochs import check_newest, claim_epoch
+from yatt.control.epochs import check_newest, claim_epoch, mark_finished, remove_leftovers
 from yatt.errors import StaleEpoch
 from yatt.paths import RunPaths
 
@@ -64,3 +65,33 @@ def test_a_ghost_finds_out(tmp_path: Path) -> None:
     claim_epoch(paths)
     with pytest.raises(StaleEpoch, match="this attempt is over"):
         check_newest(paths, mine)
+
+
+def _cut_off(path: Path) -> Path:
+    """A writer's temporary file, as a kill before the rename leaves it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return files._write_temporary(path, b"half")
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    epoch = claim_epoch(paths)
+    left = [_cut_off(paths.attempt(epoch) / "pulse"), _cut_off(paths.root / "metrics.jsonl")]
+    claimed = _cut_off(paths.epochs / "000002")
+    publish(paths.attempt(epoch) / "pulse", b"1")
+    (paths.root / ".hidden").touch()
+    remove_leftovers(paths, epoch)
+    assert [path.exists() for path in left] == [False, False]
+    assert claimed.exists(), "of a start that may be claiming"
+    assert (paths.root / ".hidden").exists()
+    assert read_or_none(paths.attempt(epoch) / "pulse") == b"1"
+
+
+def test_a_ghost_removes_nothing_of_its_heirs(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    ghost = claim_epoch(paths)
+    heirs = _cut_off(paths.attempt(claim_epoch(paths)) / "pulse")
+    for act in (remove_leftovers, mark_finished):
+        with pytest.raises(StaleEpoch):
+            act(paths, ghost)
+    assert heirs.exists()

@@ -137,6 +137,20 @@ def test_keeping_house_removes_the_ghosts_leavings_and_nothing_of_the_lineage(st
     assert Checkpoints(store, 3).newest().manifest.iteration == 4
 
 
+def test_keeping_house_removes_what_a_killed_start_had_half_written(store):
+    killed = started(store)
+    killed.commit(manifest(store, 1))
+    manifest(store, 2)
+    heir = started(store, 2, after=killed.newest().manifest)
+    heir.commit(manifest(store, 2, epoch=2))
+    manifest(store, 3, epoch=2)
+    manifest(store, 3, epoch=3)
+    assert heir.retain(2) == []
+    assert len(store.names("global_step_1")) == 1
+    assert [name[:6] for name in store.names("global_step_2")] == ["000002"]
+    assert [name[:6] for name in store.names("global_step_3")] == ["000002", "000003"], "may be at work"
+
+
 def test_a_start_goes_on_from_one_checkpoint_only(store):
     checkpoints = started(store)
     checkpoints.adopt(None)

@@ -46,3 +46,10 @@ def test_a_stop_names_its_reason_and_a_failure_its_cause():
 
 def test_lost_machines_are_left_out_from_then_on():
     assert seen(ended={0: 1}, dead=frozenset({2, 3})).gone == {2, 3}
+
+
+def test_a_killed_controller_that_trains_is_named_before_what_followed_from_it():
+    followed = "trainer-n0r0: Connection closed by peer"
+    assert seen(ended={0: 1, 1: -9}, cause=followed).reason == f"node1 ended with -9; {followed}"
+    assert seen(ended={0: 1, 3: -9}, cause=followed).reason == followed, "engine nodes may be lost"
+    assert seen(ended={0: 1, 1: 1}, cause=followed).reason == followed
