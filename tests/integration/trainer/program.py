@@ -112,18 +112,13 @@ def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
-    from megatron.core import parallel_state as mpu
-
     from tests.integration.trainer.gradients import write_first_gradient
     from yatt.trainer.device import prepare_process
-    from yatt.trainer.model import join_model_parallel
     from yatt.trainer.worker import TrainerRank
 
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
     device = prepare_process(config, 0)
-    if not keeps_groups:
-        mpu.destroy_model_parallel()
-        join_model_parallel(config.trainer, config.run.seed)
+    join_groups(config, keeps_groups=keeps_groups)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
@@ -149,6 +144,16 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
             worker.handle(m.ExportHF(token=1, folder=str(place / argument)))
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def join_groups(config: RunConfig, *, keeps_groups: bool) -> None:
+    from megatron.core import parallel_state as mpu
+
+    from yatt.trainer.model import join_model_parallel
+
+    if not keeps_groups:
+        mpu.destroy_model_parallel()
+        join_model_parallel(config.trainer, config.run.seed)
 
 
 def publish(worker, folder: Path) -> list:
