@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from yatt.adapters.files import temporaries
 from yatt.obs.metrics import results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -120,3 +121,4 @@ def test_nothing_is_left_behind(scripted_twins) -> None:
     assert living(disturbed.run_dir) == {}
     left = [p for p in Path(disturbed.folder).iterdir() if p.name.startswith("yatt-")]
     assert not left, "sockets, journals or weights of dead attempts"
+    assert temporaries(disturbed.run_dir) == [], "files half written"

@@ -38,6 +38,32 @@ def describe_exit(returncode: int) -> str:
     return f"killed by {signal.Signals(-returncode).name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process for good: its number can be given again, this cannot. `place` is where the number counts."""
+
+    pid: int
+    begun: str
+    place: str
+
+    @classmethod
+    def of(cls, pid: int) -> "Identity | None":
+        """Of a process seen from here, None if there is none."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        if fields[0] in "ZX":
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(pid, fields[19], f"{boot} {Path('/proc/self/ns/pid').readlink()}")
+
+    def is_gone(self) -> bool:
+        """Whether it has surely ended; False also if it cannot be seen from here."""
+        here = Identity.of(os.getpid())
+        return here is not None and here.place == self.place and Identity.of(self.pid) != self
+
+
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a child in a process group of its own, output appended to `log` (mode 0600)."""
     parent_pid = os.getpid()

@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from yatt import clock
 from yatt.adapters.dataset import read_rows
-from yatt.adapters.files import append_line, read_or_none, unsealed
+from yatt.adapters.files import append_line
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
@@ -26,7 +26,7 @@ from yatt.control.acts import Acts
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.deadman import DeadMan, raise_pulse
-from yatt.control.epochs import check_newest
+from yatt.control.epochs import watch_epoch
 from yatt.control.event_sender import EventSender
 from yatt.control.liveness import Liveness
 from yatt.control.node import Node
@@ -46,7 +46,6 @@ from yatt.records import cluster as c
 from yatt.records import message as m
 
 _LOG = logging.getLogger(__name__)
-EPOCH_CHECK_S = 5.0
 STOP_CHECK_S = 0.25
 WORKER_GRACE_S = 3.0
 
@@ -134,9 +133,10 @@ class Session:
         self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"
     ) -> None:
         assert self._controller is not None and self._parts is not None, "built before"
+        node = self._node
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
-            self._watch_epoch(), self._watch_stop(), self._watch_launcher(),
+            watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
             self._report_trouble(), self._report_losses(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
@@ -182,16 +182,6 @@ class Session:
         """A node that only runs engines cannot go on."""
         if self._coordinator is not None:
             self._coordinator.lose(index, f"gave up: {why}")
-
-    async def _watch_epoch(self) -> None:
-        """End this controller once a newer attempt exists, or the leader has written that it is lost."""
-        node = self._node
-        while True:
-            await call_in_thread(partial(check_newest, node.paths, node.epoch))
-            record = await call_in_thread(partial(read_or_none, node.paths.lost(node.epoch, node.index)))
-            if lost := unsealed(record, node.epoch):
-                raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
-            await asyncio.sleep(EPOCH_CHECK_S)
 
     async def _watch_stop(self) -> None:
         """The wish for an early end, written into the run folder by the launcher or `yatt cancel`."""

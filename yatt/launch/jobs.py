@@ -3,10 +3,12 @@
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from yatt import clock
 from yatt.adapters.files import read_or_none
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
+from yatt.adapters.process import Identity
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
 from yatt.core.outcome import CANCEL
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
@@ -83,9 +85,17 @@ def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
     if ended:
         is_stopped = ended.get("exit_code") == EXIT_WILL_CONTINUE
         return "stopped" if is_stopped else "failed", str(ended.get("reason", ""))
+    if not job.job_id and is_cut_off(paths, epoch):
+        return "cut off: its process is gone", "killed, or the machine was; `yatt resume` goes on"
     if not job.job_id or job.state == "UNKNOWN":
         return seen if epoch else "not begun", job.why
     return (f"cut off: job {job.job_id} is {job.state}" if epoch else "never began"), job.why
+
+
+def is_cut_off(paths: RunPaths, epoch: int) -> bool:
+    """Whether this attempt was started on this machine, not by Slurm, and its launcher died in silence."""
+    launcher: dict[str, Any] = record(paths, epoch, STARTED).get("launcher", {})
+    return bool(launcher) and not record(paths, epoch, ENDED) and Identity(**launcher).is_gone()
 
 
 def _living(job: JobView, epoch: int, *, is_between: bool) -> str:
@@ -133,6 +143,7 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
     """
     view, epoch = job_view(paths, slurm), newest_epoch(paths)
     is_running = bool(record(paths, epoch, STARTED)) and not record(paths, epoch, ENDED)
+    is_running = is_running and not is_cut_off(paths, epoch)
     _check_can_cancel(paths, view)
     if view.job_id and (now or view.state != "RUNNING" or not is_running):
         reply = slurm.call("scancel", view.job_id)
@@ -142,7 +153,7 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
         return f"job {view.job_id} cancelled; the run goes on from its newest checkpoint with `yatt resume`"
     if not is_running:
         raise ConfigError(f"nothing of {paths.root} is running.")
-    return _stop(paths, epoch, view, slurm)
+    return _stop(paths, epoch, slurm)
 
 
 def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
@@ -154,7 +165,7 @@ def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
         raise ConfigError(f"job {view.job_id} is over ({view.state}): there is nothing to cancel.")
 
 
-def _stop(paths: RunPaths, epoch: int, view: JobView, slurm: Slurm) -> str:
+def _stop(paths: RunPaths, epoch: int, slurm: Slurm) -> str:
     """Tell the leader through the run folder, and wait until the attempt has ended."""
     note(paths, epoch, STOP, {"reason": CANCEL})
     sys.stdout.write(f"attempt {epoch} saves and stops; waiting for it (Ctrl-C leaves it to do so)\n")
@@ -166,9 +177,9 @@ def _stop(paths: RunPaths, epoch: int, view: JobView, slurm: Slurm) -> str:
             raise DeadlineExceeded(
                 f"attempt {epoch} did not end in {CANCEL_LIMIT_S:g} s; --now ends it at once"
             )
-        if view.job_id and clock.monotonic_s() > looked_s + LOOK_S:
+        if clock.monotonic_s() > looked_s + LOOK_S:
             looked_s = clock.monotonic_s()
-            _check_is_there(job_view(paths, slurm), epoch)
+            _check_is_there(paths, epoch, slurm)
         time.sleep(POLL_S)
     _wait_until_over(paths, slurm)
     ended = record(paths, epoch, ENDED)
@@ -184,9 +195,14 @@ def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
         time.sleep(POLL_S)
 
 
-def _check_is_there(view: JobView, epoch: int) -> None:
-    if not view.is_alive and view.state != "UNKNOWN":
-        raise DeadlineExceeded(
-            f"job {view.job_id} is {view.state} and attempt {epoch} did not save; `yatt resume` goes on from "
-            "the newest checkpoint"
-        )
+def _check_is_there(paths: RunPaths, epoch: int, slurm: Slurm) -> None:
+    view = job_view(paths, slurm)
+    if is_cut_off(paths, epoch):
+        over = "its process is gone"
+    elif view.job_id and not view.is_alive and view.state != "UNKNOWN":
+        over = f"job {view.job_id} is {view.state}"
+    else:
+        return
+    raise DeadlineExceeded(
+        f"{over} and attempt {epoch} did not save; `yatt resume` goes on from the newest checkpoint"
+    )

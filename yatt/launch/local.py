@@ -9,13 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from yatt import clock
 from yatt.adapters.ledger import ENDED, STARTED, note, run_is_finished
 from yatt.adapters.nvml import visible_devices
-from yatt.adapters.process import describe_exit, log_tail, spawn
+from yatt.adapters.process import Identity, describe_exit, log_tail, spawn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
@@ -67,7 +67,7 @@ class Launcher:
         while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
             remove_leftovers(self.paths, epoch)
-            note(self.paths, epoch, STARTED, {"pid": os.getpid(), "wall": clock.wall_iso()})
+            note(self.paths, epoch, STARTED, {"wall": clock.wall_iso(), "launcher": _identity()})
             write_attempt_config(self.paths, epoch, self.config)
             link_latest(self.paths, epoch)
             exit_code, reason = self._attempt(epoch, follower)
@@ -156,3 +156,9 @@ class Launcher:
     def _committed(self, epoch: int) -> int:
         manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
         return manifest.iteration if manifest else 0
+
+
+def _identity() -> dict[str, Any]:
+    """By which `yatt status` on this machine sees whether the launcher lives."""
+    mine = Identity.of(os.getpid())
+    return asdict(mine) if mine else {}

@@ -1,0 +1,63 @@
+"""The early word that a controller counts no more."""
+
+import asyncio
+
+import pytest
+
+from yatt.adapters.files import publish, sealed
+from yatt.control.epochs import claim_epoch, watch_epoch
+from yatt.errors import StaleEpoch, WorkerFailed
+from yatt.paths import RunPaths
+
+PERIOD_S, LIMIT_S = 0.01, 20
+
+
+async def watched(paths: RunPaths, epoch: int, then) -> None:
+    """Watch; after a first look do `then`, and wait for the word."""
+    watching = asyncio.create_task(watch_epoch(paths, epoch, 1, PERIOD_S))
+    await asyncio.sleep(5 * PERIOD_S)
+    assert not watching.done()
+    await then(watching)
+    async with asyncio.timeout(LIMIT_S):
+        await watching
+
+
+def test_a_ghost_hears_of_its_heir(tmp_path):
+    paths = RunPaths(tmp_path)
+    mine = claim_epoch(paths)
+
+    async def heir(_watching):
+        claim_epoch(paths)
+
+    with pytest.raises(StaleEpoch, match="epoch 2 was claimed"):
+        asyncio.run(watched(paths, mine, heir))
+
+
+def test_a_node_declared_lost_hears_of_it(tmp_path):
+    paths = RunPaths(tmp_path)
+    mine = claim_epoch(paths)
+
+    async def lost(_watching):
+        paths.lost(mine, 1).parent.mkdir(parents=True)
+        publish(paths.lost(mine, 1), sealed({"why": "was not heard of for 10 s"}, mine))
+
+    with pytest.raises(WorkerFailed, match="goes on without this node: it was not heard of"):
+        asyncio.run(watched(paths, mine, lost))
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
+    paths = RunPaths(tmp_path)
+    mine = claim_epoch(paths)
+
+    async def stale(watching):
+        """The mark of a loss is a folder: reading it fails with EISDIR."""
+        paths.lost(mine, 1).mkdir(parents=True)
+        async with asyncio.timeout(LIMIT_S):
+            while "cannot be read" not in caplog.text:
+                await asyncio.sleep(PERIOD_S)
+        assert not watching.done()
+        paths.lost(mine, 1).rmdir()
+        claim_epoch(paths)
+
+    with pytest.raises(StaleEpoch):
+        asyncio.run(watched(paths, mine, stale))
