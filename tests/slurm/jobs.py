@@ -14,6 +14,7 @@ import yaml
 
 from tests.runs import ROOT, RunFile, command, living, rows, wait_for
 from tests.slurm.cluster import Cluster
+from yatt.adapters.files import temporaries
 from yatt.adapters.ledger import attempts, newest_epoch, run_is_finished
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
@@ -208,8 +209,7 @@ class SubmittedRun:
         folder = self.file.folder
         kept = [p.name for p in folder.glob("yatt-*") if not p.name.endswith(f"-{dead}")]
         assert kept == [], "sockets or shared memory were left"
-        left = [p for p in self.paths.root.rglob(".*") if re.search(r"\.\d+\.[0-9a-f]{8}$", p.name)]
-        assert left == [], "temporary files were left"
+        assert temporaries(self.paths.root) == [], "files half written"
 
 
 def metrics_of(paths: RunPaths) -> list[dict[str, Any]]:

@@ -75,6 +75,29 @@ def test_a_lost_batch_node_leaves_no_zombie(cluster: Cluster, reference, tmp_pat
     run.check(reference)
 
 
+def test_a_lost_batch_node_where_nothing_is_requeued_leaves_one_successor(
+    cluster: Cluster, reference, tmp_path
+):
+    """A survivor submits the next job in the dead launcher's place, and ends this one."""
+    run = SubmittedRun(cluster, tmp_path, requeue="chain")
+    first_id = run.submit()
+    run.wait_step(2)
+    gone = hosts(run)[0]
+    cluster.crash(gone)
+    asked = run.wait_event("requeue", timeout_s=ZOMBIE_S)
+    assert (asked["reason"], asked["code"]) == ("the leader is gone", 0)
+    run.wait_attempts(2)
+    next_id = attempts(run.paths)[1].started["job"]
+    assert next_id != first_id
+    run.wait_finished(next_id)
+    assert len(run.events("requeue")) == 1
+    assert (run.restarts(first_id), run.restarts(next_id)) == (0, 0)
+    assert cluster.squeue() == [], "one successor"
+    assert len(attempts(run.paths)) == 2
+    assert gone not in hosts(run)
+    run.check(reference)
+
+
 def test_a_ghost_writes_nowhere_that_counts(cluster: Cluster, reference, tmp_path):
     """slurmd of the batch node stands still: its launcher and leader live on beside the new start."""
     run = SubmittedRun(cluster, tmp_path)
