@@ -17,7 +17,7 @@ slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
 test: setup slurm
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: setup
 	@$(BIN)/python -m pytest -m "not slow and not faults and not slurm"
