@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from yatt.adapters.wire import Channel, CurveKeys, Fence, calling_socket, listening_socket, make_keys
 from yatt.errors import DeadlineExceeded, StaleEpoch
@@ -21,7 +20,7 @@ async def asked(
     folder: Path, *, hub_epoch: int = 3, line_epoch: int = 3, line_keys: CurveKeys | None = None
 ) -> m.Message:
     """The answer to one request over real TCP, or what ended the hub's reader."""
-    keys, context = make_keys(folder / "keys"), zmq.asyncio.Context()
+    keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
     hub = Channel(socket, epoch=hub_epoch, handler=echo)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,8 +1,10 @@
 """How much memory process groups really keep, by the kernel's count. Measured, never asked."""
 
 import os
+import re
 from collections.abc import Iterable
-from pathlib import Path
+
+_HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 
 
 def resident_bytes(process_groups: Iterable[int]) -> dict[int, int]:
@@ -10,8 +12,8 @@ def resident_bytes(process_groups: Iterable[int]) -> dict[int, int]:
     held = dict.fromkeys(process_groups, 0)
     for pid, group in members(held).items():
         try:
-            held[group] += _resident(Path(f"/proc/{pid}/status"))
-        except (OSError, IndexError, ValueError):
+            held[group] += _resident(pid)
+        except OSError:
             continue  # the process ended while we looked
     return held
 
@@ -31,7 +33,7 @@ def members(process_groups: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def _resident(status: Path) -> int:
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-    parts = (fields.get(name, "0 kB") for name in ("RssAnon", "RssShmem"))
-    return sum(int(part.split()[0]) << 10 for part in parts)
+def _resident(pid: int) -> int:
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+        # A process that has ended and is not reaped yet has no such lines, and no memory.
+        return sum(int(kib) << 10 for kib in _HELD.findall(status.readall()))

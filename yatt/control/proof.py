@@ -26,7 +26,7 @@ class Prover(Protocol):
         ...
 
     def learn(self, worker: Worker) -> None:
-        """A worker has just gone to sleep: the first time, note what it keeps."""
+        """A worker has just gone to sleep, and `check` comes next: what it keeps is its residue."""
         ...
 
     def check(self, slab: Slab, wanted: str) -> Proof:
@@ -55,6 +55,7 @@ class SlotProver:
     def __init__(self, node: Node, supervisor: Supervisor) -> None:
         self._node, self._supervisor = node, supervisor
         self._residue: dict[str, int] = {}
+        self._just_asleep: set[str] = set()
 
     def weigh(self, worker: Worker) -> int:
         """Resident bytes of a worker's processes now."""
@@ -63,9 +64,11 @@ class SlotProver:
     def learn(self, worker: Worker) -> None:
         """On CPU an engine's sleep frees nothing, so all it has is its declared residue, anew each time,
         since its kernels' caches grow with every new batch shape. A trainer rank does free its
-        storages and may keep what it had before it built anything."""
+        storages and may keep what it had before it built anything.
+
+        Taken from the next measurement: one pass over all processes of the machine tells both."""
         if worker.role != TRAINER and worker.child is not None:
-            self._residue[worker.wire] = self.weigh(worker)
+            self._just_asleep.add(worker.wire)
 
     def check(self, slab: Slab, wanted: str) -> Proof:
         """Each sleeper by itself."""
@@ -81,11 +84,16 @@ class SlotProver:
         """Sleepers above their allowance: worker, bytes it keeps, bytes it may keep."""
         slack = self._node.config.lease.slack_bytes
         sleepers = _by_group(w for w in _workers_on(self._node, self._supervisor, slab) if w.role != wanted)
-        measured = [
-            (sleepers[pid], used, self._residue.get(sleepers[pid].wire, sleepers[pid].hello_bytes) + slack)
-            for pid, used in resident_bytes(sleepers).items()
-        ]
-        return [(worker, used, allowed) for worker, used, allowed in measured if used > allowed]
+        measured = resident_bytes(sleepers)
+        for pid, worker in sleepers.items():
+            if worker.wire in self._just_asleep:
+                self._just_asleep.discard(worker.wire)
+                self._residue[worker.wire] = measured[pid]
+        allowed = {
+            pid: self._residue.get(worker.wire, worker.hello_bytes) + slack
+            for pid, worker in sleepers.items()
+        }
+        return [(sleepers[pid], used, allowed[pid]) for pid, used in measured.items() if used > allowed[pid]]
 
 
 class GpuProver:

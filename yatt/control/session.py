@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq.asyncio
+import zmq
 
 from yatt import clock
 from yatt.adapters.dataset import read_rows
@@ -80,7 +80,7 @@ class Session:
 
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
         )
