@@ -162,8 +162,9 @@ class Channel:
             self._put(to, seq, 0, body)
             return await within(future, deadline_s)
         except (TimeoutError, zmq.ZMQError) as error:
+            why = str(error) or "silent"
             raise DeadlineExceeded(
-                f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({error or 'silent'})"
+                f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({why})"
             ) from None
         finally:
             self._waiting.pop(seq, None)

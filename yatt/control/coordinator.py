@@ -7,6 +7,7 @@ that runs out of time is an event that names who owed the answer.
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import msgspec
 
 from yatt import clock
+from yatt.adapters.deadline import within
 from yatt.adapters.files import make_private, publish, sealed
 from yatt.control.acts import Acts
 from yatt.control.node import Node
@@ -38,7 +40,8 @@ class Coordinator:
     def __init__(self, node: Node, ports: Ports, acts: Acts, events: EventLog) -> None:
         self._node, self._ports, self._acts, self._events = node, ports, acts, events
         self._program = program_of(node)
-        self._inbox: asyncio.Queue[phases.Event] = asyncio.Queue()
+        self._inbox: deque[phases.Event] = deque()
+        self._arrival: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
         self._silences: dict[int, float] = {}
@@ -48,16 +51,16 @@ class Coordinator:
 
     def stop(self, reason: str) -> None:
         """Wish for an early end, to be continued."""
-        self._inbox.put_nowait(phases.StopWanted(reason))
+        self._tell(phases.StopWanted(reason))
 
     def fail(self, error: str, exit_code: int) -> None:
         """Something that ends the attempt."""
-        self._inbox.put_nowait(phases.Failure(error, exit_code))
+        self._tell(phases.Failure(error, exit_code))
 
     def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
         """A node is gone; `why` is the end of a sentence about it."""
         self._silences[index] = silence_s
-        self._inbox.put_nowait(phases.NodeLost(index, why))
+        self._tell(phases.NodeLost(index, why))
 
     async def run(self) -> phases.End:
         """From the first phase to the end."""
@@ -75,10 +78,18 @@ class Coordinator:
                 state, actions = phases.step(state, event, self._program)
                 journal.append(event, state, is_acted_on=bool(actions))
 
+    def _tell(self, event: phases.Event) -> None:
+        self._inbox.append(event)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
     async def _next(self, state: RunState) -> phases.Event:
         limit_s = self._node.config.launch.phase_timeout_s
         try:
-            return await asyncio.wait_for(self._inbox.get(), limit_s)
+            if not self._inbox:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await within(self._arrival, limit_s)
+            return self._inbox.popleft()
         except TimeoutError:
             owed = ", ".join(f"node{index}" for index in sorted(state.owed)) or "the leader's own act"
             return phases.Failure(
@@ -135,7 +146,7 @@ class Coordinator:
         body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
         if await self._ports.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
-        self._inbox.put_nowait(phases.Answered(order.node, order.seq))
+        self._tell(phases.Answered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()
@@ -146,7 +157,7 @@ class Coordinator:
                 raise
             return
         self._acts.took(act.phase, clock.monotonic_s() - began_s)
-        self._inbox.put_nowait(acted)
+        self._tell(acted)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
