@@ -65,8 +65,15 @@ def _look() -> dict[int, list[int]]:
     """The processes of every process group."""
     groups: dict[int, list[int]] = {}
     # 20 times faster than reading /proc/*/stat.
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        groups.setdefault(_group_of(pid), []).append(pid)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            group = os.getpgid(pid)
+        except OSError:
+            continue  # the process ended while we looked
+        if group in groups:
+            groups[group].append(pid)
+        else:
+            groups[group] = [pid]
     return groups
 
 
