@@ -245,6 +245,8 @@ class Session:
             case c.Trouble():
                 self._trouble_of(index, body)
                 return None
+            case c.Quit():
+                await self._sender.flush()  # the leader hears no more once it has the answer
         await self._until_built()
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)
