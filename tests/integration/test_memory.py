@@ -7,10 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.unit.core.test_placement import config
 from yatt.adapters.memory import FRESH_S, Census
+from yatt.adapters.process import Child
+from yatt.control.node import Node
+from yatt.control.proof import SlotProver
+from yatt.control.supervisor import Supervisor
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
 
 MIB = 1 << 20
 HOLD = """
@@ -89,3 +99,28 @@ def test_a_count_that_never_moves_is_not_believed(worker: subprocess.Popen, cons
         census.members([worker.pid], 0.0)
     child = fork(worker)
     assert child in census.members([worker.pid], 0.0)
+
+
+def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
+    tmp_path: Path, worker: subprocess.Popen
+) -> None:
+    run = config(1, 1, 0, 0)
+    run = replace(run, lease=replace(run.lease, slack_bytes=10 * MIB))
+    node = Node(
+        config=run, paths=RunPaths(tmp_path), placement=place(run), epoch=1, index=0, host="127.0.0.1",
+        device="cpu",
+    )  # fmt: skip
+    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=print), None)  # type: ignore[arg-type]
+    (slab,) = node.slabs
+    (engine,) = supervisor.of(ROLLOUT, slab)
+    engine.child = Child("engine", worker, tmp_path / "log", -1)
+    prover = SlotProver(node, supervisor)
+    assert not prover.check(slab, TRAINER).clean, "it said nothing at its Hello, so nothing is allowed to it"
+    prover.learn(engine)
+    assert prover.check(slab, TRAINER).clean
+    fork(worker)
+    grown = prover.check(slab, TRAINER)
+    assert not grown.clean and f"{engine.name} (pid {worker.pid}) keeps" in grown.detail
+    assert prover.offenders(slab, TRAINER) == [engine]
+    prover.learn(engine)
+    assert prover.check(slab, TRAINER).clean, "anew at each sleep"
