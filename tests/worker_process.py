@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-import zmq.asyncio
+import zmq
 
 from yatt.adapters.wire import Channel, Handler, listening_socket
 from yatt.records import message as m
@@ -68,7 +68,7 @@ async def worker_under_hub(
     run: Path, module: str, *more: str, handler: Handler | None = None
 ) -> AsyncIterator[Hub]:
     """Start `python -m module` and wait for its Hello; end it by its pid afterwards."""
-    context = zmq.asyncio.Context()
+    context = zmq.Context()
     endpoint = f"ipc://{run}/hub"
     socket = listening_socket(context, endpoint)
     worker = "worker.1"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import zmq.asyncio
+import zmq
 
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import start_child
@@ -54,7 +54,7 @@ class InstantActs:
 class SimulatedNode:
     """One controller, and a stand-in for each of its workers."""
 
-    def __init__(self, root: Path, index: int, context: zmq.asyncio.Context) -> None:
+    def __init__(self, root: Path, index: int, context: zmq.Context) -> None:
         paths = RunPaths(root)
         config = load_resolved(paths.config)
         self.node = Node(
@@ -146,7 +146,7 @@ async def answer_at_once(sender: str, body: m.Message) -> m.Message | None:
 @contextlib.asynccontextmanager
 async def nodes(root: Path, indices: range) -> AsyncIterator[list[SimulatedNode]]:
     """These nodes, started; ended with all their processes."""
-    context = zmq.asyncio.Context()
+    context = zmq.Context()
     made = [SimulatedNode(root, index, context) for index in indices]
     try:
         for each in made:

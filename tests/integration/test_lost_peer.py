@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.wire import Channel, calling_socket, listening_socket, make_keys
@@ -57,7 +56,7 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def started(folder: Path) -> AsyncIterator[Cluster]:
-    keys, context, cluster = make_keys(folder / "keys"), zmq.asyncio.Context(), Cluster(folder)
+    keys, context, cluster = make_keys(folder / "keys"), zmq.Context(), Cluster(folder)
     channels = []
     for index in (1, 2):
         socket = listening_socket(context, "tcp://127.0.0.1:*", keys)

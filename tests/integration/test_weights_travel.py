@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.files import make_private
@@ -101,7 +100,7 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[Pair]:
-    keys, context, pair = make_keys(folder / "keys"), zmq.asyncio.Context(), Pair(folder)
+    keys, context, pair = make_keys(folder / "keys"), zmq.Context(), Pair(folder)
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
     hub = Channel(socket, epoch=1, handler=pair.answer)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,14 +1,26 @@
 """Sockets between controllers: encrypted, fenced by epoch, and never waited on for ever."""
 
 import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
-import zmq.asyncio
 
-from yatt.adapters.wire import Channel, CurveKeys, Fence, calling_socket, listening_socket, make_keys
-from yatt.errors import DeadlineExceeded, StaleEpoch
+from yatt.adapters import wire
+from yatt.adapters.wire import (
+    Channel,
+    CurveKeys,
+    Fence,
+    Handler,
+    calling_socket,
+    listening_socket,
+    make_keys,
+)
+from yatt.errors import DeadlineExceeded, StaleEpoch, WorkerFailed
 from yatt.records import message as m
 from yatt.records.codec import decode_frame, encode_frame
 
@@ -21,7 +33,7 @@ async def asked(
     folder: Path, *, hub_epoch: int = 3, line_epoch: int = 3, line_keys: CurveKeys | None = None
 ) -> m.Message:
     """The answer to one request over real TCP, or what ended the hub's reader."""
-    keys, context = make_keys(folder / "keys"), zmq.asyncio.Context()
+    keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
     hub = Channel(socket, epoch=hub_epoch, handler=echo)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -66,3 +78,198 @@ def test_a_frame_is_acted_on_once() -> None:
     frames = [decode_frame(encode_frame(3, seq, 0, m.Done())) for seq in (1, 2, 2, 1, 3)]
     assert [fence.admits("a", frame) for frame in frames] == [True, True, False, False, True]
     assert fence.admits("b", frames[0]), "another sender counts for itself"
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    folder: Path, handler: Handler, back: Handler = echo
+) -> AsyncIterator[tuple[Channel, Channel]]:
+    """A hub and a line to it over CURVE TCP: the hub answers by `handler`, the line by `back`."""
+    keys, context = make_keys(folder / "keys"), zmq.Context()
+    socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
+    hub = Channel(socket, epoch=3, handler=handler)
+    calling = calling_socket(context, socket.getsockopt_string(zmq.LAST_ENDPOINT), "node1", keys)
+    line = Channel(calling, epoch=3, handler=back, peer="node0")
+    try:
+        yield hub, line
+    finally:
+        await asyncio.gather(line.close(), hub.close())
+        context.destroy(linger=0)
+
+
+def alive(index: int) -> m.Message:
+    """A message with a number."""
+    return m.Renew(worker="w", token=1, progress=index)
+
+
+class Ear:
+    """A handler that notes the numbers it hears, and answers only Stop."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def __call__(self, _: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, m.Renew):
+            self.heard.append(body.progress)
+        return m.Done() if isinstance(body, m.Stop) else None
+
+    async def until(self, count: int) -> None:
+        for _ in range(1000):
+            if len(self.heard) >= count:
+                return
+            await asyncio.sleep(0.01)
+
+
+def test_thousands_at_once_both_ways_all_arrive_in_order(tmp_path: Path) -> None:
+    """The descriptor tells of a change once: whoever sends between two looks must look again."""
+    count, at_hub, at_line = 5000, Ear(), Ear()
+
+    async def scene() -> None:
+        async with connected(tmp_path, at_hub, at_line) as (hub, line):
+            await line.request("node0", m.Stop(), 5.0)
+            for index in range(count):
+                await line.tell("node0", alive(index))
+                await hub.tell("node1", alive(index))
+                if index % 7 == 0:
+                    await asyncio.sleep(0)
+            await at_hub.until(count)
+            await at_line.until(count)
+
+    asyncio.run(scene())
+    assert at_hub.heard == list(range(count))
+    assert at_line.heard == list(range(count))
+
+
+def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks_as_well(
+    tmp_path: Path,
+) -> None:
+    async def same(_: str, body: m.Message) -> m.Message | None:
+        await asyncio.sleep(0)
+        return body
+
+    async def scene() -> None:
+        async with connected(tmp_path, same, lambda _, body: body) as (hub, line):
+            await line.request("node0", m.Done(), 5.0)
+            asked = [alive(index) for index in range(1000)]
+            to_hub = asyncio.gather(*(line.request("node0", body, 20.0) for body in asked))
+            to_line = asyncio.gather(*(hub.request("node1", body, 20.0) for body in asked))
+            assert await to_hub == asked and await to_line == asked
+
+    asyncio.run(scene())
+
+
+def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_AT_ONCE", 10)
+    ear, most_a_turn = Ear(), 0
+
+    async def scene() -> None:
+        nonlocal most_a_turn
+        async with connected(tmp_path, ear) as (_, line):
+            for index in range(500):
+                await line.tell("node0", alive(index))
+            until_s = time.monotonic() + 10.0
+            while len(ear.heard) < 500 and time.monotonic() < until_s:
+                before = len(ear.heard)
+                await asyncio.sleep(0)
+                most_a_turn = max(most_a_turn, len(ear.heard) - before)
+
+    asyncio.run(scene())
+    assert len(ear.heard) == 500
+    assert most_a_turn <= 20, "the descriptor's own call and the one that goes on may fall into one turn"
+
+
+def test_a_worker_that_is_not_there_cannot_be_asked_and_need_not_be_told(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, echo) as (hub, line):
+            await hub.tell("nobody", m.Done())
+            with pytest.raises(
+                DeadlineExceeded, match=r"nobody did not answer Stop within 5 s \(Host unreachable\)"
+            ):
+                await hub.request("nobody", m.Stop(), 5.0)
+            assert await line.request("node0", m.Stop(), 5.0) == m.Stop(), "the hub hears others all the same"
+
+    asyncio.run(scene())
+
+
+def test_a_request_without_an_answer_ends_at_its_deadline_and_what_comes_later_is_dropped(
+    tmp_path: Path,
+) -> None:
+    async def slow(_: str, body: m.Message) -> m.Message | None:
+        await asyncio.sleep(0.3)
+        return body
+
+    async def scene() -> None:
+        async with connected(tmp_path, slow) as (_, line):
+            with pytest.raises(DeadlineExceeded, match=r"node0 did not answer Stop within 0.1 s \(silent\)"):
+                await line.request("node0", m.Stop(), 0.1)
+            assert await line.request("node0", m.Done(), 5.0) == m.Done()
+
+    asyncio.run(scene())
+
+
+def test_a_request_to_what_is_gone_ends_with_the_error_that_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, lambda _, body: None) as (_, line):
+            waiting = asyncio.ensure_future(line.request("node0", m.Stop(), 20.0))
+            await asyncio.sleep(0.05)
+            line.fail_waiting("node7", WorkerFailed("another"))
+            line.fail_waiting("node0", WorkerFailed("node0 is gone"))
+            with pytest.raises(WorkerFailed, match="node0 is gone"):
+                await waiting
+
+    asyncio.run(scene())
+
+
+def test_closing_ends_the_requests_and_handlers_under_way(tmp_path: Path) -> None:
+    ended = []
+
+    async def never(_: str, body: m.Message) -> m.Message | None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(body)
+        return body
+
+    async def scene() -> None:
+        async with connected(tmp_path, never) as (hub, line):
+            waiting = asyncio.ensure_future(line.request("node0", m.Stop(), 20.0))
+            await asyncio.sleep(0.1)
+            await asyncio.gather(line.close(), hub.close())
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(waiting, 1.0)
+            assert ended == [m.Stop()]
+            await line.tell("node0", m.Done())
+            with pytest.raises(DeadlineExceeded):
+                await line.request("node0", m.Stop(), 1.0)
+
+    asyncio.run(scene())
+
+
+def test_a_handler_that_raises_costs_its_message_alone(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def handler(_: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, m.Done):
+            raise RuntimeError("a defect")
+        return body
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: told.append(str(context["exception"]))
+        )
+        async with connected(tmp_path, handler) as (_, line):
+            await line.tell("node0", m.Done())
+            assert await line.request("node0", m.Stop(), 5.0) == m.Stop()
+
+    asyncio.run(scene())
+    assert told == ["a defect"]
+
+
+def test_what_is_no_frame_ends_the_reading_and_is_told(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, echo) as (hub, line):
+            line._socket.send(b"no frame")
+            with pytest.raises(msgspec.MsgspecError):
+                await asyncio.wait_for(hub.failure(), 5.0)
+
+    asyncio.run(scene())

@@ -5,6 +5,9 @@ peer), `WorkerLink` a worker's end (plain blocking calls), `Pulse` a worker's he
 Every frame carries (epoch, seq): a receiver refuses an epoch below its own and a seq it has seen
 from that sender, so a message delivered twice is acted on once and a stale attempt is not heard.
 
+`Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
+not a task.
+
 Not promised: delivery. A request that is not answered ends with DeadlineExceeded; repeat it or
 give up: every order is safe to repeat.
 """
@@ -18,15 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 import zmq.auth
 
+from yatt.adapters.deadline import within
 from yatt.errors import DeadlineExceeded, StaleEpoch
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
 LINGER_MS = 1000
-Handler = Callable[[str, m.Message], Awaitable[m.Message | None]]
+MOST_AT_ONCE = 256
+"""Messages a channel takes in one turn of the event loop; then others have theirs."""
+
+Answer = m.Message | None
+Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
+"""Called with sender and message. What it gives at once costs least; else it is awaited in a task."""
+
+Socket = zmq.Socket[bytes]
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE = int(zmq.POLLIN)
 
 
 class Fence:
@@ -72,9 +84,7 @@ def make_keys(folder: Path) -> CurveKeys:
     return keys
 
 
-def listening_socket(
-    context: zmq.asyncio.Context, address: str, keys: CurveKeys | None = None
-) -> zmq.asyncio.Socket:
+def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:
     """A hub's socket, bound. TCP needs `keys`.
 
     Raises:
@@ -94,8 +104,8 @@ def listening_socket(
 
 
 def calling_socket(
-    context: zmq.asyncio.Context, address: str, identity: str, keys: CurveKeys | None = None
-) -> zmq.asyncio.Socket:
+    context: zmq.Context[Socket], address: str, identity: str, keys: CurveKeys | None = None
+) -> Socket:
     """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
@@ -111,7 +121,7 @@ def calling_socket(
     return socket
 
 
-def _never_block(socket: zmq.asyncio.Socket) -> None:
+def _never_block(socket: Socket) -> None:
     """No limit on queued messages: one peer that stands still must not stop what is said to the others.
 
     What can be queued is bounded by the requests under way.
@@ -121,35 +131,40 @@ def _never_block(socket: zmq.asyncio.Socket) -> None:
 
 
 class Channel:
-    """Requests and answers over one asyncio socket, both ways.
+    """Requests and answers over one socket in the event loop, both ways.
 
     Args:
         peer: who is at the other end of a calling socket; empty for a hub, which has many.
     """
 
-    def __init__(self, socket: zmq.asyncio.Socket, *, epoch: int, handler: Handler, peer: str = "") -> None:
+    def __init__(self, socket: Socket, *, epoch: int, handler: Handler, peer: str = "") -> None:
         self._socket, self._peer, self._handler = socket, peer, handler
         self._fence, self._seq = Fence(epoch), itertools.count(1)
         self._waiting: dict[int, tuple[str, asyncio.Future[m.Message]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reader = asyncio.create_task(self._read())
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(socket.fileno(), self._drain)
+        self._loop.call_soon(self._drain)  # what came before is not told of again
 
     async def request(self, to: str, body: m.Message, deadline_s: float) -> m.Message:
         """Send and wait for the answer.
 
         Raises:
-            DeadlineExceeded: no answer in time.
+            DeadlineExceeded: no answer in time, or nobody there to ask.
+            CancelledError: the channel was closed meanwhile.
             Exception: whatever `fail_waiting` was given meanwhile.
         """
         seq = next(self._seq)
-        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[m.Message] = self._loop.create_future()
         self._waiting[seq] = (to, future)
         try:
-            await self._put(to, seq, 0, body)
-            return await asyncio.wait_for(future, deadline_s)
+            self._put(to, seq, 0, body)
+            return await within(future, deadline_s)
         except (TimeoutError, zmq.ZMQError) as error:
+            why = str(error) or "silent"
             raise DeadlineExceeded(
-                f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({error or 'silent'})"
+                f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({why})"
             ) from None
         finally:
             self._waiting.pop(seq, None)
@@ -157,7 +172,7 @@ class Channel:
     async def tell(self, to: str, body: m.Message) -> None:
         """Send without an answer. A receiver that is gone is not an error here."""
         with contextlib.suppress(zmq.ZMQError):
-            await self._put(to, next(self._seq), 0, body)
+            self._put(to, next(self._seq), 0, body)
 
     def fail_waiting(self, to: str, error: Exception) -> None:
         """End every request to `to` with `error`: its process is gone."""
@@ -166,44 +181,80 @@ class Channel:
                 future.set_exception(error)
 
     async def close(self) -> None:
-        """Stop reading, cancel handlers, close the socket."""
-        for task in (self._reader, *self._tasks):
+        """Stop reading, cancel handlers and requests under way, close the socket."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+        if not self._ended.cancel() and not self._ended.cancelled():
+            self._ended.exception()  # known to whoever awaited `failure`
+        for _, future in self._waiting.values():
+            future.cancel()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(self._reader, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close(linger=LINGER_MS)
 
     async def failure(self) -> None:
-        """Return never, or raise what ended the reader (StaleEpoch, a frame that is none)."""
-        await asyncio.shield(self._reader)
+        """Return never, or raise what ended the reading (StaleEpoch, a frame that is none)."""
+        await asyncio.shield(self._ended)
 
-    async def _put(self, to: str, seq: int, reply_to: int, body: m.Message) -> None:
+    def _put(self, to: str, seq: int, reply_to: int, body: m.Message) -> None:
         data = encode_frame(self._fence.epoch, seq, reply_to, body)
-        await self._socket.send_multipart([data] if self._peer else [to.encode(), data])
+        try:
+            if not self._peer:
+                self._socket.send(to.encode(), _MORE)
+            self._socket.send(data, _NOW)
+        finally:
+            # Whoever sends may also take note of what has come, and the descriptor tells of that once.
+            if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                self._loop.call_soon(self._drain)
 
-    async def _read(self) -> None:
-        while True:
-            parts = await self._socket.recv_multipart()
-            sender = self._peer or parts[0].decode()
-            frame = decode_frame(parts[-1])
-            if self._fence.admits(sender, frame):
-                self._dispatch(sender, frame)
-
-    def _dispatch(self, sender: str, frame: m.Frame) -> None:
-        body = decode_body(frame)
-        if frame.reply_to:
-            _, future = self._waiting.get(frame.reply_to, ("", None))
-            if future is not None and not future.done():
-                future.set_result(body)
+    def _drain(self) -> None:
+        """Take what has come: all of it, for the descriptor tells only of changes."""
+        if self._ended.done():
             return
-        task = asyncio.create_task(self._handle(sender, frame.seq, body))
+        try:
+            for _ in range(MOST_AT_ONCE):
+                self._take(self._socket.recv_multipart(_NOW))
+        except zmq.Again:
+            return
+        except Exception as error:  # noqa: BLE001 - handed to whoever awaits `failure`
+            self._loop.remove_reader(self._socket.fileno())
+            self._ended.set_exception(error)
+            return
+        self._loop.call_soon(self._drain)
+
+    def _take(self, parts: list[bytes]) -> None:
+        sender = self._peer or parts[0].decode()
+        frame = decode_frame(parts[-1])
+        if not self._fence.admits(sender, frame):
+            return
+        body = decode_body(frame)
+        if not frame.reply_to:
+            # Not here: what a handler raises is not the end of the reading.
+            self._loop.call_soon(self._handle, sender, frame.seq, body)
+            return
+        _, future = self._waiting.get(frame.reply_to, ("", None))
+        if future is not None and not future.done():
+            future.set_result(body)
+
+    def _handle(self, sender: str, seq: int, body: m.Message) -> None:
+        if self._ended.cancelled():
+            return
+        answer = self._handler(sender, body)
+        if answer is None or isinstance(answer, m.Message):
+            self._answer(sender, seq, answer)
+            return
+        task = self._loop.create_task(self._answer_later(sender, seq, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle(self, sender: str, seq: int, body: m.Message) -> None:
-        answer = await self._handler(sender, body)
+    async def _answer_later(self, sender: str, seq: int, answer: Awaitable[Answer]) -> None:
+        self._answer(sender, seq, await answer)
+
+    def _answer(self, sender: str, seq: int, answer: Answer) -> None:
         if answer is not None:
             with contextlib.suppress(zmq.ZMQError):
-                await self._put(sender, next(self._seq), seq, answer)
+                self._put(sender, next(self._seq), seq, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +274,7 @@ class WorkerLink:
     """
 
     def __init__(self, endpoint: str, *, worker: str, epoch: int) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: Socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, worker.encode())
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.connect(endpoint)

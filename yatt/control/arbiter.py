@@ -9,11 +9,13 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from yatt import clock
+from yatt.adapters.deadline import within
 from yatt.adapters.process import END
 from yatt.control.node import Node
 from yatt.control.proof import prover_for
@@ -68,7 +70,7 @@ class Arbiter:
         self._awake: dict[Slab, int] = {}
         self._prover = prover_for(node, supervisor)
         self._doomed: set[str] = set()
-        self._changed = asyncio.Condition()
+        self._settling: dict[asyncio.Future[None], tuple[Slab, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lease(self, slab: Slab) -> SlabLease:
@@ -83,7 +85,7 @@ class Arbiter:
     async def run(self) -> None:
         """Let time pass, for ever."""
         while True:
-            for slab in self._node.slabs:
+            for slab in self._leases:
                 self._vouch_for_starting(slab)
                 self._step(slab, rules.Tick())
             await asyncio.sleep(TICK_S)
@@ -130,20 +132,25 @@ class Arbiter:
             DeadlineExceeded: neither in time.
         """
 
-        async def wait() -> None:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._is_settled(slab, role))
-
-        try:
-            await asyncio.wait_for(wait(), deadline_s)
-        except TimeoutError:
-            lease = self._leases[slab]
-            raise DeadlineExceeded(
-                f"slab {slab.name}: '{role or 'nobody'}' does not hold it after {deadline_s:g} s; it is "
-                f"{lease.stage.value} by '{lease.holder}'. {lease.cause}"
-            ) from None
+        until_s = clock.monotonic_s() + deadline_s
+        while not self._is_settled(slab, role):
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settling[settled] = slab, role
+            try:
+                await within(settled, until_s - clock.monotonic_s())
+            except TimeoutError:
+                raise DeadlineExceeded(self._unsettled(slab, role, deadline_s)) from None
+            finally:
+                del self._settling[settled]
         if self._leases[slab].stage is Stage.QUARANTINED:
             raise WorkerFailed(f"slab {slab.name} is quarantined: {self._leases[slab].cause}")
+
+    def _unsettled(self, slab: Slab, role: str, waited_s: float) -> str:
+        lease = self._leases[slab]
+        return (
+            f"slab {slab.name}: '{role or 'nobody'}' does not hold it after {waited_s:g} s; it is "
+            f"{lease.stage.value} by '{lease.holder}'. {lease.cause}"
+        )
 
     def _is_settled(self, slab: Slab, role: str) -> bool:
         stage = self._leases[slab].stage
@@ -158,7 +165,7 @@ class Arbiter:
         for action in actions:
             self._perform(slab, action)
         if after.stage is not before.stage:
-            self._spawn(self._announce())
+            self._announce()
 
     def _note(self, slab: Slab, before: SlabLease, after: SlabLease) -> None:
         if after.stage is Stage.TERMINATED:
@@ -210,11 +217,13 @@ class Arbiter:
         await self._holding.wake(slab, role, token)
         if rules.is_live(self._leases[slab], token):
             self._awake[slab] = token
-            await self._announce()
+            self._announce()
 
-    async def _announce(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _announce(self) -> None:
+        """Let those go on who waited for what is so now."""
+        for settled, (slab, role) in self._settling.items():
+            if not settled.done() and self._is_settled(slab, role):
+                settled.set_result(None)
 
     def _signal(self, slab: Slab, roles: tuple[str, ...], number: signal.Signals) -> None:
         for role in roles:
@@ -246,11 +255,8 @@ class Arbiter:
         finally:
             os.close(descriptor)
 
-    def _spawn(self, work: "Awaitable[None]") -> None:
-        async def shielded() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(shielded())
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -5,13 +5,17 @@ that runs out of time is an event that names who owed the answer.
 """
 
 import asyncio
-import json
 import logging
 import os
+from collections import deque
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from yatt import clock
+from yatt.adapters.deadline import within
 from yatt.adapters.files import make_private, publish, sealed
 from yatt.control.acts import Acts
 from yatt.control.node import Node
@@ -36,47 +40,56 @@ class Coordinator:
     def __init__(self, node: Node, ports: Ports, acts: Acts, events: EventLog) -> None:
         self._node, self._ports, self._acts, self._events = node, ports, acts, events
         self._program = program_of(node)
-        self._inbox: asyncio.Queue[phases.Event] = asyncio.Queue()
+        self._inbox: deque[phases.Event] = deque()
+        self._arrival: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
         self._silences: dict[int, float] = {}
-        self._journal = Journal(node.paths.attempt(node.epoch) / "journal.jsonl")
         self._began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
 
     def stop(self, reason: str) -> None:
         """Wish for an early end, to be continued."""
-        self._inbox.put_nowait(phases.StopWanted(reason))
+        self._tell(phases.StopWanted(reason))
 
     def fail(self, error: str, exit_code: int) -> None:
         """Something that ends the attempt."""
-        self._inbox.put_nowait(phases.Failure(error, exit_code))
+        self._tell(phases.Failure(error, exit_code))
 
     def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
         """A node is gone; `why` is the end of a sentence about it."""
         self._silences[index] = silence_s
-        self._inbox.put_nowait(phases.NodeLost(index, why))
+        self._tell(phases.NodeLost(index, why))
 
     async def run(self) -> phases.End:
         """From the first phase to the end."""
         state, actions = phases.start(self._program)
-        while True:
-            self._enter(state)
-            for action in actions:
-                await self._perform(action)
-            if self._end is not None:
-                self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
-                await self._acts.end(self._end)
-                return self._end
-            event = await self._next(state)
-            state, actions = phases.step(state, event, self._program)
-            self._journal.append(event, state, is_acted_on=bool(actions))
+        with Journal(self._node.paths.attempt(self._node.epoch) / "journal.jsonl") as journal:
+            while True:
+                self._enter(state)
+                for action in actions:
+                    await self._perform(action)
+                if self._end is not None:
+                    self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
+                    await self._acts.end(self._end)
+                    return self._end
+                event = await self._next(state)
+                state, actions = phases.step(state, event, self._program)
+                journal.append(event, state, is_acted_on=bool(actions))
+
+    def _tell(self, event: phases.Event) -> None:
+        self._inbox.append(event)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     async def _next(self, state: RunState) -> phases.Event:
         limit_s = self._node.config.launch.phase_timeout_s
         try:
-            return await asyncio.wait_for(self._inbox.get(), limit_s)
+            if not self._inbox:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await within(self._arrival, limit_s)
+            return self._inbox.popleft()
         except TimeoutError:
             owed = ", ".join(f"node{index}" for index in sorted(state.owed)) or "the leader's own act"
             return phases.Failure(
@@ -128,11 +141,12 @@ class Coordinator:
 
     async def _order(self, order: phases.Order) -> None:
         holders = holders_of(self._node, order.phase, order.scoring)
-        mine = tuple((slab.index, role) for slab, role in holders.items() if slab.node == order.node)
+        slabs = self._node.placement.slabs_by_node[order.node]
+        mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
         body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
-        if not await self._ports.ask_nodes({order.node: body}):
+        if await self._ports.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
-        self._inbox.put_nowait(phases.Answered(order.node, order.seq))
+        self._tell(phases.Answered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()
@@ -143,7 +157,7 @@ class Coordinator:
                 raise
             return
         self._acts.took(act.phase, clock.monotonic_s() - began_s)
-        self._inbox.put_nowait(acted)
+        self._tell(acted)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -172,7 +186,9 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Kept open: on NFS closing a file sends it, which would be a round trip an answer.
+        self._file = open(os.open(path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115 (closed by `__exit__`)
 
     def append(self, event: phases.Event, state: RunState, *, is_acted_on: bool) -> None:
         """Write one line; durable when this returns if it is to be acted on."""
@@ -180,13 +196,15 @@ class Journal:
             "event": repr(event), "phase": state.phase.value, "part": state.part.value, "seq": state.seq,
             "owed": sorted(state.owed), "trained": state.trained, "saved": state.saved,
         }  # fmt: skip
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, (json.dumps(entry) + "\n").encode())
-            if is_acted_on:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        if is_acted_on:
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def program_of(node: Node) -> Program:

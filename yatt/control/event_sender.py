@@ -5,7 +5,7 @@ import asyncio
 from yatt.control.peers import Peers
 from yatt.records.cluster import EventLines
 
-GATHER_S = 0.02
+GATHER_S = 0.05
 """Events wait so long for others; a controller that is killed takes with it what still waits."""
 
 

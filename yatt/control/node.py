@@ -52,7 +52,7 @@ class Node:
     @property
     def slabs(self) -> tuple[Slab, ...]:
         """This node's own."""
-        return tuple(slab for slab in self.placement.slabs if slab.node == self.index)
+        return self.placement.slabs_by_node[self.index]
 
     @property
     def scratch(self) -> Path:

@@ -75,9 +75,24 @@ class Ports:
         A node that only runs engines and fails, other than by a user's mistake, is given up instead of the
         order.
         """
-        there = {index: body for index, body in orders.items() if not self.is_lost(index)}
-        asked = (self._ask_or_none(index, body, deadline_s) for index, body in there.items())
+        asked = (self.ask_if_there(index, body, deadline_s) for index, body in orders.items())
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+    async def ask_if_there(
+        self, index: int, body: m.Message, deadline_s: float | None = None
+    ) -> m.Message | None:
+        """One of `ask_nodes`; None from a node that is lost, or is given up."""
+        if self.is_lost(index):
+            return None
+        try:
+            return await self.ask(index, body, deadline_s)
+        except (WorkerFailed, DeadlineExceeded) as error:
+            if self.is_lost(index):
+                return None
+            if index in self._node.placement.owners or error.exit_code != EXIT_FAILED:
+                raise
+            self._gave_up(index, str(error))
+            return None
 
     def is_lost(self, index: int) -> bool:
         """Whether this node is left out."""
@@ -90,14 +105,3 @@ class Ports:
         for owner in self._node.placement.owners:
             if owner != self._node.index and not self.is_lost(owner):
                 await self._peers.tell(owner, PeerLost(node=index, why=why))
-
-    async def _ask_or_none(self, index: int, body: m.Message, deadline_s: float | None) -> m.Message | None:
-        try:
-            return await self.ask(index, body, deadline_s)
-        except (WorkerFailed, DeadlineExceeded) as error:
-            if self.is_lost(index):
-                return None
-            if index in self._node.placement.owners or error.exit_code != EXIT_FAILED:
-                raise
-            self._gave_up(index, str(error))
-            return None

@@ -9,7 +9,8 @@ CPU are the exception: their sleep frees nothing, so their residue is what they 
 from collections.abc import Iterable
 from typing import Protocol
 
-from yatt.adapters.memory import members, resident_bytes
+from yatt import clock
+from yatt.adapters.memory import Census
 from yatt.adapters.nvml import Nvml, Occupancy, process_name, sees_host_pids
 from yatt.control.node import Node
 from yatt.control.supervisor import Supervisor, Worker
@@ -26,7 +27,7 @@ class Prover(Protocol):
         ...
 
     def learn(self, worker: Worker) -> None:
-        """A worker has just gone to sleep: the first time, note what it keeps."""
+        """A worker has just gone to sleep, and `check` comes next: what it keeps is its residue."""
         ...
 
     def check(self, slab: Slab, wanted: str) -> Proof:
@@ -53,19 +54,24 @@ class SlotProver:
     """Without GPUs: the resident memory of each sleeping worker's process group."""
 
     def __init__(self, node: Node, supervisor: Supervisor) -> None:
-        self._node, self._supervisor = node, supervisor
+        self._node, self._supervisor, self._census = node, supervisor, Census()
         self._residue: dict[str, int] = {}
+        self._just_asleep: set[str] = set()
 
     def weigh(self, worker: Worker) -> int:
         """Resident bytes of a worker's processes now."""
-        return resident_bytes([worker.child.pid])[worker.child.pid] if worker.child is not None else 0
+        if worker.child is None:
+            return 0
+        return self._census.resident_bytes([worker.child.pid], clock.monotonic_s())[worker.child.pid]
 
     def learn(self, worker: Worker) -> None:
         """On CPU an engine's sleep frees nothing, so all it has is its declared residue, anew each time,
         since its kernels' caches grow with every new batch shape. A trainer rank does free its
-        storages and may keep what it had before it built anything."""
+        storages and may keep what it had before it built anything.
+
+        Taken from the next measurement: one pass over all processes of the machine tells both."""
         if worker.role != TRAINER and worker.child is not None:
-            self._residue[worker.wire] = self.weigh(worker)
+            self._just_asleep.add(worker.wire)
 
     def check(self, slab: Slab, wanted: str) -> Proof:
         """Each sleeper by itself."""
@@ -81,11 +87,16 @@ class SlotProver:
         """Sleepers above their allowance: worker, bytes it keeps, bytes it may keep."""
         slack = self._node.config.lease.slack_bytes
         sleepers = _by_group(w for w in _workers_on(self._node, self._supervisor, slab) if w.role != wanted)
-        measured = [
-            (sleepers[pid], used, self._residue.get(sleepers[pid].wire, sleepers[pid].hello_bytes) + slack)
-            for pid, used in resident_bytes(sleepers).items()
-        ]
-        return [(worker, used, allowed) for worker, used, allowed in measured if used > allowed]
+        measured = self._census.resident_bytes(sleepers, clock.monotonic_s())
+        for pid, worker in sleepers.items():
+            if worker.wire in self._just_asleep:
+                self._just_asleep.discard(worker.wire)
+                self._residue[worker.wire] = measured[pid]
+        allowed = {
+            pid: self._residue.get(worker.wire, worker.hello_bytes) + slack
+            for pid, worker in sleepers.items()
+        }
+        return [(sleepers[pid], used, allowed[pid]) for pid, used in measured.items() if used > allowed[pid]]
 
 
 class GpuProver:
@@ -101,7 +112,7 @@ class GpuProver:
 
     def __init__(self, node: Node, supervisor: Supervisor, nvml: Nvml, *, sees_pids: bool) -> None:
         self._node, self._supervisor, self._nvml = node, supervisor, nvml
-        self._sees_pids = sees_pids
+        self._sees_pids, self._census = sees_pids, Census()
         self._residue: dict[str, int] = {}
         self._baseline = {slab: nvml.occupancy(slab.gpus).used_bytes for slab in node.slabs}
 
@@ -115,8 +126,9 @@ class GpuProver:
             return 0
 
     def learn(self, worker: Worker) -> None:
-        """What it keeps, up to ``lease.max_residue_bytes`` on each of its GPUs: a sleep that frees nothing
-        is not believed. Where the driver does not tell whose memory it is, it is what nobody else keeps.
+        """What it keeps the first time, up to ``lease.max_residue_bytes`` on each of its GPUs: a sleep that
+        frees nothing is not believed. Where the driver does not tell whose memory it is, it is what nobody
+        else keeps.
         """
         if worker.wire in self._residue or worker.child is None or worker.slab is None:
             return
@@ -186,7 +198,7 @@ class GpuProver:
         if not self._sees_pids:
             return held
         groups = _by_group(workers)
-        for pid, group in members(groups).items():
+        for pid, group in self._census.members(groups, clock.monotonic_s()).items():
             wire = groups[group].wire
             held[wire] = held.get(wire, 0) + seen.processes.get(pid, 0)
         return held
@@ -195,7 +207,7 @@ class GpuProver:
         """Processes on the devices that belong to none of this controller's workers, in words."""
         if not self._sees_pids:
             return ""
-        own = members(_by_group(self._supervisor.workers.values()))
+        own = self._census.members(_by_group(self._supervisor.workers.values()), clock.monotonic_s())
         return ", ".join(
             f"process {pid} ({process_name(pid)}) with {held >> 20} MiB"
             for pid, held in sorted(seen.processes.items())

@@ -6,11 +6,11 @@ names who is missing.
 
 import asyncio
 
-import zmq.asyncio
+import zmq
 
 from yatt import clock
 from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed
-from yatt.adapters.wire import Channel, CurveKeys, Handler, calling_socket, listening_socket
+from yatt.adapters.wire import Channel, CurveKeys, Handler, Socket, calling_socket, listening_socket
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 
@@ -18,7 +18,7 @@ POLL_S = 0.05
 
 
 async def meet(
-    node: Node, context: zmq.asyncio.Context, handler: Handler
+    node: Node, context: zmq.Context[Socket], handler: Handler
 ) -> tuple[Channel, dict[int, Channel]]:
     """Open this node's hub for peers and a line to every other node.
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq.asyncio
+import zmq
 
 from yatt import clock
 from yatt.adapters.dataset import read_rows
@@ -79,7 +79,7 @@ class Session:
 
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
         )
@@ -235,6 +235,8 @@ class Session:
             case c.Trouble():
                 self._trouble_of(index, body)
                 return None
+            case c.Quit():
+                await self._sender.flush()  # the leader hears no more once it has the answer
         await self._until_built()
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)

@@ -90,6 +90,8 @@ class Supervisor:
             WorkerFailed: it ended before.
             DeadlineExceeded: it is silent for `launch.start_timeout_s`.
         """
+        if worker.hello.is_set():
+            return
         limit_s, starts = self._node.config.launch.start_timeout_s, worker.starts
         hello = asyncio.create_task(worker.hello.wait())
         try:

@@ -65,6 +65,14 @@ class Placement:
         return tuple(dict.fromkeys(phase[slab] for phase in phases if slab in phase))
 
     @cached_property
+    def slabs_by_node(self) -> dict[int, tuple[Slab, ...]]:
+        """Each node's own, by index."""
+        found: dict[int, list[Slab]] = {}
+        for slab in self.slabs:
+            found.setdefault(slab.node, []).append(slab)
+        return {node: tuple(slabs) for node, slabs in found.items()}
+
+    @cached_property
     def num_slabs(self) -> dict[str, Counter[int]]:
         """By role: how many slabs of each node it ever holds."""
         counts: dict[str, Counter[int]] = {}

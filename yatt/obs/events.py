@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from yatt import clock
 
 TAIL_BYTES = 1 << 20
@@ -46,4 +48,4 @@ class EventLog:
     def emit(self, kind: str, **fields: Any) -> None:
         """Record one event. Values must be JSON."""
         stamp = {"t": clock.monotonic_ns(), "wall": clock.wall_iso()}
-        self._sink(json.dumps({**stamp, **self._fixed, "kind": kind, **fields}))
+        self._sink(msgspec.json.encode({**stamp, **self._fixed, "kind": kind, **fields}).decode())

@@ -18,13 +18,14 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(functools.reduce(operator.or_, _leaves(m.Message)))
 
 
+_ENCODER = msgspec.msgpack.Encoder()
 _FRAME = msgspec.msgpack.Decoder(m.Frame)
 
 
 def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message) -> bytes:
     """One message in its envelope."""
-    raw = msgspec.Raw(msgspec.msgpack.encode(body))
-    return msgspec.msgpack.encode(m.Frame(epoch, seq, reply_to, raw))
+    raw = msgspec.Raw(_ENCODER.encode(body))
+    return _ENCODER.encode(m.Frame(epoch, seq, reply_to, raw))
 
 
 def decode_frame(data: bytes) -> m.Frame:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.wire import Channel, WorkerLink, calling_socket
@@ -115,7 +115,7 @@ def _shown(sample: ScoredSample) -> str:
 
 async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[str, RewardFunction]) -> int:
     """Take orders until Stop or until the controller is gone; gives the exit code."""
-    context = zmq.asyncio.Context()
+    context = zmq.Context()
     socket = calling_socket(context, arguments.endpoint, arguments.worker)
     worker = RewardWorker(config, functions)
     channel = Channel(socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER)
