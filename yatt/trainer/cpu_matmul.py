@@ -11,6 +11,7 @@ oneDNN compiles a kernel for every shape and keeps it, some 0.5 MiB each, so sha
 import torch
 from torch import Tensor
 
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
 MIN_ROWS = 64
 """In each of the three dimensions; fewer are left to torch."""
 
@@ -36,4 +37,4 @@ def _suits(left: Tensor, right: Tensor) -> bool:
     if not is_float or left.device.type != "cpu" or right.dim() != 2 or left.dim() < 2:
         return False
     num_rows = left.numel() // max(left.shape[-1], 1)
-    return min(num_rows, *right.shape) >= MIN_ROWS and torch.backends.mkldnn.is_available()
+    return min(num_rows, *right.shape) >= MIN_ROWS and HAS_ONEDNN

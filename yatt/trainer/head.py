@@ -37,7 +37,7 @@ def head_at(model: nn.Module, rows_R: Tensor) -> Iterator[None]:
     def narrowed(head: Any, arguments: tuple[Tensor, *tuple[Any, ...]]) -> tuple[Any, ...]:
         return _narrowed(arguments[0], rows_R, head), *arguments[1:]
 
-    hook = model.output_layer.register_forward_pre_hook(narrowed)  # type: ignore[operator, union-attr]
+    hook = model.output_layer.register_forward_pre_hook(narrowed)  # type: ignore[union-attr]  # GPTModel's
     try:
         yield
     finally:
