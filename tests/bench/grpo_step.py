@@ -202,9 +202,9 @@ def run() -> dict[str, Any]:
         f"Ours: colocated on {THREADS} slots of one thread, on each a vLLM engine and a megatron-core rank "
         "that take turns, with leases, weight publication, sync probe and importance correction; sequences "
         "packed, float32 products by oneDNN. TRL: GRPOTrainer with transformers' generate, in one process of "
-        f"{THREADS} threads, padded to the longest, float32 products by torch's default (MKL); the whole batch "
-        "in one forward, or 8 completions where that is faster for it (with 256 tokens: 6.7 s a step, against "
-        "8.9 s). Both on torch's CPU build. Median of the steady steps of each run, "
+        f"{THREADS} threads, padded to the longest, float32 products by torch's default (MKL); the whole "
+        "batch in one forward, or 8 completions where that is faster for it (with 256 tokens: 6.7 s a step "
+        "against 8.9 s). Both on torch's CPU build. Median of the steady steps of each run, "
         f"{' or '.join(map(str, sorted({c.iterations - WARM_UP - 1 for c in CASES})))}; arms in turn, "
         f"{PAIRS} pairs a case.",
         "head": ["case", "yatt, step", "TRL, step", "ratio", "tokens, both", "cores used by others"],
