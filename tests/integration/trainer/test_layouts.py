@@ -173,7 +173,6 @@ def test_products_by_onednn_learn_what_torchs_products_learn(alone, pair):
     one = alone[1]["one"]
     for job in (alone[1]["onednn"], pair[1]["tp2-onednn"], pair[1]["dp2-onednn"]):
         assert largest_difference(job.weights("final"), one.weights("final")) < 1e-5
-        assert any(not torch.equal(a, one.weights("final")[n]) for n, a in job.weights("final").items())
         for iteration in (0, 1):
             expected = one.notes[0]["metrics"][iteration]
             assert job.notes[0]["metrics"][iteration] == pytest.approx(expected, abs=2e-5, rel=2e-5)
