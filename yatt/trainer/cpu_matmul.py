@@ -1,10 +1,11 @@
 """Matrix products of float32 on CPU, by oneDNN.
 
 torch multiplies float32 matrices by MKL, which on CPUs of other makers than Intel has kernels for AVX2
-only: with AVX-512 oneDNN, which torch brings along as well, is 2.2 times as fast there (AMD Zen 5, 1,296
-rows), and no slower elsewhere. torch has no switch for that; its compiler calls the same operator.
+only: with AVX-512 oneDNN, which torch brings along as well, is 1.8 to 2.3 times as fast there (an AMD EPYC,
+1,296 rows); on Intel's own it has not been measured. torch has no switch for that; its compiler calls the
+same operator.
 
-oneDNN compiles a kernel for every shape and keeps it, some 0.5 MiB each, so shapes must be few:
+oneDNN compiles a kernel for every shape and keeps it, 0.3 to 1.5 MiB each, so shapes must be few:
 `batches.even_length` sees to that, and small products, whose shapes are many, stay with MKL.
 """
 
