@@ -1,5 +1,5 @@
-"""TRL's side of the GRPO comparison: ``python -m tests.bench.trl_arm FOLDER TOKENS``
-prints its step times."""
+"""TRL's side of the GRPO comparison: ``python -m tests.bench.trl_arm FOLDER CASE``
+prints its step times and the mean number of tokens it trained on."""
 
 import itertools
 import json
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.grpo_settings import GROUP, ITERATIONS, LR, NUM_PROMPTS, THREADS
+from tests.bench.grpo_settings import GROUP, LR, THREADS, Case, case_of
 from tests.bench.grpo_settings import digit_share as score
 
 
@@ -15,7 +15,7 @@ def digit_share(completions: list[str], **_: object) -> list[float]:
     return [score("", text, "") for text in completions]
 
 
-def main(folder: Path, num_tokens: int) -> list[float]:
+def main(folder: Path, case: Case) -> tuple[list[float], float]:
     import datasets
     import torch
     import transformers
@@ -37,19 +37,21 @@ def main(folder: Path, num_tokens: int) -> list[float]:
         callbacks=[Clock()],
         args=trl.GRPOConfig(
             output_dir=str(folder / "trl"), use_cpu=True, bf16=False, report_to="none", save_strategy="no",
-            max_steps=ITERATIONS, per_device_train_batch_size=NUM_PROMPTS * GROUP, num_generations=GROUP,
-            max_completion_length=num_tokens, generation_kwargs={"min_new_tokens": num_tokens},
+            max_steps=case.iterations, num_generations=GROUP, per_device_train_batch_size=case.trl_batch,
+            gradient_accumulation_steps=case.num_completions // case.trl_batch,
+            max_completion_length=case.num_tokens,
+            generation_kwargs={} if case.num_eos else {"min_new_tokens": case.num_tokens},
             temperature=1.0, beta=0.0, loss_type="dapo", epsilon=0.2, learning_rate=LR,
             lr_scheduler_type="constant", weight_decay=0.01, gradient_checkpointing=False,
-            shuffle_dataset=False, disable_tqdm=True, logging_steps=ITERATIONS,
+            shuffle_dataset=False, disable_tqdm=True, logging_steps=case.iterations,
         ),
     )  # fmt: skip
     trainer.train()
-    lengths = trainer.state.log_history[0]["completions/mean_length"]
-    assert lengths == num_tokens, f"completions have {lengths} tokens, not {num_tokens}"
-    return [after - before for before, after in itertools.pairwise(ended)]
+    length = trainer.state.log_history[0]["completions/mean_length"]
+    assert case.num_eos or length == case.num_tokens, f"completions have {length}, not {case.num_tokens}"
+    assert set(case.eos_ids) <= set(trainer.eos_token_ids), "TRL ends completions at the same tokens"
+    return [after - before for before, after in itertools.pairwise(ended)], length
 
 
 if __name__ == "__main__":
-    times = main(Path(sys.argv[1]), int(sys.argv[2]))
-    print("\n" + json.dumps(times))
+    print("\n" + json.dumps(main(Path(sys.argv[1]), case_of(sys.argv[2]))))

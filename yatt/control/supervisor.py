@@ -145,6 +145,9 @@ class Supervisor:
         env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         if self._node.device == "cpu":  # what is freed goes back to the kernel, so that it can be proved
             env["MALLOC_ARENA_MAX"] = "1"
+            if worker.role == TRAINER:  # and so comes back anew each iteration: by 2 MiB, not by 4 KiB
+                tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+                env["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""

@@ -5,7 +5,10 @@ parallelism need, at its end, where causal attention keeps padding from being se
 ordered by length, so that attention can take neighbours of equal length as one batch; where all are
 of one length they are a plain batch, and nothing loops over them.
 
-Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens.
+On CPU a stream is filled up to one of few lengths by sequences of padding, because a matrix product
+there compiles and keeps a kernel for each shape (`cpu_matmul`).
+
+Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens, R rows of logits.
 """
 
 import itertools
@@ -42,11 +45,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """How sequences are cut: `align` is the multiple of every sequence's length."""
+    """How sequences are cut: `align` is the multiple of every sequence's length.
+
+    `has_few_lengths`: whether streams are filled up, see `even_length`.
+    """
 
     align: int
     cp_size: int = 1
     cp_rank: int = 0
+    has_few_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,8 @@ class MicroBatch:
         tokens: int64 [1, S] packed, or [B, S / B] where all sequences are of one length.
         positions: int64, of each token in its sequence, shaped like `tokens`.
         labels_T: int64, the completion tokens predicted on this rank.
-        where_T: int64, index in the flattened `tokens` of the position that predicts each of them.
+        rows_R: int64, R >= T: index in the hidden states [S / B, B], flattened, of the position that predicts
+            each of them; rows beyond T fill up and are read by nobody.
         flat_T: int64, their place among the completion tokens of the whole rollout batch.
         weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
         packed: bounds of the sequences, before the context-parallel cut; None for a plain batch.
@@ -66,7 +74,7 @@ class MicroBatch:
     tokens: Tensor
     positions: Tensor
     labels_T: Tensor
-    where_T: Tensor
+    rows_R: Tensor
     flat_T: Tensor
     weights_T: Tensor
     sampler_T: Tensor
@@ -95,7 +103,7 @@ def micro_batch(
     """
     order = sorted(range(len(samples)), key=lambda index: len(samples[index].ids))
     spans = [max(len(samples[index].ids) - 1, 1) for index in order] or [cut.align]
-    lengths = [span + -span % cut.align for span in spans]
+    lengths = _filled_up([span + -span % cut.align for span in spans], cut)
     bounds = [0, *itertools.accumulate(lengths)]
     stream = _Stream(bounds[-1])
     for index, first in zip(order, bounds[:-1], strict=False):
@@ -114,12 +122,46 @@ def micro_batch(
         tokens=tensor(stream.tokens[held_S].reshape(shape)),
         positions=tensor(positions_S.reshape(shape)),
         labels_T=tensor(stream.labels[held_T]),
-        where_T=tensor(where_T),
+        rows_R=tensor(_rows(where_T, shape, cut)),
         flat_T=torch.from_numpy(stream.flat[held_T]),
         weights_T=tensor(stream.weights[held_T]),
         sampler_T=tensor(stream.sampler[held_T]),
         packed=None if is_plain else _packed(bounds, max(lengths), device),
     )
+
+
+def even_length(length: int) -> int:
+    """`length` or up to an eighth more, from 64 on: eight lengths between a power of two and the next."""
+    step = 1 if length < 64 else 1 << (length.bit_length() - 4)
+    return length + -length % step
+
+
+def _filled_up(lengths: list[int], cut: Slice) -> list[int]:
+    """These lengths, and those of sequences of padding if the stream is to have one of few lengths.
+
+    Several sequences of one length stay a plain batch: where that happens again and again, lengths are fixed.
+    """
+    if not cut.has_few_lengths or (len(lengths) > 1 and len(set(lengths)) == 1):
+        return lengths
+    missing = even_length(sum(lengths)) - sum(lengths)
+    missing += -missing % cut.align
+    if len(lengths) == 1:
+        return [lengths[0] + missing]
+    longest = max(lengths)
+    rest = [missing % longest] if missing % longest else []
+    return lengths + rest + [longest] * (missing // longest)
+
+
+def _rows(where_T: NDArray[np.int64], shape: tuple[int, int], cut: Slice) -> NDArray[np.int64]:
+    """Places of a batch [B, S / B], which the model's hidden states have as [S / B, B]; filled up with 0.
+
+    Never none at all, and under sequence parallelism a multiple of the ranks that share them.
+    """
+    num_rows = even_length(len(where_T)) if cut.has_few_lengths else len(where_T)
+    rows_R = np.zeros(max(num_rows, 1) + -max(num_rows, 1) % cut.align, np.int64)
+    sequences_T, places_T = np.divmod(where_T, shape[1])
+    rows_R[: len(where_T)] = places_T * shape[0] + sequences_T
+    return rows_R
 
 
 class _Stream:

@@ -8,6 +8,9 @@ megatron-core names CUDA in three ways, and each is answered in the smallest way
    only for callers inside ``megatron``; nobody else is lied to;
 3. optimizers that compare ``p.type()`` with ``"torch.cuda.FloatTensor"``: the same mode answers.
 
+The mode also gives megatron's linear layers the faster matrix product of `cpu_matmul`, where they compute
+their gradients themselves (in their autograd function), so that it needs none.
+
 ``torch.cuda.is_available()`` stays False. Installed by a process's entry point, never where CUDA
 exists. Upstream: Megatron-LM pull request 6270 is about conversion on CPU; nothing is about
 training, so this stays for the versions we support (0.16 to 0.19).
@@ -21,7 +24,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from yatt.trainer.cpu_matmul import matmul
+
 CPU = torch.device("cpu")
+MATMULS = (torch.matmul, torch.Tensor.matmul)
 
 
 class CudaLiteralsInMegatron(TorchFunctionMode):
@@ -38,6 +44,8 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
         kwargs = kwargs or {}
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
             return func(*args, **kwargs)
+        if func in MATMULS and not kwargs and not torch.is_grad_enabled():
+            return matmul(*args)
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
@@ -114,5 +122,20 @@ def install() -> None:
         generator.set_state(state)
 
     mcore_random._set_cuda_rng_state = set_rng_state
+    _keep_mode_in_backward()
     mode: Any = CudaLiteralsInMegatron()
     mode.__enter__()
+
+
+def _keep_mode_in_backward() -> None:
+    """torch turns modes off while it runs backward; the linear layers' products there are to have it too."""
+    from megatron.core.tensor_parallel.layers import LinearWithGradAccumulationAndAsyncCommunication as Linear
+
+    backward = Linear.backward
+
+    def backward_in_mode(ctx: Any, *grads: torch.Tensor) -> Any:
+        mode: Any = CudaLiteralsInMegatron()
+        with mode:
+            return backward(ctx, *grads)
+
+    Linear.backward = staticmethod(backward_in_mode)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from yatt.clock import monotonic_s
 from yatt.trainer.batches import MicroBatch
+from yatt.trainer.head import head_at
 from yatt.trainer.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.model import Policy
 
 Finish = Callable[[int, MicroBatch, Tensor], Any]
-"""(index of the micro-batch, itself, logits of its tokens [..., V / tp]) to what the schedule wants."""
+"""(index of the micro-batch, itself, logits [1, R, V / tp] of its rows) to what the schedule wants."""
 Tick = Callable[[], None]
 """Called once a micro-batch: the progress a watcher sees."""
 
@@ -37,7 +38,8 @@ def run_pass(
     def forward_step(items: Iterator[tuple[int, MicroBatch]], model: nn.Module) -> tuple[Tensor, Any]:
         index, micro = next(items)
         tick()
-        output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed)
+        with head_at(model, micro.rows_R):
+            output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed)
 
         def finish_this(logits: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
             return finish(index, micro, logits)
@@ -72,9 +74,8 @@ class Reader:
 
     def __call__(self, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
-        return token_logprobs(
-            logits.flatten(0, 1)[micro.where_T], micro.labels_T, self.shard, self.temperature
-        )
+        logits_TV = logits.flatten(0, 1)[: len(micro.labels_T)]
+        return token_logprobs(logits_TV, micro.labels_T, self.shard, self.temperature)
 
 
 def reader_of(policy: Policy, temperature: float) -> Reader:

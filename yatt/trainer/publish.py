@@ -105,7 +105,7 @@ def _write_buckets(policy: Policy, folder: Path, *, writes: bool) -> tuple[dict[
         folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[str]] = {}
     total = 0
-    for number, bucket in enumerate(_buckets(policy)):
+    for number, bucket in enumerate(_buckets(policy, copies=writes)):
         name = f"model-{number + 1:05d}.safetensors"
         files[name] = list(bucket)
         total += sum(tensor.nbytes for tensor in bucket.values())
@@ -116,11 +116,12 @@ def _write_buckets(policy: Policy, folder: Path, *, writes: bool) -> tuple[dict[
     return files, total
 
 
-def _buckets(policy: Policy) -> Iterator[dict[str, Tensor]]:
+def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
+    """Weights by name; copied if they are to be written, since parts of fused ones share memory."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in export_weights(policy.models, policy.shape, policy.groups):
-        bucket[name] = tensor.contiguous().clone()
+        bucket[name] = tensor.contiguous().clone() if copies else tensor
         size += tensor.nbytes
         if size >= BUCKET_BYTES:
             yield bucket

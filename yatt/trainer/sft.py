@@ -169,7 +169,7 @@ def _packed(examples: list[Example], device: torch.device) -> MicroBatch:
         )
         weights.append(unused)
         start += len(completion)
-    return micro_batch(samples, weights, Slice(align=1), device)
+    return micro_batch(samples, weights, Slice(align=1, has_few_lengths=device.type == "cpu"), device)
 
 
 def _run_config(path: str, settings: SftSettings) -> RunConfig:

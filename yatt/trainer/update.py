@@ -109,7 +109,12 @@ def sequence_cut(learner: Learner) -> Slice:
     cp = layout.context_parallel_size
     tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
     align = tp * (2 * cp if cp > 1 else 1)
-    return Slice(align=align, cp_size=cp, cp_rank=mpu.get_context_parallel_rank())
+    return Slice(
+        align=align,
+        cp_size=cp,
+        cp_rank=mpu.get_context_parallel_rank(),
+        has_few_lengths=learner.policy.device.type == "cpu",
+    )
 
 
 def _mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) -> list[list[MicroBatch]]:

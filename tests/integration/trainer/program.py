@@ -113,17 +113,18 @@ def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from tests.integration.trainer.gradients import write_first_gradient
+    from yatt.trainer import cpu_matmul
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
     device = prepare_process(config, 0)
+    cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     join_groups(config, keeps_groups=keeps_groups)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
-    place = folder / job["name"]
-    place.mkdir(exist_ok=True)
+    (place := folder / job["name"]).mkdir(exist_ok=True)
     worker.handle(m.Build(token=1, checkpoint=job.get("restore", "")))
     notes: dict = {"metrics": [], "left_bytes": []}
     for action, argument in job["actions"]:

@@ -46,6 +46,7 @@ def alone(models, tmp_path_factory):
         {"name": "gradient", "model": qwen3, "actions": GRADIENT},
         {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
         {"name": "recompute", "model": qwen3, "layout": {"recompute": True}, "actions": LEARN},
+        {"name": "onednn", "model": qwen3, "min_rows": 4, "actions": LEARN},
         {
             "name": "export",
             "model": qwen3,
@@ -93,6 +94,9 @@ def pair(models, alone, tmp_path_factory):
     jobs.append(
         {"name": "kl-in-reward", "model": qwen3, "layout": {CP: 2}, "algorithm": algorithm, "actions": LEARN}
     )
+    for name in ("tp2", "dp2"):
+        common = {"model": qwen3, "layout": TWO[name], "min_rows": 4}
+        jobs.append({"name": f"{name}-onednn", "actions": LEARN, **common})
     return folder, run_world(folder, 2, jobs)
 
 
@@ -169,6 +173,15 @@ def test_every_layout_learns_what_one_rank_learns(alone, pair, name):
         for notes in two.notes:
             assert notes["metrics"][iteration] == pytest.approx(expected, abs=2e-5, rel=2e-5)
         assert two.notes[0]["metrics"] == two.notes[1]["metrics"]
+
+
+def test_products_by_onednn_learn_what_torchs_products_learn(alone, pair):
+    one = alone[1]["one"]
+    for job in (alone[1]["onednn"], pair[1]["tp2-onednn"], pair[1]["dp2-onednn"]):
+        assert largest_difference(job.weights("final"), one.weights("final")) < 1e-5
+        for iteration in (0, 1):
+            expected = one.notes[0]["metrics"][iteration]
+            assert job.notes[0]["metrics"][iteration] == pytest.approx(expected, abs=2e-5, rel=2e-5)
 
 
 def test_kl_in_the_reward_is_the_same_in_another_layout(alone, pair):
