@@ -17,6 +17,7 @@ from yatt.engine.environment import prepare
 prepare(device="cpu", threads=1)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two lanes for `-n 2 --dist loadgroup`: tests on a Slurm cluster mostly wait, all others mostly compute.
 

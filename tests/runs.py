@@ -1,10 +1,14 @@
 """Whole runs for tests: a run file, the command as a user types it, and looking at what came of it."""
 
+import atexit
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +29,21 @@ class RunFile:
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def scratch(self) -> Path:
+        """Short, since the path of a socket is: folders of tests are long."""
+        folder = (
+            Path(tempfile.gettempdir()) / f"yt-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
+        )
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def leftovers(self) -> list[str]:
+        """Sockets, journals or weights of attempts, on this machine."""
+        return [p.name for folder in (self.folder, self.scratch) for p in folder.glob("yatt-*")]
 
     @property
     def run_dir(self) -> Path:
@@ -55,7 +74,7 @@ class RunFile:
             "run": {"dir": str(self.run_dir), "deterministic": True},
             "launch": {
                 "nodes": 2, "device": "cpu", "start_timeout_s": 120, "phase_timeout_s": 120,
-                "scratch_dir": str(self.folder), "shm_dir": str(self.folder),
+                "scratch_dir": str(self.scratch), "shm_dir": str(self.folder),
             },
             "data": {"train_files": [str(data)], "max_prompt_tokens": 32},
             "model": {"path": str(policy), "dtype": "float32"},

@@ -3,6 +3,7 @@
 See DESIGN: `config.yaml keys/ epochs/ attempts/ latest metrics.jsonl events.jsonl finished`.
 """
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,3 +120,18 @@ class RunPaths:
             f".e{epoch}.r{os.environ.get('SLURM_RESTART_COUNT', '0')}" if "SLURM_JOB_ID" in os.environ else ""
         )
         return self.attempt(epoch) / "logs" / f"{worker}{start}.log"
+
+
+HUB = "hub"
+"""The socket in a node's scratch folder."""
+
+
+def scratch_prefix(root: Path) -> str:
+    """What the node-local folders of every attempt of a run begin with: unique to its user and run folder."""
+    tag = hashlib.sha256(str(root).encode()).hexdigest()[:10]
+    return f"yatt-{os.getuid()}-{tag}-"
+
+
+def scratch_name(root: Path, epoch: int, index: int) -> str:
+    """Of one node's folders in one attempt."""
+    return f"{scratch_prefix(root)}{epoch}-{index}"

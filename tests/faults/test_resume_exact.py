@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +118,5 @@ def test_twenty_kills_change_no_metric(scripted_twins) -> None:
 def test_nothing_is_left_behind(scripted_twins) -> None:
     _, disturbed, _ = scripted_twins
     assert living(disturbed.run_dir) == {}
-    left = [p for p in Path(disturbed.folder).iterdir() if p.name.startswith("yatt-")]
-    assert not left, "sockets, journals or weights of dead attempts"
+    assert disturbed.leftovers() == [], "sockets, journals or weights of dead attempts"
     assert temporaries(disturbed.run_dir) == [], "files half written"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -273,3 +274,39 @@ def test_what_is_no_frame_ends_the_reading_and_is_told(tmp_path: Path) -> None:
                 await asyncio.wait_for(hub.failure(), 5.0)
 
     asyncio.run(scene())
+
+
+LAST_WORD = """
+import os, sys
+from yatt.adapters.wire import WorkerLink
+from yatt.records import message as m
+link = WorkerLink(sys.argv[1], worker=sys.argv[2], epoch=3)
+link.send(m.Failed(error="mine", user=True))
+link.close()
+os._exit(0)
+"""
+
+
+def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
+    """Also before its line is up."""
+
+    async def play() -> set[str]:
+        context, heard = zmq.Context(), set()
+
+        def hear(sender: str, _: m.Message) -> None:
+            heard.add(sender)
+
+        endpoint = f"ipc://{tmp_path}/hub"
+        hub = Channel(listening_socket(context, endpoint), epoch=3, handler=hear)
+        argv = [sys.executable, "-c", LAST_WORD, endpoint]
+        workers = [await asyncio.create_subprocess_exec(*argv, f"w{number}") for number in range(8)]
+        assert [await worker.wait() for worker in workers] == [0] * 8
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while len(heard) < 8:
+                    await asyncio.sleep(0.01)
+        await hub.close()
+        context.term()
+        return heard
+
+    assert asyncio.run(play()) == {f"w{number}" for number in range(8)}

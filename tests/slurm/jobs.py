@@ -206,8 +206,7 @@ class SubmittedRun:
     def check_nothing_left(self, dead: int | None) -> None:
         """But on the node `dead`, whose machine was lost with all that was on it."""
         wait_for(lambda: not living(self.paths.root), timeout_s=20, what=f"no process of {self.paths.root}")
-        folder = self.file.folder
-        kept = [p.name for p in folder.glob("yatt-*") if not p.name.endswith(f"-{dead}")]
+        kept = [name for name in self.file.leftovers() if not name.endswith(f"-{dead}")]
         assert kept == [], "sockets or shared memory were left"
         assert temporaries(self.paths.root) == [], "files half written"
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import RunFile
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.control.scratch import prefix
+from yatt.paths import scratch_name
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
 
@@ -62,11 +63,10 @@ def test_clocks_that_jump_and_differ_change_nothing(cluster: Cluster, reference,
 
 
 def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster, reference, tmp_path):
-    shared = tmp_path / "node"
-    shared.mkdir()
+    shared = RunFile(tmp_path).scratch
     local = {"launch": {"nodes": 4, "scratch_dir": str(shared), "shm_dir": str(shared)}}
     runs = [SubmittedRun(cluster, tmp_path / name, local) for name in ("one", "two")]
-    own = [f"{prefix(run.paths)}0-{node}" for run in runs for node in (0, 3)]
+    own = [scratch_name(run.paths.root, 0, node) for run in runs for node in (0, 3)]
     foreign = [f"yatt-{os.getuid()}-0123456789-7-0", "yatt-4711-0123456789-7-0", "data"]
     for name in (*own, *foreign):
         (shared / name).mkdir()

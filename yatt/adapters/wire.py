@@ -274,7 +274,8 @@ class WorkerLink:
     """
 
     def __init__(self, endpoint: str, *, worker: str, epoch: int) -> None:
-        self._socket: Socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._context = zmq.Context()
+        self._socket: Socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, worker.encode())
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.connect(endpoint)
@@ -297,8 +298,9 @@ class WorkerLink:
         self._socket.send(encode_frame(self._fence.epoch, next(self._seq), reply_to, body))
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush for `LINGER_MS` at most, and close: what was sent arrives also if the process ends now."""
         self._socket.close()
+        self._context.term()
 
 
 class Pulse(threading.Thread):

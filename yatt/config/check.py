@@ -4,8 +4,15 @@ Pure: looks at values only. What needs the filesystem is checked by `yatt.launch
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from yatt.config.schema import RunConfig
+from yatt.paths import HUB, scratch_name
+
+SOCKET_PATH = 107
+"""Characters that Linux has for the path of a socket."""
+
+MOST_EPOCHS = 9999
 
 Fault = tuple[str, str]  # key, what is wrong and what to write
 
@@ -14,7 +21,14 @@ def relations(config: RunConfig) -> list[Fault]:
     """Every broken rule between sections, with the key it is best mended at."""
     if faults := [*_nodes(config)]:
         return faults  # sizes mean nothing before the nodes are divided
-    return [*_layout(config), *_placement(config), *_rewards(config), *_batches(config), *_modes(config)]
+    return [
+        *_sockets(config),
+        *_layout(config),
+        *_placement(config),
+        *_rewards(config),
+        *_batches(config),
+        *_modes(config),
+    ]
 
 
 def _nodes(config: RunConfig) -> Iterator[Fault]:
@@ -36,6 +50,17 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
         yield (
             "launch.engine_gpus_per_node",
             f"in {place.mode} every node trains; leave it out, or write placement.mode: disaggregated.",
+        )
+
+
+def _sockets(config: RunConfig) -> Iterator[Fault]:
+    launch = config.launch
+    socket = f"/{scratch_name(Path(config.run.dir), MOST_EPOCHS, launch.nodes - 1)}/{HUB}"
+    if len(launch.scratch_dir) > (room := SOCKET_PATH - len(socket)):
+        yield (
+            "launch.scratch_dir",
+            f"{launch.scratch_dir} has {len(launch.scratch_dir)} characters; a socket's path may have "
+            f"{SOCKET_PATH}, so that {room} are left for the folder. Name a shorter one, /tmp say.",
         )
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from yatt.adapters.succession import Succession
 from yatt.config.schema import RunConfig
-from yatt.control import scratch
 from yatt.core.placement import Placement, Slab
-from yatt.paths import RunPaths
+from yatt.paths import HUB, RunPaths, scratch_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +56,12 @@ class Node:
     @property
     def scratch(self) -> Path:
         """Node-local folder of this attempt: sockets and journals."""
-        return Path(self.config.launch.scratch_dir) / scratch.name(self.paths, self.epoch, self.index)
+        return Path(self.config.launch.scratch_dir) / scratch_name(self.paths.root, self.epoch, self.index)
 
     @property
     def endpoint(self) -> str:
         """Where this node's workers find the controller."""
-        return f"ipc://{self.scratch}/hub"
+        return f"ipc://{self.scratch}/{HUB}"
 
     @property
     def weights_root(self) -> Path:

@@ -90,6 +90,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            f"launch: {{scratch_dir: /{'s' * 90}}}\ntrainer:\n",
+            "has 91 characters; a socket's path may have 107, so that",
+        ),
+        (
+            "trainer:\n",
             "launch: {engine_gpus_per_node: 4}\ntrainer:\n",
             "launch.engine_gpus_per_node: in colocated every node trains; leave it out",
         ),
