@@ -17,17 +17,6 @@ from yatt.engine.environment import prepare
 prepare(device="cpu", threads=1)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two lanes for `-n 2 --dist loadgroup`: tests on a Slurm cluster mostly wait, all others mostly compute.
-
-    Never more lanes than these: a lane's fixtures (clusters, worlds of ranks, reference runs) are made once.
-    """
-    for item in items:
-        lane = "slurm" if item.get_closest_marker("slurm") else "rest"
-        item.add_marker(pytest.mark.xdist_group(lane))
-
-
 def children_of(pid: int) -> set[int]:
     """Living direct children, by the kernel's own list."""
     found = set()
