@@ -57,6 +57,7 @@ class Checkpoints:
 
     def __init__(self, store: Store, epoch: int) -> None:
         self._store, self._epoch = store, epoch
+        self._has_looked = False
 
     def prefix(self, iteration: int) -> str:
         """A fresh folder for one save: private to this attempt and this try."""
@@ -137,10 +138,12 @@ class Checkpoints:
         gone = ghosts.union(superseded)
         for commit in gone:
             self._store.delete(_name(commit))
-        for name in self._store.names(""):
-            stem, _, iteration = name.rpartition("_")
-            if stem == "global_step" and iteration.isdigit():
-                self._clear(int(iteration), commits - gone, gone)
+        iterations = {commit.iteration for commit in gone}
+        if not self._has_looked:  # what former starts left half written does not grow any more
+            iterations |= self._iterations()
+            self._has_looked = True
+        for iteration in sorted(iterations):
+            self._clear(iteration, commits - gone, gone)
         return [commit.iteration for commit in reversed(superseded)]
 
     def _clear(self, iteration: int, kept: set[Commit], gone: set[Commit]) -> None:
@@ -148,11 +151,19 @@ class Checkpoints:
         folder = f"global_step_{iteration}"
         names = self._store.names(folder)
         for name in names:
-            commit = Commit(iteration, int(name.partition("-")[0]))
+            epoch = name.partition("-")[0]
+            if not epoch.isdigit():
+                continue  # not ours
+            commit = Commit(iteration, int(epoch))
             if commit in gone or (commit.epoch < self._epoch and commit not in kept):
                 self._store.delete_folder(f"{folder}/{name}")
         if not self._store.names(folder):
             self._store.delete_folder(folder)
+
+    def _iterations(self) -> set[int]:
+        """Those that anything was ever written of and not deleted."""
+        parts = (name.rpartition("_") for name in self._store.names(""))
+        return {int(number) for stem, _, number in parts if stem == "global_step" and number.isdigit()}
 
     def _commits(self) -> set[Commit]:
         found = set()

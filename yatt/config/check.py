@@ -3,6 +3,7 @@
 Pure: looks at values only. What needs the filesystem is checked by `yatt.launch.preflight`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from yatt.config.schema import RunConfig
 from yatt.paths import HUB, scratch_name
 
 SOCKET_PATH = 107
-"""Characters that Linux has for the path of a socket."""
+"""Bytes that Linux has for the path of a socket."""
 
 MOST_EPOCHS = 9999
+"""Starts of a run; its number is in the path."""
 
 Fault = tuple[str, str]  # key, what is wrong and what to write
 
@@ -56,10 +58,11 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
 def _sockets(config: RunConfig) -> Iterator[Fault]:
     launch = config.launch
     socket = f"/{scratch_name(Path(config.run.dir), MOST_EPOCHS, launch.nodes - 1)}/{HUB}"
-    if len(launch.scratch_dir) > (room := SOCKET_PATH - len(socket)):
+    size, room = len(os.fsencode(launch.scratch_dir)), SOCKET_PATH - len(socket)
+    if size > room:
         yield (
             "launch.scratch_dir",
-            f"{launch.scratch_dir} has {len(launch.scratch_dir)} characters; a socket's path may have "
+            f"{launch.scratch_dir} has {size} bytes; a socket's path may have "
             f"{SOCKET_PATH}, so that {room} are left for the folder. Name a shorter one, /tmp say.",
         )
 

@@ -145,9 +145,10 @@ def test_keeping_house_removes_what_a_killed_start_had_half_written(store):
     heir.commit(manifest(store, 2, epoch=2))
     manifest(store, 3, epoch=2)
     manifest(store, 3, epoch=3)
+    store.write("global_step_2/notes-of-mine/why.txt", b"mine")
     assert heir.retain(2) == []
     assert len(store.names("global_step_1")) == 1
-    assert [name[:6] for name in store.names("global_step_2")] == ["000002"]
+    assert [name[:6] for name in store.names("global_step_2")] == ["000002", "notes-"]
     assert [name[:6] for name in store.names("global_step_3")] == ["000002", "000003"], "may be at work"
 
 

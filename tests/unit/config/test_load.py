@@ -90,8 +90,8 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
-            f"launch: {{scratch_dir: /{'s' * 90}}}\ntrainer:\n",
-            "has 91 characters; a socket's path may have 107, so that",
+            f"launch: {{scratch_dir: /{'é' * 45}}}\ntrainer:\n",
+            "has 91 bytes; a socket's path may have 107, so that",
         ),
         (
             "trainer:\n",
