@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.wire import Channel, calling_socket, listening_socket, make_keys
+from yatt.adapters.curve import calling_socket, listening_socket, make_keys
+from yatt.adapters.wire import Channel
 from yatt.control.engines import LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.peers import Peers

@@ -9,8 +9,9 @@ import asyncio
 import zmq
 
 from yatt import clock
+from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
 from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed
-from yatt.adapters.wire import Channel, CurveKeys, Handler, Socket, calling_socket, listening_socket
+from yatt.adapters.wire import Channel, Handler
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 

@@ -12,13 +12,14 @@ from typing import Any
 import zmq
 
 from yatt import clock
+from yatt.adapters.curve import listening_socket
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.files import append_line
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.wire import Channel, listening_socket
+from yatt.adapters.wire import Channel
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig

@@ -5,9 +5,9 @@ server while it has room, so that an engine computes a shared prompt once. Other
 is taken, counting what it has to do for others.
 
 A server that dies fails the calls in it, and one of them may be why. Each gets one *suspicion* and is asked
-again; calls with `SUSPECT` suspicions or more never share a server. So a call that kills its server meets each
-other call at most `SUSPECT` times, and cannot use up the others' patience. A call with more than `patience`
-suspicions is over.
+again; calls with `SUSPECT` suspicions or more never share a server. So a call that kills its server meets
+each other call at most `SUSPECT` times, and cannot use up the others' patience. A call with more than
+`patience` suspicions is over.
 
 Holds no clock and does no I/O; the same calls in the same order give the same answers.
 """
@@ -80,7 +80,7 @@ class Dispatch:
     # ---- servers --------------------------------------------------------------------------------
 
     def serve(self, server: str, pool: str, room: int, elsewhere: int = 0) -> None:
-        """A server takes up to `room` calls, or its room has changed; `elsewhere` are what others asked of it."""
+        """A server takes up to `room` calls, or its room has changed; `elsewhere`: what others asked of it."""
         if server not in self._servers:
             self._servers[server] = _Server(pool, room)
             self._names.setdefault(pool, []).append(server)

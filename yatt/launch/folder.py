@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
-from yatt.adapters.wire import make_keys
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError

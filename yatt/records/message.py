@@ -19,7 +19,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Envelope. `seq` rises with every frame of a sender; `reply_to` is the seq it answers, or 0."""
+    """Envelope. `seq` rises by one with every frame to the same receiver.
+
+    `reply_to` is the seq it answers, or 0. Below 0 it is a notice about the request of this seq
+    (`yatt.records.codec`), not a message.
+    """
 
     epoch: int
     seq: int

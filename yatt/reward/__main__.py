@@ -14,9 +14,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from yatt.adapters.curve import calling_socket
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
-from yatt.adapters.wire import Channel, WorkerLink, calling_socket
+from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
+from yatt.adapters.worker_link import WorkerLink
 from yatt.config.load import load_attempt
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceeded, StaleEpoch
