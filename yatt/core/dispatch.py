@@ -80,7 +80,7 @@ class Dispatch:
     # ---- servers --------------------------------------------------------------------------------
 
     def serve(self, server: str, pool: str, room: int, elsewhere: int = 0) -> None:
-        """A server takes up to `room` calls, or its room has changed; `elsewhere`: what others asked of it."""
+        """A server takes up to `room` calls, or that has changed; `elsewhere`: what others asked of it."""
         if server not in self._servers:
             self._servers[server] = _Server(pool, room)
             self._names.setdefault(pool, []).append(server)

@@ -62,7 +62,7 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Share that is accepted, in (0, 1], by Laplace's rule of succession: one bad start does not flood."""
+        """Share that is accepted, in (0, 1], by Laplace's rule of succession: a bad start does not flood."""
         return (self.accepted + 1.0) / (self.resolved + 1.0)
 
 

@@ -113,6 +113,11 @@ class Sample(Message, frozen=True, kw_only=True):
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    group: str = ""
+    """Requests of one group share a prompt, so that they are best served by one engine."""
+
+    suspicion: int = 0
+    """How many engines died with this request in them (`yatt.core.dispatch`)."""
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -216,6 +221,8 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     num_prompt_tokens: int
     num_completion_tokens: int
+    is_masked: bool = False
+    """Its reward counts in its group's baseline; its tokens are not trained on."""
 
 
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -315,13 +322,29 @@ class ExportHF(Message, frozen=True, kw_only=True):
 # ---- reward worker ------------------------------------------------------------------------------
 
 
+class RowRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
+
+    file: int
+    at: int
+    size: int
+
+
 class Score(Message, frozen=True, kw_only=True):
-    """Call one reward function on one completion; `row` is JSON of the data row. Answer: Scored."""
+    """Call one reward function, or read one verdict, on one completion. Answer: Scored, or Failed.
+
+    The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a template
+    `completion` is the GenRM's text.
+    """
 
     reward: str
     prompt: str
     completion: str
-    row: bytes
+    row: RowRef
+    is_held_out: bool = False
+    finish_reason: str = ""
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
 
 
 class Scored(Message, frozen=True, kw_only=True):
