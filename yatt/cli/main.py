@@ -7,6 +7,7 @@ from pathlib import Path
 
 from yatt import __version__
 from yatt.errors import EXIT_USER_MISTAKE, YattError
+from yatt.printable import printable_lines
 
 EXIT_INTERRUPTED = 130
 
@@ -22,10 +23,11 @@ def main() -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except YattError as error:
-        sys.stderr.write(f"yatt: {error}\n")
+        sys.stderr.write(f"yatt: {printable_lines(str(error))}\n")
         return error.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
         return EXIT_USER_MISTAKE
 

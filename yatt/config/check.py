@@ -16,6 +16,9 @@ SOCKET_PATH = 107
 MOST_EPOCHS = 9999
 """Starts of a run; its number is in the path."""
 
+GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Estimators whose advantage is relative to the other completions of the prompt."""
+
 Fault = tuple[str, str]  # key, what is wrong and what to write
 
 
@@ -29,6 +32,7 @@ def relations(config: RunConfig) -> list[Fault]:
         *_placement(config),
         *_rewards(config),
         *_batches(config),
+        *_learning(config),
         *_modes(config),
     ]
 
@@ -165,16 +169,32 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
             f"{config.trainer.max_tokens_per_micro_batch} cannot hold one longest sample of {longest} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); write {longest} or more.",
         )
-    if config.rollout.n < 2 and config.algorithm.adv_estimator in ("grpo", "dr_grpo", "rloo"):
+    if config.rollout.n < 2 and config.algorithm.adv_estimator in GROUP_BASELINES:
         yield (
             "rollout.n",
             f"{config.algorithm.adv_estimator} compares completions of one prompt; write 2 or more.",
         )
 
 
-def _modes(config: RunConfig) -> Iterator[Fault]:
-    if config.algorithm.kl_in != "none" and config.algorithm.kl_coef == 0:
+def _learning(config: RunConfig) -> Iterator[Fault]:
+    a, o = config.algorithm, config.optimizer
+    if a.kl_in != "none" and a.kl_coef == 0:
         yield "algorithm.kl_coef", "kl_in is on but kl_coef is 0; write a coefficient or kl_in: none."
+    if a.kl_in == "loss" and a.kl_type == "k1":
+        yield (
+            "algorithm.kl_type",
+            "k1 in the loss has no gradient in expectation, so it holds nothing back; write k2 or k3, or "
+            "kl_in: reward.",
+        )
+    if o.min_lr > o.lr:
+        yield (
+            "optimizer.min_lr",
+            f"{o.min_lr:g} is above lr {o.lr:g}, so the learning rate would rise while it decays; write at "
+            f"most {o.lr:g}.",
+        )
+
+
+def _modes(config: RunConfig) -> Iterator[Fault]:
     if config.validation.every and not config.validation.reward:
         yield "validation.reward", "validation.every is set; name the reward that validates."
     if config.launch.device == "cpu" and config.model.spec == "te":

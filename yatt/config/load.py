@@ -5,23 +5,29 @@ mistake in all files is reported at once, because a Slurm queue makes each furth
 """
 
 import hashlib
+import math
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from datetime import date, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from yatt.config.check import relations
+from yatt.config.ranges import Range, Text
 from yatt.config.schema import RunConfig
-from yatt.config.tree import Node, argument_tree, merge, read_tree
+from yatt.config.tree import UNREADABLE, Node, argument_tree, merge, read_tree
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
+from yatt.printable import printable
 
 C = TypeVar("C")
 _REFUSED = object()
+MAX_SHOWN = 120
+"""Characters of a wrong value that a message repeats."""
 
 
 def load(files: list[Path], arguments: list[str]) -> RunConfig:
@@ -94,7 +100,7 @@ def _finish(
     if config is not _REFUSED and not faults:
         faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]
     if faults:
-        listed = "\n".join(f"  {fault}" for fault in faults)
+        listed = "\n".join(f"  {printable(fault)}" for fault in faults)
         count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
         raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
     assert isinstance(config, cls), "no faults means a config"
@@ -115,10 +121,14 @@ def _place(tree: Node, key: str) -> str:
 
 
 def _section(cls: Any, node: Node, key: str, faults: list[str]) -> Any:
-    if not isinstance(node.value, dict):
-        faults.append(f"{node.at}: {key or 'the file'}: a section of keys is needed, not {node.value!r}.")
+    if node.value is UNREADABLE:
         return _REFUSED
-    hints, known = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    if not isinstance(node.value, dict):
+        faults.append(
+            f"{node.at}: {key or 'the file'}: a section of keys is needed, not {_shown(node.value)}."
+        )
+        return _REFUSED
+    hints, known = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
     before = len(faults)
     faults += [
         f"{child.at}: {_unknown(_join(key, name), name, list(known))}"
@@ -135,7 +145,7 @@ def _section(cls: Any, node: Node, key: str, faults: list[str]) -> Any:
         for name, field in known.items()
         if name not in node.value and _is_required(field)
     ]
-    if len(faults) > before:
+    if len(faults) > before or any(value is _REFUSED for value in values.values()):
         return _REFUSED
     try:
         return cls(**values)
@@ -155,29 +165,80 @@ def _unknown(key: str, name: str, known: list[str]) -> str:
 
 
 def _value(hint: Any, node: Node, key: str, faults: list[str]) -> Any:
+    """What `node` means for a key of type `hint`; `_REFUSED` where it is a fault."""
+    if node.value is UNREADABLE:
+        return _REFUSED
     if is_dataclass(hint):
         return _section(hint, node, key, faults)
-    origin, args, value = get_origin(hint), get_args(hint), node.value
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {name: _value(args[1], child, _join(key, name), faults) for name, child in value.items()}
-    if origin in (Union, types.UnionType) and type(value) in args:
-        return value
-    if origin is Literal and value in args:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is None and type(value) is hint:
-        return value
-    faults.append(f"{node.at}: {key}: {_shown(value)} is not {_wanted(hint)}.{_yaml_trap(hint, value)}")
-    return _REFUSED
+    hint = _choice(hint, node.value)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        value = _value(args[0], node, key, faults)
+        return value if value is _REFUSED else _in_rules(value, args[1:], node, key, faults)
+    if origin in (tuple, dict) and isinstance(node.value, list if origin is tuple else dict):
+        return _values(origin, args, node, key, faults)
+    value = _scalar(hint, node.value)
+    if value is _REFUSED:
+        faults.append(
+            f"{node.at}: {key}: {_shown(node.value)} is not {_wanted(hint)}.{_yaml_trap(hint, node.value)}"
+        )
+    return value
+
+
+def _values(origin: Any, args: tuple[Any, ...], node: Node, key: str, faults: list[str]) -> Any:
+    """A list's or a dictionary's values."""
+    if origin is tuple:
+        listed = [_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(node.value)]
+        return _REFUSED if any(value is _REFUSED for value in listed) else tuple(listed)
+    named = {name: _value(args[1], child, _join(key, name), faults) for name, child in node.value.items()}
+    return _REFUSED if any(value is _REFUSED for value in named.values()) else named
+
+
+def _scalar(hint: Any, value: Any) -> Any:
+    """`value` as a `hint`; a whole number is also a number."""
+    if get_origin(hint) is Literal:
+        return value if value in get_args(hint) else _REFUSED
+    if hint is float and type(value) is int:
+        return float(value) if abs(value) < 2**1000 else _REFUSED
+    return value if get_origin(hint) is None and type(value) is hint else _REFUSED
+
+
+def _in_rules(value: Any, rules: tuple[Any, ...], node: Node, key: str, faults: list[str]) -> Any:
+    """`value` if it is within its ranges."""
+    for limit in rules:
+        if isinstance(limit, Range) and value not in limit:
+            says = f"{key} is {_shown(value)}; write {limit}."
+        elif isinstance(limit, Text) and (wrong := limit.fault(value)):
+            says = f"{key}: {_shown(value)} {wrong}."
+        else:
+            continue
+        faults.append(f"{node.at}: {says}")
+        return _REFUSED
+    return value
+
+
+def _choice(hint: Any, value: Any) -> Any:
+    """Of several types the one that `value` has; else all of them."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    return next((choice for choice in get_args(hint) if type(value) is _plain_type(choice)), hint)
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type without its rules."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a section"
-    return "a list" if isinstance(value, list) else repr(value)
+    if isinstance(value, list):
+        return "a list"
+    try:
+        shown = repr(value)
+    except ValueError:  # more digits than Python writes out
+        return "a number of thousands of digits"
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -188,7 +249,7 @@ def _wanted(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if origin in (Union, types.UnionType):
-        return " or ".join(_WANTED[arg] for arg in get_args(hint))
+        return " or ".join(_WANTED[_plain_type(arg)] for arg in get_args(hint))
     if origin is tuple:
         return "a list"
     return "a section" if origin is dict else _WANTED[hint]
@@ -198,21 +259,24 @@ def _yaml_trap(hint: Any, value: Any) -> str:
     """The ways YAML 1.1 turns what a person wrote into something else."""
     if hint in (float, int) and isinstance(value, str) and _is_number(value):
         return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
-    if isinstance(value, int) and not isinstance(value, bool) and hint is str:
-        return " YAML reads 0123 as a number; put it in quotes."
-    if isinstance(value, bool) and hint is str:
-        return " YAML reads yes, no, on and off as true or false; put it in quotes."
     if get_origin(hint) is tuple and isinstance(value, str):
         return f" Write [{value}]."
-    return ""
+    return _TEXT_TRAPS.get(type(value), "") if hint is str else ""
+
+
+_TEXT_TRAPS: dict[type, str] = {
+    int: " YAML reads 0123 as a number; put it in quotes.",
+    bool: " YAML reads yes, no, on and off as true or false; put it in quotes.",
+    date: " YAML reads it as a date; put it in quotes.",
+    datetime: " YAML reads it as a time; put it in quotes.",
+}
 
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _join(key: str, name: object) -> str:

@@ -4,7 +4,20 @@ The other sections, and the whole, are in `yatt.config.schema`.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from yatt.config.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    FILE,
+    LINE,
+    SECONDS,
+    SEED,
+    SIZE_BYTES,
+    Free,
+    at_least,
+    between,
+)
 
 
 def rule(holds: bool, says: str) -> None:
@@ -21,16 +34,16 @@ def rule(holds: bool, says: str) -> None:
 class RunSection:
     """The run itself."""
 
-    dir: str
+    dir: Annotated[str, FILE]
     """The run folder, on a filesystem every node sees. Relative paths start where the command runs."""
 
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Everything random is drawn from (seed, iteration, prompt group, rollout)."""
 
     deterministic: bool = False
     """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower."""
 
-    max_attempts_without_progress: int = 3
+    max_attempts_without_progress: Annotated[int, COUNT] = 3
     """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""
 
 
@@ -38,94 +51,87 @@ class RunSection:
 class LaunchSection:
     """Where processes run."""
 
-    nodes: int = 1
+    nodes: Annotated[int, between(1, 65536)] = 1
     """Nodes; with `yatt run` virtual ones, each with a controller of its own, on this machine."""
 
-    gpus_per_node: int = 1
+    gpus_per_node: Annotated[int, between(1, 1024)] = 1
     """GPUs of a node. Without GPUs these are slots: as many trainer ranks run beside each other."""
 
-    engine_gpus_per_node: int = 0
+    engine_gpus_per_node: Annotated[int, between(0, 1024)] = 0
     """disaggregated: GPUs of a node that only runs engines; 0: as `gpus_per_node`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where it is."""
 
-    threads_per_worker: int = 1
+    threads_per_worker: Annotated[int, between(1, 65536)] = 1
     """Computing threads of each worker process on CPU."""
 
-    scratch_dir: str = "/tmp"
+    scratch_dir: Annotated[str, FILE] = "/tmp"
     """Node-local folder for sockets and journals."""
 
-    shm_dir: str = "/dev/shm"
+    shm_dir: Annotated[str, FILE] = "/dev/shm"
     """Node-local memory filesystem; weights pass from trainer to engines through it."""
 
-    start_timeout_s: float = 300.0
+    start_timeout_s: Annotated[float, SECONDS] = 300.0
     """How long workers may take to come up before the attempt is given up."""
 
-    phase_timeout_s: float = 3600.0
+    phase_timeout_s: Annotated[float, SECONDS] = 3600.0
     """How long one phase may take before its laggards are named and the attempt is given up."""
 
-    node_silence_s: float = 10.0
+    node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
 
     def __post_init__(self) -> None:
-        rule(self.nodes >= 1, f"nodes is {self.nodes}; write 1 or more.")
-        rule(self.gpus_per_node >= 1, f"gpus_per_node is {self.gpus_per_node}; write 1 or more.")
-        rule(self.engine_gpus_per_node >= 0, "engine_gpus_per_node must not be negative.")
         rule(
             self.node_silence_s >= 3.0,
             f"node_silence_s is {self.node_silence_s:g}, but three signs of life, one a second, must fit; "
             "write 3 or more.",
         )
-        rule(self.threads_per_worker >= 1, "threads_per_worker must be 1 or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSection:
     """Whole state of the run, committed by manifest."""
 
-    url: str = ""
+    url: Annotated[str, LINE] = ""
     """Folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints` in the run folder."""
 
-    save_every: int = 0
+    save_every: Annotated[int, COUNT_OR_NONE] = 0
     """Iterations between checkpoints; 0 saves only at the end."""
 
-    keep: int = 2
+    keep: Annotated[int, COUNT] = 2
     """Committed checkpoints that are kept."""
 
     export_final: bool = True
     """Write the trained policy as a Hugging Face folder, `model` in the run folder, at the end."""
 
-    storage_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    storage_options: dict[str, Free] = field(default_factory=dict)
     """Handed to fsspec: endpoint_url, profile ... Secrets belong in the driver's own files."""
-
-    def __post_init__(self) -> None:
-        rule(self.keep >= 1, "keep must be 1 or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSection:
     """Timing of GPU leases."""
 
-    renew_s: float = 2.0
+    renew_s: Annotated[float, SECONDS] = 2.0
     """A holder's worker says so often that it lives."""
 
-    ttl_s: float = 10.0
+    ttl_s: Annotated[float, SECONDS] = 10.0
     """A holder not heard of for this long has lost its lease."""
 
-    stall_s: float = 600.0
+    stall_s: Annotated[float, SECONDS] = 600.0
     """A holder that is heard of but makes no progress for this long has lost it too."""
 
-    ask_s: float = 5.0
-    term_s: float = 10.0
-    kill_s: float = 30.0
-    prove_s: float = 50.0
+    ask_s: Annotated[float, SECONDS] = 5.0
+    term_s: Annotated[float, SECONDS] = 10.0
+    kill_s: Annotated[float, SECONDS] = 30.0
+    prove_s: Annotated[float, SECONDS] = 50.0
     """How long memory may take to come back, measured, before the GPU is quarantined."""
 
-    slack_bytes: int = 512 << 20
+    slack_bytes: Annotated[int, SIZE_BYTES] = 512 << 20
     """Memory a sleeping holder may keep beyond its declared residue and still count as released."""
 
-    max_residue_bytes: int = 8 << 30
+    max_residue_bytes: Annotated[int, SIZE_BYTES] = 8 << 30
     """Device memory a worker may keep asleep on each of its GPUs (contexts, graphs, communicators): what it
     keeps after its first sleep is allowed to it from then on, up to this."""
 
@@ -141,9 +147,9 @@ class LeaseSection:
 class SyncSection:
     """The probe after each weight update."""
 
-    probe_prompts: int = 2
-    probe_tokens: int = 16
-    tolerance: float = 0.0
+    probe_prompts: Annotated[int, COUNT_OR_NONE] = 2
+    probe_tokens: Annotated[int, COUNT] = 16
+    tolerance: Annotated[float, at_least(0)] = 0.0
     """Largest difference of a log-prob between engine and trainer; 0: 1e-3 (float32), 0.1 (bfloat16)."""
 
 
@@ -152,7 +158,7 @@ class LoggingSection:
     """Where a run can be watched."""
 
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
-    wandb_project: str = "yatt"
-    wandb_name: str = ""
-    samples_per_iteration: int = 4
+    wandb_project: Annotated[str, LINE] = "yatt"
+    wandb_name: Annotated[str, LINE] = ""
+    samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Completions with their verdicts kept for the report."""

@@ -6,7 +6,7 @@ sections in `yatt.config.check`. Every section is complete after loading: nothin
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from yatt.config.operation import (
     CheckpointSection as CheckpointSection,
@@ -29,34 +29,52 @@ from yatt.config.operation import (
 from yatt.config.operation import (
     rule,
 )
+from yatt.config.ranges import (
+    BETA,
+    COUNT,
+    COUNT_OR_NONE,
+    FILE,
+    FINITE,
+    FREE,
+    LINE,
+    MOST,
+    SECONDS,
+    SHARE,
+    SIZE_BYTES,
+    Free,
+    Range,
+    above,
+    at_least,
+    between,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
     """Prompts. verl's parquet and JSONL as they are; plain JSONL by naming its keys."""
 
-    train_files: tuple[str, ...]
+    train_files: tuple[Annotated[str, FILE], ...]
     """JSONL or parquet files."""
 
-    val_files: tuple[str, ...] = ()
+    val_files: tuple[Annotated[str, FILE], ...] = ()
     """Held-out prompts, scored by `validation`."""
 
-    prompt_key: str = "prompt"
+    prompt_key: Annotated[str, LINE] = "prompt"
     """Column of the prompt: text, or a list of chat messages."""
 
-    ground_truth_key: str = "reward_model.ground_truth"
+    ground_truth_key: Annotated[str, LINE] = "reward_model.ground_truth"
     """Column of the reference answer; dots descend into objects."""
 
-    data_source_key: str = "data_source"
+    data_source_key: Annotated[str, LINE] = "data_source"
     """Column that names where a row is from, handed to reward functions."""
 
-    default_data_source: str = "default"
+    default_data_source: Annotated[str, LINE] = "default"
     """What to call rows that have no data source column."""
 
     apply_chat_template: bool = True
     """Render chat messages by the model's template. A prompt that is plain text is used as it is."""
 
-    max_prompt_tokens: int = 1024
+    max_prompt_tokens: Annotated[int, COUNT] = 1024
     """Longer prompts are left out and counted."""
 
     shuffle: bool = True
@@ -70,7 +88,7 @@ class DataSection:
 class ModelSection:
     """The policy."""
 
-    path: str
+    path: Annotated[str, FILE]
     """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3 and Llama families."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -84,16 +102,16 @@ class ModelSection:
 class RolloutSection:
     """Sampling by the policy."""
 
-    n: int = 8
+    n: Annotated[int, COUNT] = 8
     """Completions of one prompt: the size of a prompt group."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    max_response_tokens: int = 1024
+    temperature: Annotated[float, above(0, most=100)] = 1.0
+    top_p: Annotated[float, SHARE] = 1.0
+    top_k: Annotated[int, Range(low=1, high=MOST, also=-1, also_means="all")] = -1
+    max_response_tokens: Annotated[int, COUNT] = 1024
     """Longest completion."""
 
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, FREE], ...] = ()
     """Texts that end a completion, beside the end-of-sequence token."""
 
     ignore_eos: bool = False
@@ -102,55 +120,49 @@ class RolloutSection:
     engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
     """auto is vllm where it can be imported, else transformers. scripted is for protocol tests."""
 
-    tp_size: int = 1
+    tp_size: Annotated[int, COUNT] = 1
     """GPUs of one engine."""
 
-    max_num_seqs: int = 256
+    max_num_seqs: Annotated[int, COUNT] = 256
     """Requests an engine runs at once."""
 
-    kv_cache_bytes: int = 0
+    kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
     """Size of an engine's KV cache; 0 means by `gpu_memory_utilization` (on CPU: 256 MiB)."""
 
-    gpu_memory_utilization: float = 0.85
+    gpu_memory_utilization: Annotated[float, SHARE] = 0.85
     enforce_eager: bool = False
     """No graph capture: starts faster, samples slower."""
 
-    max_policy_age: int = 1
+    max_policy_age: Annotated[int, COUNT_OR_NONE] = 1
     """An unfinished completion is continued by a policy at most so many versions newer, else begun anew."""
 
-    request_timeout_s: float = 600.0
+    request_timeout_s: Annotated[float, SECONDS] = 600.0
     """A completion not there by then is asked for again from another engine, up to `max_retries`."""
 
-    max_retries: int = 3
-
-    def __post_init__(self) -> None:
-        rule(self.n >= 1, "n must be 1 or more.")
-        rule(self.temperature > 0, "temperature must be above 0: training needs sampled completions.")
-        rule(0 < self.top_p <= 1, "top_p must be in (0, 1].")
-        rule(self.max_response_tokens >= 1, "max_response_tokens must be 1 or more.")
+    max_retries: Annotated[int, COUNT_OR_NONE] = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSection:
     """A reward function: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`."""
 
-    name: str
+    name: Annotated[str, LINE]
     """Of the score in metrics."""
 
-    path: str
+    path: Annotated[str, FILE]
     """A Python file, or `builtin:NAME` for one that ships with yatt."""
 
-    function: str = "compute_score"
+    function: Annotated[str, LINE] = "compute_score"
     """Its name in the file. async functions are awaited."""
 
     style: Literal["verl", "trl"] = "verl"
     """trl: `fn(prompts, completions, **columns) -> list[float]`."""
 
-    weight: float = 1.0
+    weight: Annotated[float, FINITE] = 1.0
     """In the sum that is the reward. 0 only measures."""
 
-    kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
-    timeout_s: float = 60.0
+    kwargs: dict[str, Free] = field(default_factory=dict)
+    timeout_s: Annotated[float, SECONDS] = 60.0
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
@@ -160,10 +172,10 @@ class RewardSection:
 class VerdictSection:
     """How a GenRM's text becomes a score."""
 
-    pattern: str
+    pattern: Annotated[str, FREE]
     """Regular expression; the *last* match counts, and its group 1 is the verdict."""
 
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Annotated[float, FINITE]] = field(default_factory=dict)
     """Verdict to score. Empty: the verdict is itself a number."""
 
 
@@ -171,41 +183,41 @@ class VerdictSection:
 class GenRMSection:
     """A generative reward model: an engine whose text is parsed into a verdict."""
 
-    name: str
-    model: str
+    name: Annotated[str, LINE]
+    model: Annotated[str, FILE]
     """Hugging Face folder."""
 
-    template: str = ""
+    template: Annotated[str, FREE] = ""
     """Text with {prompt}, {completion}, {ground_truth}, {data_source}. Empty when `path` is given."""
 
     chat: bool = False
     """Send the rendered text as a user's message through the model's chat template."""
 
-    path: str = ""
+    path: Annotated[str, FILE] = ""
     """A Python file with a function that is handed a GenRM client, instead of template and verdict."""
 
-    function: str = "compute_score"
+    function: Annotated[str, LINE] = "compute_score"
     verdict: VerdictSection = field(default_factory=lambda: VerdictSection(pattern=""))
-    weight: float = 1.0
-    max_tokens: int = 512
-    temperature: float = 0.0
-    max_model_tokens: int = 0
+    weight: Annotated[float, FINITE] = 1.0
+    max_tokens: Annotated[int, COUNT] = 512
+    temperature: Annotated[float, between(0, 100)] = 0.0
+    max_model_tokens: Annotated[int, COUNT_OR_NONE] = 0
     """Prompt and verdict together; 0 is the model's own limit, filled in when the run starts."""
 
-    stop: tuple[str, ...] = ()
-    retries: int = 1
+    stop: tuple[Annotated[str, FREE], ...] = ()
+    retries: Annotated[int, COUNT_OR_NONE] = 1
     """How often an unreadable verdict is asked for again, with another seed."""
 
     on_unparsable: Literal["drop_group", "score"] = "drop_group"
     """After the retries: leave the prompt group out, or give `unparsable_score`. Counted either way."""
 
-    unparsable_score: float = 0.0
+    unparsable_score: Annotated[float, FINITE] = 0.0
     engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    tp_size: int = 1
-    max_num_seqs: int = 256
-    kv_cache_bytes: int = 0
-    gpu_memory_utilization: float = 0.85
+    tp_size: Annotated[int, COUNT] = 1
+    max_num_seqs: Annotated[int, COUNT] = 256
+    kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
+    gpu_memory_utilization: Annotated[float, SHARE] = 0.85
     enforce_eager: bool = False
 
     def __post_init__(self) -> None:
@@ -221,10 +233,10 @@ class PlacementSection:
     """Who holds the GPUs when."""
 
     mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
-    genrm_slabs: int = 0
+    genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
     """partial, disaggregated: how many slabs, counted from the last node backwards, GenRM engines hold."""
 
-    trainer_nodes: int = 0
+    trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
     """disaggregated: so many nodes, from the first, only train; all others only run engines."""
 
 
@@ -235,33 +247,33 @@ class AlgorithmSection:
     adv_estimator: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
     ] = "grpo"
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.2
+    clip_ratio_low: Annotated[float, between(0, 1)] = 0.2
+    clip_ratio_high: Annotated[float, at_least(0)] = 0.2
     """DAPO's clip-higher: raise above clip_ratio_low."""
 
-    clip_ratio_c: float = 0.0
+    clip_ratio_c: Annotated[float, Range(low=1, high=MOST, low_open=True, also=0, also_means="off")] = 0.0
     """Dual clip's lower bound for negative advantages; 0 is off, 3.0 is usual."""
 
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"
-    loss_scale_factor: int = 0
+    loss_scale_factor: Annotated[int, COUNT_OR_NONE] = 0
     """Divisor of seq-mean-token-sum-norm; 0 is max_response_tokens (Dr. GRPO's constant)."""
 
     kl_in: Literal["none", "loss", "reward"] = "none"
     kl_type: Literal["k1", "k2", "k3"] = "k3"
-    kl_coef: float = 0.001
-    entropy_coeff: float = 0.0
-    gamma: float = 1.0
+    kl_coef: Annotated[float, at_least(0)] = 0.001
+    entropy_coeff: Annotated[float, FINITE] = 0.0
+    gamma: Annotated[float, SHARE] = 1.0
     """Discount per token, of reinforce_plus_plus."""
 
-    tis_clip: float = 2.0
+    tis_clip: Annotated[float, at_least(0)] = 2.0
     """Truncated importance weight between sampler and trainer; 0 turns the correction off."""
 
     filter_groups: bool = False
     """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
 
-    max_groups_opened_factor: float = 10.0
+    max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
     """Give up refilling after so many times the batch; the run stops and says the acceptance rate."""
 
 
@@ -269,43 +281,41 @@ class AlgorithmSection:
 class OptimizerSection:
     """AdamW of megatron-core's distributed optimizer."""
 
-    lr: float
-    min_lr: float = 0.0
+    lr: Annotated[float, between(0, 1)]
+    min_lr: Annotated[float, between(0, 1)] = 0.0
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = 0
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_eps: float = 1e-8
-    clip_grad: float = 1.0
-
-    def __post_init__(self) -> None:
-        rule(self.lr >= 0, "lr must not be negative.")
+    lr_warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
+    weight_decay: Annotated[float, at_least(0)] = 0.01
+    adam_beta1: Annotated[float, BETA] = 0.9
+    adam_beta2: Annotated[float, BETA] = 0.999
+    adam_eps: Annotated[float, above(0, most=1)] = 1e-8
+    clip_grad: Annotated[float, at_least(0)] = 1.0
+    """Largest norm of the gradient; 0 is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSection:
     """Batches and layout. Sizes are megatron-core's."""
 
-    tensor_model_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    virtual_pipeline_model_parallel_size: int = 1
-    context_parallel_size: int = 1
-    expert_model_parallel_size: int = 1
+    tensor_model_parallel_size: Annotated[int, COUNT] = 1
+    pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    virtual_pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    context_parallel_size: Annotated[int, COUNT] = 1
+    expert_model_parallel_size: Annotated[int, COUNT] = 1
     sequence_parallel: bool = False
-    total_iterations: int
+    total_iterations: Annotated[int, COUNT]
     """Iterations in all; a resumed run counts on."""
 
-    train_batch_size: int
+    train_batch_size: Annotated[int, COUNT]
     """Prompt groups of one iteration."""
 
-    mini_batch_size: int
+    mini_batch_size: Annotated[int, COUNT]
     """Prompt groups of one optimizer step."""
 
-    ppo_epochs: int = 1
+    ppo_epochs: Annotated[int, COUNT] = 1
     """Passes over the rollout batch."""
 
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: Annotated[int, COUNT] = 16384
     """Tokens of one packed micro-batch, prompt and completion; never exceeded."""
 
     recompute: bool = False
@@ -315,8 +325,6 @@ class TrainerSection:
     overlap_param_gather: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-            rule(getattr(self, name) >= 1, f"{name} must be 1 or more.")
         rule(
             self.train_batch_size % self.mini_batch_size == 0,
             f"mini_batch_size {self.mini_batch_size} does not divide train_batch_size "
@@ -332,17 +340,17 @@ class TrainerSection:
 class ValidationSection:
     """Held-out prompts, scored by a reward function that need not be trained on."""
 
-    reward: str = ""
+    reward: Annotated[str, LINE] = ""
     """Name of a reward in `rewards`; empty: no validation."""
 
-    every: int = 0
+    every: Annotated[int, COUNT_OR_NONE] = 0
     """Iterations between validations; 0 only at start and end."""
 
-    n: int = 1
-    temperature: float = 1.0
+    n: Annotated[int, COUNT] = 1
+    temperature: Annotated[float, between(0, 100)] = 1.0
     """0 is greedy."""
 
-    max_prompts: int = 1024
+    max_prompts: Annotated[int, COUNT] = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from yatt.config.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    FILE,
+    FREE,
+    LINE,
+    SEED,
+    above,
+    at_least,
+    between,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,22 +23,22 @@ class NewModel:
     """A model made here: sizes of a Hugging Face config, weights drawn from the seed, and a tokenizer with
     one token a character."""
 
-    model_type: str = "qwen3"
+    model_type: Annotated[str, LINE] = "qwen3"
     """qwen3, qwen2 or llama."""
 
-    characters: str = ""
+    characters: Annotated[str, FREE] = ""
     """The vocabulary. The last character ends a completion."""
 
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 4
-    head_dim: int = 32
-    max_position_embeddings: int = 64
-    rope_theta: float = 10000.0
+    hidden_size: Annotated[int, COUNT] = 128
+    intermediate_size: Annotated[int, COUNT] = 384
+    num_hidden_layers: Annotated[int, COUNT] = 3
+    num_attention_heads: Annotated[int, COUNT] = 4
+    num_key_value_heads: Annotated[int, COUNT] = 4
+    head_dim: Annotated[int, COUNT] = 32
+    max_position_embeddings: Annotated[int, COUNT] = 64
+    rope_theta: Annotated[float, above(0, most=1e12)] = 10000.0
     tie_word_embeddings: bool = True
-    initializer_range: float = 0.02
+    initializer_range: Annotated[float, between(0, 1)] = 0.02
     """Standard deviation of the drawn weights."""
 
 
@@ -33,42 +46,42 @@ class NewModel:
 class SftValidation:
     """Training stops once enough sampled completions equal the reference."""
 
-    file: str = ""
+    file: Annotated[str, FILE] = ""
     """JSONL with prompt and completion. Empty: train all steps."""
 
-    every: int = 25
+    every: Annotated[int, COUNT] = 25
     """Steps between tries."""
 
-    stop_at: float = 1.0
+    stop_at: Annotated[float, between(0, 1)] = 1.0
     """Share of exact completions at which training stops."""
 
-    temperature: float = 1.0
-    max_prompts: int = 256
+    temperature: Annotated[float, between(0, 100)] = 1.0
+    max_prompts: Annotated[int, COUNT] = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftConfig:
     """One SFT file."""
 
-    output: str
+    output: Annotated[str, FILE]
     """Hugging Face folder to write. Training is skipped when it was made by the same file and data."""
 
-    train_file: str
+    train_file: Annotated[str, FILE]
     """JSONL with prompt and completion."""
 
-    start: str = ""
+    start: Annotated[str, FILE] = ""
     """Hugging Face folder to go on from; empty: `new`."""
 
     new: NewModel = field(default_factory=NewModel)
     validation: SftValidation = field(default_factory=SftValidation)
-    batch_size: int = 256
-    max_steps: int
-    lr: float
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    clip_grad: float = 1.0
-    seed: int = 0
-    threads: int = 2
+    batch_size: Annotated[int, COUNT] = 256
+    max_steps: Annotated[int, COUNT]
+    lr: Annotated[float, between(0, 1)]
+    warmup_steps: Annotated[int, COUNT_OR_NONE] = 50
+    weight_decay: Annotated[float, at_least(0)] = 0.01
+    clip_grad: Annotated[float, at_least(0)] = 1.0
+    seed: Annotated[int, SEED] = 0
+    threads: Annotated[int, between(1, 65536)] = 2
 
 
 def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:

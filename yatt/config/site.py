@@ -8,10 +8,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from yatt.config.load import load_as
 from yatt.config.operation import rule
+from yatt.config.ranges import (
+    COUNT_OR_NONE,
+    FILE,
+    LINE,
+    Free,
+)
 
 COMPONENTS = ("trainer", "engines")
 """Parts of a job that may be asked for differently."""
@@ -30,10 +36,10 @@ class ContainerSection:
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     """pyxis: srun's --container-image; apptainer: `apptainer exec --nv` before the command."""
 
-    image: str = ""
+    image: Annotated[str, LINE] = ""
     """What the runtime takes: a file, or a name it can fetch."""
 
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[Annotated[str, LINE], ...] = ()
     """SOURCE:TARGET or SOURCE:TARGET:ro. The run folder, models and data must be among them."""
 
     def __post_init__(self) -> None:
@@ -52,80 +58,79 @@ class ContainerSection:
 class ComponentSection:
     """What one component asks for instead of what the whole file says."""
 
-    partition: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gpu_type: str = ""
-    nodelist: str = ""
+    partition: Annotated[str, LINE] = ""
+    qos: Annotated[str, LINE] = ""
+    constraint: Annotated[str, LINE] = ""
+    gpu_type: Annotated[str, LINE] = ""
+    nodelist: Annotated[str, LINE] = ""
     """Exactly these nodes, as Slurm writes a list: n[1-4]."""
 
-    cpus_per_node: int = 0
-    mem_gb: int = 0
+    cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
+    mem_gb: Annotated[int, COUNT_OR_NONE] = 0
 
     def __post_init__(self) -> None:
         _plain_words(self, ("partition", "qos", "constraint", "gpu_type", "nodelist"))
-        _not_negative(self, ("cpus_per_node", "mem_gb"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteConfig:
     """One cluster."""
 
-    account: str = ""
+    account: Annotated[str, LINE] = ""
     """Charged for the job (sbatch --account)."""
 
-    partition: str = ""
+    partition: Annotated[str, LINE] = ""
     """sbatch --partition. All components of a job need partitions that are preempted in the same way."""
 
-    qos: str = ""
+    qos: Annotated[str, LINE] = ""
     """sbatch --qos."""
 
-    constraint: str = ""
+    constraint: Annotated[str, LINE] = ""
     """Features that nodes must have (sbatch --constraint)."""
 
-    time_limit_min: int = 60
+    time_limit_min: Annotated[int, COUNT_OR_NONE] = 60
     """Minutes one start of the job may take; one limit for all components. The run goes on in the next."""
 
     gpus_directive: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
     """How GPUs are asked for: --gpus-per-node=N, --gres=gpu:N, or not at all (whole nodes without GRES)."""
 
-    gpu_type: str = ""
+    gpu_type: Annotated[str, LINE] = ""
     """As in --gpus-per-node=TYPE:N; empty: any."""
 
-    cpus_per_node: int = 0
+    cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
     """CPUs of each node (--cpus-per-task of its one task); 0: Slurm's default, often a single core."""
 
-    mem_gb: int = 0
+    mem_gb: Annotated[int, COUNT_OR_NONE] = 0
     """GiB of memory of each node; 0: Slurm's default. Exclusive nodes with 0 ask for all of it (--mem=0)."""
 
     exclusive: bool = False
     """Nobody else on our nodes (--exclusive)."""
 
-    setup: tuple[str, ...] = ()
+    setup: tuple[Annotated[str, LINE], ...] = ()
     """Shell lines before the launcher: modules, the virtual environment. Run as they are written here."""
 
-    srun_args: tuple[str, ...] = ()
+    srun_args: tuple[Annotated[str, LINE], ...] = ()
     """More arguments of each srun, for example --mpi=none or --cpu-bind=none."""
 
     container: ContainerSection = field(default_factory=ContainerSection)
 
-    interface: str = ""
+    interface: Annotated[str, LINE] = ""
     """Network interface that nodes talk over; empty: whichever has the route to the leader."""
 
-    scratch_dir: str = ""
+    scratch_dir: Annotated[str, FILE] = ""
     """Node-local folder for sockets and journals; empty: `launch.scratch_dir` of the run file."""
 
-    shm_dir: str = ""
+    shm_dir: Annotated[str, FILE] = ""
     """Node-local memory filesystem; empty: `launch.shm_dir` of the run file."""
 
-    checkpoint_url_prefix: str = ""
+    checkpoint_url_prefix: Annotated[str, LINE] = ""
     """Runs without `checkpoint.url` save to PREFIX/NAME, NAME being the run folder's; empty: to the run
     folder."""
 
-    storage_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    storage_options: dict[str, Free] = field(default_factory=dict)
     """Handed to fsspec for it: endpoint_url, profile ... Secrets belong in the driver's own files."""
 
-    signal_lead_s: int = 120
+    signal_lead_s: Annotated[int, COUNT_OR_NONE] = 120
     """Seconds before the time limit at which Slurm warns; a checkpoint must fit in."""
 
     layout: Literal["auto", "het", "flat"] = "auto"
@@ -141,7 +146,6 @@ class SiteConfig:
 
     def __post_init__(self) -> None:
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
-        _not_negative(self, ("cpus_per_node", "mem_gb"))
 
 
 def load_site(path: Path) -> SiteConfig:
@@ -205,8 +209,3 @@ def _plain_words(section: object, keys: tuple[str, ...]) -> None:
     for key in keys:
         value = getattr(section, key)
         rule(not _BLANK.search(value), f"{key}: '{value}' has a blank in it; Slurm would read two words.")
-
-
-def _not_negative(section: object, keys: tuple[str, ...]) -> None:
-    for key in keys:
-        rule(getattr(section, key) >= 0, f"{key} is {getattr(section, key)}; write 0 or more.")

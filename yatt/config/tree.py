@@ -1,16 +1,32 @@
 """YAML text to a tree of values that know where they were written.
 
 Overlays and ``a.b=c`` arguments are merged here, before anything is interpreted, so that a later
-error names the file and line (or argument) the value really came from.
+error names the file and line (or argument) the value really came from. A file is not trusted: its size, the
+depth of its nesting and what its aliases expand to are limited, and a value that YAML itself cannot read is
+a mistake like any other.
 """
 
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from yatt.errors import ConfigError
+from yatt.printable import printable
+
+MAX_BYTES = 1 << 19
+MAX_DEPTH = 24
+MAX_VALUES = 50_000
+"""Values of one file, aliases expanded."""
+
+UNREADABLE: Final = object()
+"""In place of a value that is a fault already."""
+
+_SCALAR_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+"""What PyYAML's constructors raise for texts that do not fit their tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,58 +44,162 @@ def read_tree(path: Path, faults: list[str]) -> Node:
         ConfigError: the file cannot be read, or is not YAML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = _read_regular(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check the path.") from error
+    except ValueError as error:
+        raise ConfigError(f"{printable(str(path))}: {error}") from error
+    try:
+        return parse_tree(data.decode(), str(path), faults)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text in UTF-8 ({error.reason}).") from error
-    return parse_tree(text, str(path), faults)
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}:{line}: is not text in UTF-8 ({error.reason}). Save it as UTF-8."
+        ) from error
+
+
+def _read_regular(path: Path) -> bytes:
+    """Content of a regular file of at most `MAX_BYTES`. A FIFO or a device is not waited for.
+
+    Raises:
+        OSError: as open.
+        ValueError: something else, or too large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("is not a regular file. Write the YAML to a file and name that.")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"is larger than {MAX_BYTES >> 10} KiB, which no config is. Check the path.")
+    return data
 
 
 def parse_tree(text: str, name: str, faults: list[str]) -> Node:
     """Parse `text`; places are called ``name:line``.
 
     Raises:
-        ConfigError: not YAML.
+        ConfigError: not YAML, nested too deeply, or too large once aliases are expanded.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not readable as YAML. {_yaml_error(error)}") from error
+        raise ConfigError(f"{name}: not readable as YAML. {_yaml_error(error, text)}") from error
     if root is None:
         return Node({}, f"{name}:1")
-    return _convert(root, name, yaml.SafeLoader(""), faults)
+    return _Converter(name, loader, faults).convert(root, 0)
 
 
-def _yaml_error(error: yaml.YAMLError) -> str:
+class _Loader(yaml.SafeLoader):
+    """Refuses deep nesting before it is built."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+
+
+def _yaml_error(error: yaml.YAMLError, text: str) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
-    return f"Line {mark.line + 1}: {problem}." if mark is not None else f"{problem}."
+    problem = printable(getattr(error, "problem", None) or getattr(error, "reason", None) or str(error))
+    if mark is not None:
+        return f"Line {mark.line + 1}: {problem}."
+    position = getattr(error, "position", None)
+    if not isinstance(position, int):
+        return f"{problem}."
+    shown = ascii(text[position : position + 1])
+    return f"Line {text.count(chr(10), 0, position) + 1}: {shown} cannot be in a YAML file; delete it."
 
 
-def _convert(node: yaml.Node, name: str, loader: yaml.SafeLoader, faults: list[str]) -> Node:
-    at = f"{name}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.SequenceNode):
-        return Node([_convert(item, name, loader, faults) for item in node.value], at)
-    if not isinstance(node, yaml.MappingNode):
-        return Node(_scalar(node, loader), at)
-    out: dict[str, Node] = {}
-    for key_node, value_node in node.value:
-        key = str(loader.construct_object(key_node))
-        if key in out:
-            line = key_node.start_mark.line + 1
-            faults.append(
-                f"{name}:{line}: key '{key}' is written twice (first at {out[key].at}); delete one."
+@dataclass(slots=True)
+class _Converter:
+    """Turns composed YAML nodes into `Node`s; what cannot be turned is a fault."""
+
+    name: str
+    loader: yaml.SafeLoader
+    faults: list[str]
+    count: int = 0
+
+    def convert(self, node: yaml.Node, depth: int) -> Node:
+        """`node` with everything below it.
+
+        Raises:
+            ConfigError: too deep or too much, by aliases.
+        """
+        at = self._place(node)
+        self.count += 1
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{at}: {_TOO_DEEP}; an alias (*name) that contains itself never ends.")
+        if self.count > MAX_VALUES:
+            raise ConfigError(
+                f"{at}: has more than {MAX_VALUES} values once aliases (*name) are written out; use fewer."
             )
-            continue
-        out[key] = _convert(value_node, name, loader, faults)
-    return Node(out, at)
+        if isinstance(node, yaml.SequenceNode):
+            return Node([self.convert(item, depth + 1) for item in node.value], at)
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node, depth), at)
+        return Node(self._scalar(node), at)
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        out: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node)
+            if key in out:
+                self.faults.append(
+                    f"{self._place(key_node)}: key '{key}' is written twice (first at {out[key].at}); "
+                    "delete one."
+                )
+            elif key is not None:
+                out[key] = self.convert(value_node, depth + 1)
+        return out
+
+    def _key(self, node: yaml.Node) -> str | None:
+        """The key's text, or None where it is a fault."""
+        if node.tag == "tag:yaml.org,2002:merge":
+            says = "merge keys (<<) are not supported; write the keys out, or use an overlay file."
+        elif not isinstance(node, yaml.ScalarNode):
+            says = "a key must be a word, not a list or a section."
+        else:
+            value = self._scalar(node)
+            return None if value is UNREADABLE else str(value)
+        self.faults.append(f"{self._place(node)}: {says}")
+        return None
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        """As YAML 1.1 reads it, but 4:00:00 is text: YAML 1.1 makes 14400 of it."""
+        try:
+            value = self.loader.construct_object(node)
+        except yaml.YAMLError as error:
+            why = getattr(error, "problem", None) or "unknown tag"
+        except _SCALAR_ERRORS as error:
+            why = str(error) or type(error).__name__
+        else:
+            return node.value if ":" in str(node.value) and isinstance(value, (int, float)) else value
+        kind = node.tag.rpartition(":")[2]
+        self.faults.append(
+            f"{self._place(node)}: {_short(node.value)} cannot be read as YAML's '{kind}' ({why}); put it in "
+            "quotes if it is text, without a tag (!!) before it."
+        )
+        return UNREADABLE
 
 
-def _scalar(node: yaml.Node, loader: yaml.SafeLoader) -> Any:
-    """As YAML 1.1 reads it, but 4:00:00 is text: YAML 1.1 makes 14400 of it, which no limit here is in."""
-    value = loader.construct_object(node)
-    return node.value if ":" in str(node.value) and isinstance(value, (int, float)) else value
+def _short(text: object, most: int = 60) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -99,7 +219,7 @@ def argument_tree(argument: str, faults: list[str]) -> Node:
         ConfigError: no '=' in it, an empty key, or a value that is not YAML.
     """
     path, sign, text = argument.partition("=")
-    if not sign or not all(path.split(".")):
+    if not sign or not all(path.split(".")) or path.count(".") > MAX_DEPTH:
         raise ConfigError(f"argument '{argument}': write section.key=value.")
     at = f"argument '{argument}'"
     node = _relocate(parse_tree(text, at, faults), at)

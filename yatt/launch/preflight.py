@@ -5,6 +5,7 @@ Every check raises ConfigError; they are collected, so that one try shows all mi
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,14 @@ from pathlib import Path
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.store import open_store
+from yatt.config.check import num_trainer_nodes
+from yatt.config.doubts import doubts
 from yatt.config.schema import RunConfig
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError
 from yatt.reward.functions import load_genrm_function, load_reward
+from yatt.trainer.layout import check_layout
+from yatt.weights.shape import read_shape
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
@@ -28,8 +33,14 @@ def preflight(config: RunConfig) -> None:
     """
     faults = [fault for check in _checks(config) if (fault := _fault(check))]
     if faults:
-        listed = "\n".join(f"  {fault}" for fault in faults)
+        listed = "\n".join(f"  {line}" for fault in faults for line in fault.splitlines())
         raise ConfigError(f"nothing was started:\n{listed}")
+
+
+def show_doubts(config: RunConfig) -> None:
+    """Print settings that are allowed but often not meant, once, when a run is started."""
+    for key, says in doubts(config):
+        sys.stderr.write(f"yatt: note: {key} {says}\n")
 
 
 def _fault(check: Callable[[], object]) -> str:
@@ -43,6 +54,7 @@ def _fault(check: Callable[[], object]) -> str:
 def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     yield partial(check_policy, config.model.path, "model.path")
+    yield partial(_check_fits, config)
     yield partial(
         check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
     )
@@ -74,22 +86,27 @@ def check_model(folder: str, key: str) -> dict[str, object]:
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{key}: there is no folder {folder}. Give a Hugging Face folder on this machine.")
-    try:
-        found = json.loads((root / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{key}: {root / 'config.json'} cannot be read ({error}).") from error
+    found = _config_json(folder)
+    if found is None:
+        raise ConfigError(f"{key}: {root / 'config.json'} cannot be read as one JSON object.")
     if not any(root.glob("*.safetensors")):
         raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
-    assert isinstance(found, dict), "config.json is an object"
     return found
+
+
+def _config_json(folder: str) -> dict[str, object] | None:
+    """The folder's config.json, None if it cannot be read or is no object."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def model_limit(folder: str) -> int:
     """Most tokens the model takes at once, by its config.json; 0 if that does not say."""
-    try:
-        return int(json.loads((Path(folder) / "config.json").read_text()).get("max_position_embeddings", 0))
-    except (OSError, json.JSONDecodeError):
-        return 0  # `check_model` says what is wrong
+    limit = (_config_json(folder) or {}).get("max_position_embeddings", 0)
+    return limit if type(limit) is int and limit > 0 else 0  # `check_model` says what is wrong
 
 
 def check_length(folder: str, key: str, num_tokens: int) -> None:
@@ -112,13 +129,29 @@ def check_policy(folder: str, key: str) -> None:
         ConfigError: it is of an unknown architecture, or files are missing.
     """
     architectures = check_model(folder, key).get("architectures") or ["none named"]
-    assert isinstance(architectures, list), "a list in every config.json"
-    if not set(architectures) & set(ARCHITECTURES):
+    named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
+    if not set(named) & set(ARCHITECTURES):
         raise ConfigError(
-            f"{key}: architecture {', '.join(architectures)} cannot be trained; known are "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{key}: architecture {', '.join(named)} cannot be trained; known are {', '.join(ARCHITECTURES)}."
         )
     Tokenizer(folder)
+
+
+def _check_fits(config: RunConfig) -> None:
+    """The policy's sizes must fit the layout of trainer and engines.
+
+    Raises:
+        ConfigError: a feature that cannot be trained, or sizes that do not divide; as the trainer says it.
+    """
+    if not Path(config.model.path).is_dir():
+        return  # `check_policy` says so
+    shape = read_shape(config.model.path)
+    check_layout(shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    if shape.num_heads % config.rollout.tp_size:
+        raise ConfigError(
+            f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.num_heads} heads of "
+            f"{config.model.path}; write a divisor."
+        )
 
 
 def _engines_installed(config: RunConfig) -> None:

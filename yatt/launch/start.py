@@ -8,7 +8,7 @@ from yatt.launch.device import device_of
 from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.local import Launcher
 from yatt.launch.plan import Resized, effective
-from yatt.launch.preflight import preflight
+from yatt.launch.preflight import preflight, show_doubts
 from yatt.obs.console import Console
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -22,6 +22,7 @@ def start_run(config: RunConfig) -> int:
     """
     config = completed(config)
     preflight(config)
+    show_doubts(config)
     return _run(config, open_folder(config))
 
 

@@ -28,7 +28,7 @@ from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
 from yatt.launch.plan import Component, JobPlan, Resized, components_of, effective, layout_of, write_plan
-from yatt.launch.preflight import preflight
+from yatt.launch.preflight import preflight, show_doubts
 from yatt.launch.steps import step_orders
 from yatt.paths import RunPaths
 
@@ -72,6 +72,7 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
 def _checked(config: RunConfig, site: SiteConfig) -> tuple[RunConfig, JobPlan]:
     config = _with_store(completed(config), site)
     preflight(config)
+    show_doubts(config)
     return config, _plan(config, site, Resized())
 
 

@@ -2,8 +2,14 @@
 
 Supported: Llama, Qwen2 and Qwen3 (dense). Everything this code could not honour exactly (other
 activations, biases, sliding windows, unknown RoPE scalings) is refused by name instead of ignored.
+
+Reads config.json itself, without transformers, so that the launcher can refuse a model before anything is
+started by the same rules as the trainer. Keys that are missing have transformers' defaults.
 """
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,29 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 """What megatron-core's rope_scaling hard-codes."""
+
+DEFAULT_THETA = 10000.0
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Of keys that config.json leaves out; transformers 5.19."""
+
+_QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+DEFAULTS_OF: dict[str, dict[str, Any]] = {
+    "llama": {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,78 +81,141 @@ def read_shape(folder: str) -> ModelShape:
     Raises:
         ConfigError: no config.json, or an architecture or feature that is not supported.
     """
-    from transformers import AutoConfig
+    return shape_of(read_config(folder))
 
-    if not (Path(folder) / "config.json").is_file():
+
+def read_config(folder: str) -> dict[str, Any]:
+    """A Hugging Face folder's config.json.
+
+    Raises:
+        ConfigError: it is not there, or is not one JSON object.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
         raise ConfigError(f"model.path: {folder} has no config.json; name a Hugging Face model folder.")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except ValueError as error:
-        raise ConfigError(f"model.path: {folder}: transformers does not know this model: {error}") from error
-    return shape_of(config)
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"model.path: {path} cannot be read as JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"model.path: {path} is not a JSON object; save the model with save_pretrained.")
+    return found
 
 
 def shape_of(config: Any) -> ModelShape:
-    """Shape a `transformers` config object describes.
+    """Shape that a config describes: the content of a config.json, or a `transformers` config object.
 
     Raises:
         ConfigError: an architecture or feature that is not supported.
     """
-    _refuse_unsupported(config)
-    theta, factor = _rope(config)
+    values = dict(config if isinstance(config, Mapping) else config.to_dict())
+    kind = values.get("model_type")
+    if kind not in SUPPORTED:
+        raise ConfigError(
+            f"model.path: architecture {kind!r} is not supported; use one of {', '.join(SUPPORTED)}."
+        )
+    values = DEFAULTS | DEFAULTS_OF[kind] | {key: value for key, value in values.items() if value is not None}
+    _refuse_unsupported(values)
+    sizes = {key: _size(values, key) for key in SIZES if key in values}
+    num_heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    num_kv_heads = sizes.get("num_key_value_heads", num_heads)
+    _check_heads(kind, hidden, num_heads, num_kv_heads)
+    theta, factor = _rope(values)
     return ModelShape(
-        model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        ffn_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        init_std=config.initializer_range,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        norm_eps=config.rms_norm_eps,
+        model_type=kind,
+        vocab_size=sizes["vocab_size"],
+        hidden_size=hidden,
+        ffn_size=sizes["intermediate_size"],
+        num_layers=sizes["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        init_std=_number(values, "initializer_range"),
+        head_dim=sizes.get("head_dim", hidden // num_heads),
+        norm_eps=_number(values, "rms_norm_eps"),
         rope_theta=theta,
         rope_scaling_factor=factor,
-        is_tied=bool(config.tie_word_embeddings),
-        has_qkv_bias=config.model_type == "qwen2",
-        has_qk_norm=config.model_type == "qwen3",
-        max_positions=config.max_position_embeddings,
+        is_tied=bool(values["tie_word_embeddings"]),
+        has_qkv_bias=kind == "qwen2",
+        has_qk_norm=kind == "qwen3",
+        max_positions=sizes["max_position_embeddings"],
     )
 
 
-def _refuse_unsupported(config: Any) -> None:
-    if config.model_type not in SUPPORTED:
-        raise ConfigError(
-            f"model.path: architecture {config.model_type!r} is not supported; "
-            f"use one of {', '.join(SUPPORTED)}."
-        )
+def _refuse_unsupported(values: dict[str, Any]) -> None:
     wanted: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "mlp_bias": (None, False),
         "use_sliding_window": (None, False),
         "attention_dropout": (None, 0, 0.0),
+        "partial_rotary_factor": (None, 1.0),
+        "quantization_config": (None,),
     }
-    if config.model_type != "qwen2":
+    if values["model_type"] != "qwen2":
         wanted["attention_bias"] = (None, False)
     for key, allowed in wanted.items():
-        value = getattr(config, key, None)
-        if value not in allowed:
+        if values.get(key) not in allowed:
             raise ConfigError(
-                f"model.path: config.json says {key}={value!r}, which the trainer cannot do for "
-                f"{config.model_type}; it needs {allowed[-1]!r}."
+                f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
+                f"{values['model_type']}; it needs {allowed[-1]!r}."
             )
+    layers = values.get("layer_types") or ()
+    if other := [kind for kind in layers if kind != "full_attention"]:
+        raise ConfigError(
+            f"model.path: config.json says layer_types with {other[0]!r}, which the trainer cannot do; it "
+            "needs 'full_attention' in every layer."
+        )
 
 
-def _rope(config: Any) -> tuple[float, float]:
-    """Base and Llama 3 scaling factor; transformers 5 keeps both in `rope_parameters`."""
-    rope: dict[str, Any] = dict(getattr(config, "rope_parameters", None) or {})
-    theta = float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
-    kind = rope.get("rope_type", "default")
+def _size(values: dict[str, Any], key: str) -> int:
+    value = values[key]
+    if type(value) is not int or value < 1:
+        raise ConfigError(
+            f"model.path: config.json says {key}={value!r}; it needs a whole number of 1 or more."
+        )
+    return value
+
+
+def _number(values: dict[str, Any], key: str) -> float:
+    value: Any = values.get(key)
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
+    return float(value)
+
+
+def _check_heads(kind: str, hidden: int, num_heads: int, num_kv_heads: int) -> None:
+    if kind == "llama" and hidden % num_heads:
+        raise ConfigError(
+            f"model.path: config.json says hidden_size={hidden}, which is no multiple of "
+            f"num_attention_heads={num_heads}; transformers refuses such a Llama."
+        )
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"model.path: config.json says num_key_value_heads={num_kv_heads}, which does not divide "
+            f"num_attention_heads={num_heads}."
+        )
+
+
+def _rope(values: dict[str, Any]) -> tuple[float, float]:
+    """Base and Llama 3 scaling factor.
+
+    transformers 5 keeps both in `rope_parameters`; before, they were `rope_theta` and `rope_scaling`, which
+    still wins where both are there.
+    """
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    unknown = ConfigError(
+        f"model.path: RoPE scaling {rope} is not supported; use 'default', or 'llama3' with {LLAMA3_SCALING}."
+    )
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise unknown
+    rope = {key: value for key, value in rope.items() if value is not None}
+    theta = _number({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise unknown
     if kind == "default":
         return theta, 0.0
-    if kind != "llama3" or any(rope.get(key) != value for key, value in LLAMA3_SCALING.items()):
-        raise ConfigError(
-            f"model.path: RoPE scaling {rope} is not supported; use 'default', or 'llama3' with "
-            f"{LLAMA3_SCALING}."
-        )
-    return theta, float(rope["factor"])
+    longest = values.get("original_max_position_embeddings", values["max_position_embeddings"])
+    scaling = {"original_max_position_embeddings": longest} | rope
+    if kind != "llama3" or any(scaling.get(key) != value for key, value in LLAMA3_SCALING.items()):
+        raise unknown
+    return theta, _number(scaling, "factor")

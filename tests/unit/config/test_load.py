@@ -1,5 +1,7 @@
 """What a person sees when the run file is wrong."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -136,10 +138,116 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("trainer:\n", "lease: {ttl_s: 3}\ntrainer:\n", "lease: ttl_s is 3, but three renewals"),
         ("trainer:\n", "rollout: {max_response_tokens: 32768}\ntrainer:\n", "cannot hold one longest sample"),
         ("model:", "model: [", "not readable as YAML. Line"),
+        ("1.0e-6", ".inf", "run.yaml:4: optimizer.lr is inf; write 0 to 1."),
+        ("1.0e-6", ".nan", "optimizer.lr is nan; write 0 to 1."),
+        ("1.0e-6", "-1.0", "optimizer.lr is -1.0; write 0 to 1."),
+        ("lr: 1.0e-6", "lr: 1.0e-6, min_lr: 1.0e-3", "optimizer.min_lr: 0.001 is above lr 1e-06"),
+        ("lr: 1.0e-6", "lr: 1.0e-6, adam_beta1: 1", "adam_beta1 is 1.0; write 0 or more and below 1."),
+        ("lr: 1.0e-6", "lr: 1.0e-6, adam_beta2: 1.5", "adam_beta2 is 1.5; write 0 or more and below 1."),
+        ("total_iterations: 10", "total_iterations: -1", "trainer.total_iterations is -1; write 1 or more."),
+        ("batch_size: 8", "batch_size: -8", "trainer.train_batch_size is -8; write 1 or more."),
+        ("mini_batch_size: 4", "mini_batch_size: 0", "run.yaml:8: trainer.mini_batch_size is 0; write 1 or"),
+        ("trainer:\n", "trainer:\n  ppo_epochs: 0\n", "trainer.ppo_epochs is 0; write 1 or more."),
+        ("trainer:\n", "rollout: {tp_size: 0}\ntrainer:\n", "rollout.tp_size is 0; write 1 or more."),
+        ("trainer:\n", "rollout: {top_k: 0}\ntrainer:\n", "top_k is 0; write -1 (all), or 1 or more."),
+        ("trainer:\n", "algorithm: {tis_clip: -2}\ntrainer:\n", "tis_clip is -2.0; write 0 or more."),
+        (
+            "trainer:\n",
+            "algorithm: {clip_ratio_c: 0.5}\ntrainer:\n",
+            "algorithm.clip_ratio_c is 0.5; write 0 (off), or above 1.",
+        ),
+        ("trainer:\n", "algorithm: {clip_ratio_c: 1}\ntrainer:\n", "write 0 (off), or above 1."),
+        ("trainer:\n", "algorithm: {kl_coef: -0.1}\ntrainer:\n", "kl_coef is -0.1; write 0 or more."),
+        ("trainer:\n", "algorithm: {clip_ratio_low: -0.1}\ntrainer:\n", "is -0.1; write 0 to 1."),
+        ("trainer:\n", "algorithm: {clip_ratio_high: -0.1}\ntrainer:\n", "is -0.1; write 0 or more."),
+        ("trainer:\n", "algorithm: {loss_scale_factor: -1}\ntrainer:\n", "is -1; write 0 or more."),
+        (
+            "trainer:\n",
+            "algorithm: {kl_in: loss, kl_type: k1}\ntrainer:\n",
+            "run.yaml:5: algorithm.kl_type: k1 in the loss has no gradient",
+        ),
+        ("trainer:\n", "rollout: {n: 1}\ntrainer:\n", "rollout.n: grpo compares completions of one prompt"),
+        (
+            "trainer:\n",
+            "rollout: {n: 1}\nalgorithm: {adv_estimator: reinforce_plus_plus_baseline}\ntrainer:\n",
+            "rollout.n: reinforce_plus_plus_baseline compares completions of one prompt",
+        ),
+        (
+            "rewards:",
+            f"launch: {{nodes: {10**12}}}\nrewards:",
+            "launch.nodes is 1000000000000; write 1 to 65536",
+        ),
+        ("1.0e-6", "1" * 400, "is not a number"),
+        ("1.0e-6", "2024-02-30", "run.yaml:4: '2024-02-30' cannot be read as YAML's 'timestamp'"),
+        (
+            "/shared/run",
+            "2024-02-03",
+            "run.dir: datetime.date(2024, 2, 3) is not text. YAML reads it as a date",
+        ),
+        ("1.0e-6", "!!int x", "run.yaml:4: 'x' cannot be read as YAML's 'int'"),
+        ("1.0e-6", '!!int ""', "cannot be read as YAML's 'int'"),
+        ("1.0e-6", "!!bool maybe", "cannot be read as YAML's 'bool'"),
+        ("1.0e-6", "!!python/object:os.system x", "cannot be read as YAML's"),
+        ("model: {path", "model: {<<: {a: 1}, path", "run.yaml:3: merge keys (<<) are not supported"),
+        ("model: {path", "model: {? [a, b] : 1, path", "run.yaml:3: a key must be a word, not a list"),
+        (
+            "[a.jsonl]",
+            "&a [*a]",
+            "run.yaml:2: nested more than 24 levels deep; an alias (*name) that contains",
+        ),
+        ("[a.jsonl]", "[" * 60 + "]" * 60, "Line 2: nested more than 24 levels deep"),
+        ("/shared/run", '"/a\\0b"', "run.dir: '/a\\x00b' has a NUL character in it"),
+        ("/shared/run", '"/a\\ud800b"', "run.dir: '/a\\ud800b' has half of a surrogate pair in it"),
+        ("/shared/run", '"/a\\n#SBATCH -p x"', "run.dir: '/a\\n#SBATCH -p x' has a line break"),
+        ("/shared/run", '"/a\\rb"', "run.dir: '/a\\rb' has a line break"),
+        ("/shared/run", "/a%jb", "run.dir: '/a%jb' has a '%' in it"),
+        ("a.jsonl", '"a\\nb"', "data.train_files[0]: 'a\\nb' has a line break"),
+        ("path: /models", '"\\e[31mpath": /models', "model.\\x1b[31mpath: no such key."),
+        ("run:", "a\0b:", "run.yaml: not readable as YAML. Line 1: '\\x00' cannot be in a YAML file"),
     ],
 )
 def test_a_mistake_is_named_with_its_place_and_fix(tmp_path: Path, was: str, now: str, says: str) -> None:
     assert says in mistakes(tmp_path, GOOD.replace(was, now, 1))
+
+
+def laughs(levels: int, width: int) -> str:
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+def test_aliases_that_expand_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    assert "has more than 50000 values once aliases" in mistakes(tmp_path, laughs(12, 10))
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_file_that_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
+    fifo, large = tmp_path / "fifo", tmp_path / "large.yaml"
+    os.mkfifo(fifo)
+    large.write_text("# " + "x" * (1 << 20))
+    for path, says in (
+        (fifo, "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+        (tmp_path, "is not a regular file"),
+        (large, "is larger than 512 KiB"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load([path], [])
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"run:\n  dir: \xff\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:2: is not text in UTF-8"):
+        load([path], [])
+
+
+def test_every_character_of_a_message_can_be_shown(tmp_path: Path) -> None:
+    text = GOOD.replace("run: {dir", 'run: {"a\\e[2Jb\\u202e": 1, dir').replace("1.0e-6", '"\\e]0;x\\a"')
+    said = mistakes(tmp_path, text, "rollout.\x1b[31mn=3")
+    assert all(c.isprintable() for c in said.replace("\n", ""))
+    assert "rollout.\\x1b[31mn: no such key" in said
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:

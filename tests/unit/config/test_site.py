@@ -36,7 +36,10 @@ def test_the_example_names_every_key() -> None:
     [
         ("partiton: gpu", "partiton: no such key. Did you mean 'partition'?"),
         ("partition: a b", "'a b' has a blank in it"),
-        ('account: "a\\n#SBATCH --x"', "has a blank in it"),
+        (
+            'account: "a\\n#SBATCH --x"',
+            "'a\\n#SBATCH --x' has a line break or another control character in it",
+        ),
         ("mem_gb: -1", "mem_gb is -1; write 0 or more"),
         ("time_limit_min: 5\nsignal_lead_s: 300", "time_limit_min: 5 min leaves no time to work"),
         ("time_limit_min: 5\nsignal_lead_s: 300", "write 7 or more"),

@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_model_is_the_users_mistake(tmp_path):
     with pytest.raises(ConfigError, match=r"has no \*\.safetensors"):
         HFTensors(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
-    with pytest.raises(ConfigError, match="does not know this model"):
+    with pytest.raises(ConfigError, match="architecture 'never-heard-of' is not supported"):
         read_shape(str(tmp_path))
 
 

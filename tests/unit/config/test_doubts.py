@@ -1,0 +1,32 @@
+"""Settings that are allowed but often not meant are said once, with what follows."""
+
+from pathlib import Path
+
+import pytest
+
+from yatt.config.doubts import doubts
+from yatt.config.load import load
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["rollout.top_p=0.9"], "rollout.top_p"),
+        (["rollout.top_k=20"], "rollout.top_k"),
+        (["optimizer.lr=0", "optimizer.min_lr=0"], "optimizer.lr"),
+        (["rollout.temperature=0.7", "algorithm.kl_in=loss"], "rollout.temperature"),
+        (["algorithm.entropy_coeff=-0.1"], "algorithm.entropy_coeff"),
+        (["algorithm.clip_ratio_high=0"], "algorithm.clip_ratio_high"),
+        (["algorithm.tis_clip=0.5"], "algorithm.tis_clip"),
+        (["optimizer.lr_warmup_steps=1000000"], "optimizer.lr_warmup_steps"),
+    ],
+)
+def test_a_doubtful_setting_is_named_and_what_follows_is_said(arguments: list[str], key: str) -> None:
+    assert [found for found, _ in doubts(load([QUICKSTART], arguments))] == [key]
+
+
+def test_the_examples_are_not_doubted() -> None:
+    assert doubts(load([QUICKSTART], [])) == []
+    assert doubts(load([QUICKSTART, QUICKSTART.with_name("quickstart-slurm.yaml")], [])) == []

@@ -1,0 +1,62 @@
+"""Settings that are allowed but often not meant. Pure; shown once when a run is started."""
+
+from collections.abc import Iterator
+
+from yatt.config.schema import RunConfig
+
+Doubt = tuple[str, str]  # key, what follows from its value
+
+
+def doubts(config: RunConfig) -> list[Doubt]:
+    """Every setting that a person may not have meant, with what follows from it."""
+    return [*_sampling(config), *_learning(config), *_rewards(config)]
+
+
+def _sampling(config: RunConfig) -> Iterator[Doubt]:
+    rollout = config.rollout
+    for key, value, cuts in (
+        ("top_p", rollout.top_p, rollout.top_p < 1),
+        ("top_k", rollout.top_k, rollout.top_k > 0),
+    ):
+        if cuts:
+            yield (
+                f"rollout.{key}",
+                f"{value:g} cuts the distribution: the sampler's log-probs are of what is left, the "
+                "trainer's of all tokens, so importance weights and KL are biased.",
+            )
+    if rollout.temperature != 1 and config.algorithm.kl_in != "none":
+        yield (
+            "rollout.temperature",
+            f"{rollout.temperature:g} with algorithm.kl_in: {config.algorithm.kl_in}: the KL is of the "
+            "policy at this temperature, not of the one that is saved.",
+        )
+
+
+def _learning(config: RunConfig) -> Iterator[Doubt]:
+    a, o = config.algorithm, config.optimizer
+    if o.lr == 0:
+        yield "optimizer.lr", "is 0: nothing is learned."
+    for key, value in (("clip_ratio_low", a.clip_ratio_low), ("clip_ratio_high", a.clip_ratio_high)):
+        if value == 0:
+            yield f"algorithm.{key}", "is 0: after the first optimizer step of an iteration all is clipped."
+    if a.entropy_coeff < 0:
+        yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: entropy is pushed down."
+    if 0 < a.tis_clip < 1:
+        yield "algorithm.tis_clip", f"is {a.tis_clip:g}: below 1 it scales down every update."
+    warmed = config.trainer.total_iterations * config.trainer.ppo_epochs
+    warmed *= config.trainer.train_batch_size // config.trainer.mini_batch_size
+    if o.lr_warmup_steps >= warmed:
+        yield (
+            "optimizer.lr_warmup_steps",
+            f"is {o.lr_warmup_steps} of {warmed} optimizer steps: lr is reached at the end or never.",
+        )
+
+
+def _rewards(config: RunConfig) -> Iterator[Doubt]:
+    weighed = [(f"rewards[{i}]", r.weight) for i, r in enumerate(config.rewards)]
+    weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
+    for key, weight in weighed:
+        if weight < 0:
+            yield f"{key}.weight", f"is {weight:g}: what it scores high is unlearned."
+    if config.rollout.n == 1 and config.algorithm.filter_groups:
+        yield "algorithm.filter_groups", "with rollout.n: 1 every prompt group is flat and is replaced."
