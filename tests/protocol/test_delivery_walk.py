@@ -98,7 +98,7 @@ def moves(world: World, rules: Rules) -> Iterator[World]:
 
 def tick(world: World, rules: Rules) -> World:
     now = world.tick + 1
-    sender, due = rules.tick(world.sender, float(now), resend_s=RESEND_S, limit_s=LIMIT_S)
+    sender, due = rules.tick(world.sender, float(now), planned_s=1.0, resend_s=RESEND_S, limit_s=LIMIT_S)
     world = replace(world, tick=now, sender=sender)
     if due is Due.EXPIRED:
         quiet = now - world.heard_at
@@ -156,8 +156,10 @@ def test_the_answer_comes_once_the_line_carries_again() -> None:
 
 
 def test_what_the_sender_slept_is_nobodys_silence() -> None:
-    request, due = delivery.tick(delivery.sent(0.0), 100.0, resend_s=1.0, limit_s=3.0)
-    assert (due, request.quiet_s) == (Due.SEND, 1.0)
+    limits = {"planned_s": 1.0, "resend_s": 1.0, "limit_s": 1.0}
+    request, due = delivery.tick(delivery.sent(0.0), 100.0, **limits)
+    assert (due, request.quiet_s) == (Due.NOTHING, 1.0), "what came meanwhile is read first"
+    assert delivery.tick(request, 100.2, **limits)[1] is Due.EXPIRED
 
 
 def test_answers_are_kept_up_to_their_bytes_and_what_goes_may_be_carried_out_again() -> None:
@@ -182,8 +184,8 @@ class ActsAgain(Rules):
 
 class NeverSendsAgain(Rules):
     @staticmethod
-    def tick(request: Outgoing, now_s: float, *, resend_s: float, limit_s: float) -> tuple[Outgoing, Due]:
-        request, due = delivery.tick(request, now_s, resend_s=resend_s, limit_s=limit_s)
+    def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
+        request, due = delivery.tick(request, now_s, **limits)
         return request, due if due is Due.EXPIRED else Due.NOTHING
 
 
@@ -201,8 +203,8 @@ class AnyWordIsProgress(Rules):
 
 class ProbesWhatNeverArrived(Rules):
     @staticmethod
-    def tick(request: Outgoing, now_s: float, *, resend_s: float, limit_s: float) -> tuple[Outgoing, Due]:
-        request, due = delivery.tick(request, now_s, resend_s=resend_s, limit_s=limit_s)
+    def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
+        request, due = delivery.tick(request, now_s, **limits)
         return request, Due.PROBE if due is Due.SEND else due
 
 

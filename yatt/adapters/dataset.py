@@ -1,8 +1,9 @@
 """Prompt files, JSONL and parquet: checked whole before a run starts, then read from disk row by row.
 
-verl's columns are understood as they are; other names come from the config. Values keep the types that the file
-has. No process holds all rows: a row is found again by its place (`RowRef`), also by the reward processes.
-Parquet is copied once into an Arrow file in the node's scratch folder, which is mapped, not loaded.
+verl's columns are understood as they are; other names come from the config. Values keep the types that the
+file has. No process holds all rows: a row is found again by its place (`RowRef`), also by the reward
+processes. Parquet is copied once into an Arrow file in the node's scratch folder, which is mapped, not
+loaded.
 """
 
 import bisect
@@ -20,7 +21,13 @@ from yatt.errors import ConfigError, WorkerFailed
 from yatt.records.message import RowRef
 
 BATCH_ROWS = 1024
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK": "zip"}
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK": "zip",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +226,9 @@ def _parsed(line: bytes, place: str) -> dict[str, Any]:
     try:
         raw = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{place} is not text in UTF-8 ({error.reason}); save the file as UTF-8.") from error
+        raise ConfigError(
+            f"{place} is not text in UTF-8 ({error.reason}); save the file as UTF-8."
+        ) from error
     except json.JSONDecodeError as error:
         shown = _shown(line.decode(errors="replace"))
         raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
@@ -270,8 +279,8 @@ def _refuse_surrogates(text: str, name: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{place}: its {name} has half a character (a lone surrogate, at {error.start}), which no tokenizer "
-            "takes. Mend the row."
+            f"{place}: its {name} has half a character (a lone surrogate, at {error.start}), which no "
+            "tokenizer takes. Mend the row."
         ) from error
 
 

@@ -41,6 +41,7 @@ from yatt.records.codec import (
 _LOG = logging.getLogger(__name__)
 LINGER_MS = 1000
 RESEND_S = 3.0
+LEAST_S = 0.05
 KEPT_BYTES = 32 << 20
 """Of answers, for a request that is asked again because its answer was lost."""
 
@@ -96,7 +97,9 @@ class _Asked:
     frame: bytes
     state: Outgoing
     limit_s: float
+    resend_s: float
     progress: Progress | None
+    planned_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
@@ -128,13 +131,15 @@ class Channel:
         self._loop.call_soon(self._drain)  # what came before is not told of again
 
     async def request(
-        self, to: str, body: m.Message, deadline_s: float, progress: Progress | None = None
-    ) -> m.Message:
+        self, to: str, body: m.Message, deadline_s: float, *,
+        progress: Progress | None = None, is_probed: bool = False,
+    ) -> m.Message:  # fmt: skip
         """Send and wait for the answer.
 
         Args:
             deadline_s: how long nothing may move: no answer, no word that it is worked on, no progress.
-            progress: that of the receiver, where it is known here; else it is asked for.
+            progress: that of the receiver, where it is known here.
+            is_probed: ask the receiver for it also over a line that loses nothing.
 
         Raises:
             DeadlineExceeded: nothing moved for so long, or nobody is there to ask.
@@ -144,7 +149,8 @@ class Channel:
         seq = self._next_seq(to)
         frame = encode_frame(self._fence.epoch, seq, 0, body)
         future: asyncio.Future[m.Message] = self._loop.create_future()
-        asked = _Asked(future, frame, delivery.sent(self._loop.time()), deadline_s, progress)
+        resend_s = RESEND_S if is_probed else self._resend_s
+        asked = _Asked(future, frame, delivery.sent(self._loop.time()), deadline_s, resend_s, progress)
         self._asked[to, seq] = asked
         try:
             self._put(to, frame)
@@ -206,13 +212,10 @@ class Channel:
 
     def _arm(self, to: str, seq: int, asked: _Asked) -> None:
         """Look at the request again when it is due to be sent again, or over."""
-        left_s = max(0.0, asked.limit_s - asked.state.quiet_s)
-        wait_s = min(self._interval_s, left_s) if self._resend_s or asked.progress else left_s
-        asked.timer = self._loop.call_later(wait_s, self._look, to, seq)
-
-    @property
-    def _interval_s(self) -> float:
-        return self._resend_s or RESEND_S
+        left_s = max(LEAST_S, asked.limit_s - asked.state.quiet_s)
+        is_watched = asked.resend_s or asked.progress
+        asked.planned_s = min(asked.resend_s or RESEND_S, left_s) if is_watched else left_s
+        asked.timer = self._loop.call_later(asked.planned_s, self._look, to, seq)
 
     def _look(self, to: str, seq: int) -> None:
         asked = self._asked.get((to, seq))
@@ -220,15 +223,14 @@ class Channel:
             return
         if asked.progress is not None:
             asked.state = delivery.working(asked.state, asked.progress())
-        # Without sending again only the deadline is looked at: then no interval caps what a tick counts.
-        cap_s = self._interval_s if self._resend_s or asked.progress else asked.limit_s
         asked.state, due = delivery.tick(
-            asked.state, self._loop.time(), resend_s=cap_s, limit_s=asked.limit_s
-        )
+            asked.state, self._loop.time(), planned_s=asked.planned_s, resend_s=asked.resend_s,
+            limit_s=asked.limit_s,
+        )  # fmt: skip
         if due is Due.EXPIRED:
             asked.future.set_exception(TimeoutError())
             return
-        if self._resend_s and due is not Due.NOTHING:
+        if due is not Due.NOTHING:
             probe = encode_notice(self._fence.epoch, seq, PROBE)
             with contextlib.suppress(zmq.ZMQError):
                 self._put(to, asked.frame if due is Due.SEND else probe)

@@ -130,16 +130,24 @@ class Acts:
         self._row["perf/weights_bytes"] = first.size_bytes
 
     async def _validate(self, iteration: int) -> None:
-        sums: dict[str, tuple[float, int]] = {}
+        found: dict[str, list[c.SourceScores]] = {}
         for answer in await self._ports.ask_owners(c.ValidateOrder(iteration=iteration)):
             assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
-            for source, (total, count) in answer.sums.items():
-                before = sums.get(source, (0.0, 0))
-                sums[source] = (before[0] + total, before[1] + count)
+            for source, scores in answer.sources.items():
+                found.setdefault(source, []).append(scores)
         section = self._node.config.validation
-        for source, (total, count) in sums.items():
-            key = f"val-core/{source}/{section.reward}/mean@{section.n}"
-            self._row[key] = total / count if count else float("nan")
+        for source, parts in found.items():
+            count = sum(part.count for part in parts)
+            if not count:
+                continue
+            # A completion that could not be sampled or scored counts as 0: a mean over survivors flatters.
+            key = f"{source}/{section.reward}/mean@{section.n}"
+            self._row[f"val-core/{key}"] = sum(part.total for part in parts) / count
+            failed = sum(part.failed for part in parts)
+            self._row[f"val-aux/{source}/{section.reward}/failed"] = failed
+            for name in sorted({name for part in parts for name in part.extras}):
+                total = sum(part.extras.get(name, 0.0) for part in parts)
+                self._row[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
 
     async def _advance(self, act: phases.Act) -> bool:
         """True if groups are still missing after the last scoring."""
@@ -233,7 +241,11 @@ class Acts:
         self._is_flushed = False
         self._row["rollout/groups"] = len(groups)
         for name in sorted({name for group in groups for name in group.scores}):
-            self._row[f"critic/score/{name}/mean"] = sum(g.scores[name] for g in groups) / len(groups)
+            values = [group.scores[name] for group in groups if name in group.scores]
+            self._row[f"critic/score/{name}/mean"] = sum(values) / len(values)
+        ages = [age for group in groups for age in group.ages]
+        self._row["training/policy_age_mean"] = sum(ages) / len(ages)
+        self._row["training/policy_age_max"] = max(ages)
         for name in {name for node in trained for name in node.timing_s}:
             self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
         self._row["perf/total_num_tokens"] = tokens

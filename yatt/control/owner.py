@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from yatt.adapters.tokenizer import Part
 from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.sampling import Sampler
@@ -50,7 +51,8 @@ class Owner:
         if genrm is None:
             return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", user=True)
         try:
-            completed = await self._scorer.ask_genrm(genrm, ask)
+            # The function's own text, with a completion in it: what it spells is no control token.
+            completed = await self._scorer.ask_genrm(genrm, ask, [Part(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
         if completed.finish_reason == "error":

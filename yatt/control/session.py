@@ -13,7 +13,7 @@ import zmq
 
 from yatt import clock
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.dataset import read_rows
+from yatt.adapters.dataset import RowFiles
 from yatt.adapters.files import append_line
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.succession import Succession
@@ -43,6 +43,7 @@ from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
 from yatt.errors import EXIT_FAILED, WorkerFailed
 from yatt.obs.events import EventLog
+from yatt.paths import rows_folder
 from yatt.records import cluster as c
 from yatt.records import message as m
 
@@ -82,13 +83,14 @@ class Session:
         """Until the leader says Quit; gives the exit code."""
         context = zmq.Context()
         hub = Channel(
-            listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
-        )
+            listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
+            handler=self._from_worker, resend_s=0,  # inside a node nothing is lost but by a process's end
+        )  # fmt: skip
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         lasting = []  # from before the meeting: a leader may be lost while it is waited for
         if self._node.succession is not None:
             lasting.append(asyncio.ensure_future(self._stand_by(self._node.succession)))
-        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
+        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer, self._progress)
         self._liveness = Liveness(self._node, self._peers, self._lost)
         lasting.append(asyncio.ensure_future(self._liveness.run()))
         try:
@@ -110,22 +112,30 @@ class Session:
         owner = await call_in_thread(partial(self._owner, parts)) if node.is_owner else None
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
-            ports = Ports(node, self._controller.handle, self._peers, self._gave_up)
+            ports = Ports(
+                node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
+            )
             store = await call_in_thread(partial(open_run_store, node.config, node.paths.root))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch), self._events, vocab_size(node.config.model.path)
             )
             self._coordinator = Coordinator(node, ports, acts, self._events)
 
+    def _progress(self) -> int:
+        """Changes while this node's workers get on."""
+        return self._parts.supervisor.progress() if self._parts is not None else 0
+
     def _owner(self, parts: Parts) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
-        rows, tokenizer = read_rows(config.data.train_files, config.data), Tokenizer(config.model.path)
-        scorer = Scorer(config, parts.router.complete, parts.workers.reward)
+        rows = RowFiles(config.data.train_files, config.data, rows_folder(node.scratch, is_held_out=False))
+        tokenizer = Tokenizer(config.model.path)
+        scorer = Scorer(config, parts.router.complete, parts.rewards.call)
         sampler = Sampler(node, DataShard(config, rows, tokenizer), scorer, parts.router, self._events)
         validator = None
         if config.validation.reward:
-            held_out = read_rows(config.data.val_files, config.data)
+            folder = rows_folder(node.scratch, is_held_out=True)
+            held_out = RowFiles(config.data.val_files, config.data, folder)
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)

@@ -5,12 +5,15 @@ worked on (a *probe*, a few bytes). The receiver acts on each request once: a re
 "working" and a progress counter while it is worked on, and with the same answer again afterwards.
 
 A deadline is about progress: it counts the time in which the receiver was silent, or said the same progress
-again and again. Time in which the sender itself stood still is not counted beyond one interval.
+again and again, as far as the sender itself was awake.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from enum import Enum
+
+LATE_S = 0.5
+"""A tick that comes so much after its time shows that the process stood still."""
 
 
 class Due(Enum):
@@ -38,13 +41,23 @@ def sent(now_s: float) -> Outgoing:
     return Outgoing(ticked_s=now_s, sent_s=now_s)
 
 
-def tick(request: Outgoing, now_s: float, *, resend_s: float, limit_s: float) -> tuple[Outgoing, Due]:
-    """Time passed."""
-    passed_s = min(now_s - request.ticked_s, resend_s)
-    request = replace(request, ticked_s=now_s, quiet_s=request.quiet_s + passed_s)
-    if request.quiet_s >= limit_s:
-        return request, Due.EXPIRED
-    if now_s - request.sent_s < resend_s:
+def tick(
+    request: Outgoing, now_s: float, *, planned_s: float, resend_s: float, limit_s: float
+) -> tuple[Outgoing, Due]:
+    """Time passed.
+
+    Args:
+        planned_s: when this tick was to come, after the last one. One that comes much later shows that the
+            sender stood still: what came meanwhile may be unread, so it ends nothing, and counts no more
+            than planned.
+    """
+    passed_s = now_s - request.ticked_s
+    is_late = passed_s > planned_s + LATE_S
+    quiet_s = request.quiet_s + min(passed_s, planned_s)
+    request = replace(request, ticked_s=now_s, quiet_s=quiet_s)
+    if quiet_s >= limit_s:
+        return request, Due.NOTHING if is_late else Due.EXPIRED
+    if not resend_s or now_s - request.sent_s < resend_s:
         return request, Due.NOTHING
     return replace(request, sent_s=now_s), Due.PROBE if request.has_arrived else Due.SEND
 

@@ -124,6 +124,13 @@ class Dispatch:
             del self._living[place]
             self._homes.pop(place, None)
 
+    def withdraw(self, key: str) -> bool:
+        """Take back a call that still waits; False if it runs, or is not known."""
+        if key not in self._calls or self._calls[key].server:
+            return False
+        self.done(key)
+        return True
+
     def bounce(self, key: str) -> None:
         """A call came back unanswered through no fault of its own: it waits again, before all others."""
         if key in self._calls:

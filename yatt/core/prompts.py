@@ -110,3 +110,26 @@ class Quota:
             dropped=self.dropped + (not accepted),
             acceptance=self.acceptance.after(accepted=accepted),
         )
+
+
+HANDFUL = 8
+"""Prompt groups that may fail by the user's code before the first success, until the run is ended for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Whether the user's functions ever worked: failures before the first group that did not fail by them."""
+
+    failed: int = 0
+    has_worked: bool = False
+
+    def after(self, *, is_users_failure: bool) -> "Trials":
+        """One more group is resolved."""
+        if self.has_worked or not is_users_failure:
+            return Trials(self.failed, True)
+        return Trials(self.failed + 1)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether going on would only repeat the failure."""
+        return not self.has_worked and self.failed >= HANDFUL

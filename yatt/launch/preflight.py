@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.dataset import read_rows
+from yatt.adapters.dataset import check_rows
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
@@ -58,9 +58,9 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     yield partial(
         check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
     )
-    yield partial(read_rows, config.data.train_files, config.data)
+    yield partial(_check_data, config, config.data.train_files)
     if config.data.val_files:
-        yield partial(read_rows, config.data.val_files, config.data)
+        yield partial(_check_data, config, config.data.val_files)
     for index, genrm in enumerate(config.genrms):
         key = f"genrms[{index}]"
         yield partial(check_model, genrm.model, f"{key}.model")
@@ -70,11 +70,36 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(check_template, genrm.template, f"{key}.template")
             yield partial(check_verdict, genrm.verdict, f"{key}.verdict")
         else:
-            yield partial(load_genrm_function, genrm, config.rollout.request_timeout_s)
+            yield partial(load_genrm_function, genrm)
     for reward in config.rewards:
         yield partial(load_reward, reward)
     yield partial(open_store, config.checkpoint.url or config.run.dir, config.checkpoint.storage_options)
     yield partial(_engines_installed, config)
+
+
+def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
+    """Every row must be usable, and have a ground truth where something needs one."""
+    counts, data = check_rows(files, config.data), config.data
+    if not data.ground_truth_key or not counts.without_truth or not _needs_truth(config):
+        return
+    if counts.without_truth == counts.rows:
+        raise ConfigError(
+            f"data.ground_truth_key: no row of {', '.join(files)} has a column '{data.ground_truth_key}', "
+            "which reward functions and templates are given as ground_truth; name the column, or write "
+            "ground_truth_key: '' if there is none."
+        )
+    sys.stderr.write(
+        f"yatt: note: {counts.without_truth} of {counts.rows} rows of {', '.join(files)} have no "
+        f"'{data.ground_truth_key}': their ground_truth is None.\n"
+    )
+
+
+def _needs_truth(config: RunConfig) -> bool:
+    return (
+        any(reward.style == "verl" for reward in config.rewards)
+        or any(genrm.path for genrm in config.genrms)
+        or any("{ground_truth}" in genrm.template for genrm in config.genrms)
+    )
 
 
 def check_model(folder: str, key: str) -> dict[str, object]:

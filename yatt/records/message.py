@@ -322,6 +322,12 @@ class ExportHF(Message, frozen=True, kw_only=True):
 # ---- reward worker ------------------------------------------------------------------------------
 
 
+class RewardsLoaded(Message, frozen=True, kw_only=True):
+    """From a reward process, before its Hello: which of its functions are asynchronous."""
+
+    asynchronous: tuple[str, ...]
+
+
 class RowRef(msgspec.Struct, frozen=True, array_like=True):
     """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
 
@@ -333,8 +339,8 @@ class RowRef(msgspec.Struct, frozen=True, array_like=True):
 class Score(Message, frozen=True, kw_only=True):
     """Call one reward function, or read one verdict, on one completion. Answer: Scored, or Failed.
 
-    The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a template
-    `completion` is the GenRM's text.
+    The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
+    template `completion` is the GenRM's text.
     """
 
     reward: str
