@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+TAIL_BYTES = 64 << 10
 END = signal.SIGHUP
 """Ends a worker. Not SIGTERM: Slurm sends that to every process of a step, as a notice to its controller."""
 
@@ -129,6 +130,7 @@ def start_child(
 
 def log_tail(log: Path, lines: int = 15) -> str:
     """The end of a log, for an error message."""
-    with contextlib.suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     return ""
