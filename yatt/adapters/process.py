@@ -59,21 +59,25 @@ class Identity:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return cls(pid, fields[19], f"{boot} {Path('/proc/self/ns/pid').readlink()}")
 
+    def is_of_here(self) -> bool:
+        """Whether it is or was of this boot of this machine, where its end can be seen."""
+        here = Identity.of(os.getpid())
+        return here is not None and here.place == self.place
+
     def is_gone(self) -> bool:
         """Whether it has surely ended; False also if it cannot be seen from here."""
-        here = Identity.of(os.getpid())
-        return here is not None and here.place == self.place and Identity.of(self.pid) != self
+        return self.is_of_here() and Identity.of(self.pid) != self
 
 
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output appended to `log` (mode 0600)."""
+    """Start a child in a process group of its own, output appended to `log`."""
     parent_pid = os.getpid()
 
     def begin() -> None:
         signal.signal(END, signal.SIG_DFL)  # under nohup it would be ignored, by all that follow
         die_with_parent(parent_pid)
 
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(

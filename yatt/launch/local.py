@@ -69,7 +69,12 @@ class Launcher:
             remove_leftovers(self.paths, epoch)
             for said in ready_people_files(self.paths):
                 self.say(said)
-            note(self.paths, epoch, STARTED, {"wall": clock.wall_iso(), "launcher": _identity()})
+            note(
+                self.paths,
+                epoch,
+                STARTED,
+                {"wall": clock.wall_iso(), "host": os.uname().nodename, "launcher": _identity()},
+            )
             write_attempt_config(self.paths, epoch, self.config)
             link_latest(self.paths, epoch)
             exit_code, reason = self._attempt(epoch, follower)

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, read_or_none
+from yatt.adapters.files import make_within, publish, read_or_none
 from yatt.adapters.lines import Tail
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
@@ -40,7 +40,7 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
     import wandb
 
     config = load_resolved(paths.config)
-    make_private(paths.wandb)
+    make_within(paths.root, paths.wandb)
     run = wandb.init(**settings_of(paths, config), settings=wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip
     run.define_metric(STEP)
