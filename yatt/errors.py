@@ -6,6 +6,7 @@ YattError
 |- LeaseLost          the controller's: this process may no longer touch the GPUs it held
 |- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
 |- StaleEpoch         nobody's: a newer attempt of this run exists; this one ends itself
+|- FolderGone         the operator's: the run folder was removed while the run was going on
 |- NoProgress         the operator's: attempts end again and again without a new checkpoint
 |- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
@@ -46,6 +47,12 @@ class StaleEpoch(YattError):
     """A higher epoch was claimed: another attempt of this run is the live one."""
 
     exit_code = EXIT_WILL_CONTINUE
+
+
+class FolderGone(YattError):
+    """The run folder is not there any more. Nothing is written, and starting again would not help."""
+
+    exit_code = EXIT_DO_NOT_RESTART
 
 
 class NoProgress(YattError):

@@ -51,6 +51,11 @@ class RunPaths:
         return self.root / "samples.jsonl"
 
     @property
+    def report(self) -> Path:
+        """The page of `yatt report`."""
+        return self.root / "report.html"
+
+    @property
     def wandb(self) -> Path:
         """The wandb follower's run id and what wandb itself keeps."""
         return self.root / "wandb"

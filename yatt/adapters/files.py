@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from yatt.errors import ConfigError, StaleEpoch
+from yatt.errors import ConfigError, FolderGone, StaleEpoch
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
@@ -34,6 +34,30 @@ def make_private(folder: Path) -> None:
             f"{folder}: cannot be used as a folder of the run ({error.strerror}). "
             "Name another one in run.dir."
         ) from error
+
+
+def make_within(root: Path, folder: Path) -> None:
+    """Create `folder` and what is missing between `root` and it, but never `root` itself.
+
+    A run folder that somebody removed while the run was going on must not be built anew in parts.
+
+    Raises:
+        FolderGone: `root` is not there.
+        ConfigError: `folder` cannot be created.
+    """
+    missing = [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level != root]
+    try:
+        for level in reversed(missing):
+            level.mkdir(exist_ok=True)
+        if not missing and not root.is_dir():
+            raise FileNotFoundError
+    except FileNotFoundError as error:
+        raise FolderGone(
+            f"{root} is gone: somebody removed or moved it while the run was going on. What was saved there "
+            "is lost with it; nothing is written any more."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Free or mend it.") from error
 
 
 def publish(path: Path, data: bytes) -> None:

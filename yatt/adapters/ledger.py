@@ -7,7 +7,7 @@ attempt with only the first was cut off. Every record carries its epoch and a ch
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
 from yatt.core.epochs import is_finished
 from yatt.paths import RunPaths
 
@@ -39,7 +39,7 @@ def run_is_finished(paths: RunPaths) -> bool:
 def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
     """Write one record of an attempt, whole."""
     folder = paths.attempt(epoch)
-    make_private(folder)
+    make_within(paths.root, folder)
     publish(folder / name, sealed(content, epoch))
 
 

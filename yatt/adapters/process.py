@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+TAIL_BYTES = 64 << 10
 END = signal.SIGHUP
 """Ends a worker. Not SIGTERM: Slurm sends that to every process of a step, as a notice to its controller."""
 
@@ -58,21 +59,25 @@ class Identity:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return cls(pid, fields[19], f"{boot} {Path('/proc/self/ns/pid').readlink()}")
 
+    def is_of_here(self) -> bool:
+        """Whether it is or was of this boot of this machine, where its end can be seen."""
+        here = Identity.of(os.getpid())
+        return here is not None and here.place == self.place
+
     def is_gone(self) -> bool:
         """Whether it has surely ended; False also if it cannot be seen from here."""
-        here = Identity.of(os.getpid())
-        return here is not None and here.place == self.place and Identity.of(self.pid) != self
+        return self.is_of_here() and Identity.of(self.pid) != self
 
 
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output appended to `log` (mode 0600)."""
+    """Start a child in a process group of its own, output appended to `log`."""
     parent_pid = os.getpid()
 
     def begin() -> None:
         signal.signal(END, signal.SIG_DFL)  # under nohup it would be ignored, by all that follow
         die_with_parent(parent_pid)
 
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
@@ -129,6 +134,7 @@ def start_child(
 
 def log_tail(log: Path, lines: int = 15) -> str:
     """The end of a log, for an error message."""
-    with contextlib.suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     return ""

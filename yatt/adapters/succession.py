@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yatt.adapters.files import claim, make_private, publish, sealed
+from yatt.adapters.files import claim, make_within, publish, sealed
 from yatt.adapters.slurm import Fields, Reply, Slurm
 from yatt.core.deadman import Job
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, FolderGone
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ class Succession:
         """Try to be the one who acts; None if the shared folder does not answer."""
         path = self.paths.claimed_requeue(self.epoch, number)
         try:
-            make_private(path.parent)
+            make_within(self.paths.root, path.parent)
             return claim(path, sealed({"pid": os.getpid(), "host": os.uname().nodename}, self.epoch))
-        except (OSError, ConfigError) as error:
+        except (OSError, ConfigError, FolderGone) as error:
             _LOG.warning("the requeue cannot be claimed: %s", error)
             return None
 

@@ -67,6 +67,8 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._anchor = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+        """What was there when the store was opened. It is never created: see `files.make_within`."""
 
     def write(self, name: str, data: bytes) -> None:
         files.publish(self._path(name), data)
@@ -100,7 +102,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         path = self._root / name
-        files.make_private(path.parent)
+        files.make_within(self._anchor, path.parent)
         return path
 
 

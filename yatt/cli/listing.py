@@ -11,6 +11,7 @@ from yatt.launch.jobs import job_view, state_in_words
 from yatt.launch.known import known_runs
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
+from yatt.printable import printable
 
 
 def print_runs(folders: list[Path]) -> int:
@@ -24,7 +25,7 @@ def print_runs(folders: list[Path]) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        sys.stdout.write("  ".join([*cells, row[4]]) + "\n")
+        sys.stdout.write("  ".join([*cells, printable(row[4])]) + "\n")
     return 0
 
 
@@ -42,7 +43,11 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 
 def _row(root: Path) -> tuple[str, str, str, str, str]:
     paths = RunPaths(root)
-    view = RunView(paths, load_resolved(paths.config).trainer.total_iterations)
+    try:
+        total = load_resolved(paths.config).trainer.total_iterations
+    except ConfigError:
+        return "-", "-", "-", "unreadable config.yaml", str(root)
+    view = RunView(paths, total)
     view.refresh()
     summary, job = view.summary(), job_view(paths, Slurm())
     iteration = f"{summary['iteration']}/{summary['total_iterations']}"

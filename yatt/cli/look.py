@@ -1,6 +1,7 @@
 """Looking at a run from its folder: status, watch, logs."""
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -55,6 +56,8 @@ def status(run: Path, *, as_json: bool) -> int:
     _print_progress(summary)
     for slab, holder in summary["holders"].items():
         print(f"  slab {slab:6} {holder}")
+    if summary["unreadable_lines"]:
+        print(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
     for worker, does in summary["workers"].items():
         print(f"  {worker:24} {does}")
     return 0
@@ -134,7 +137,8 @@ def _logs(paths: RunPaths) -> dict[str, Path]:
     job_id = (read_or_none(paths.job) or b"").decode().strip()
     launcher = paths.submitit / f"{job_id}_0_log.out"
     found = {"job": launcher} if job_id and launcher.exists() else {}
-    return found | {path.stem: path for path in (paths.latest / "logs").resolve().glob("*.log")}
+    latest = Path(os.path.realpath(paths.latest / "logs"))
+    return found | {path.stem: path for path in latest.glob("*.log") if path.is_file()}
 
 
 def _print_new(name: str, path: Path, offsets: dict[Path, int], lines: int) -> None:

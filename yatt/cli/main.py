@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("config", type=Path, help="run file (YAML)")
     run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     run.set_defaults(action=_run)
+    _add_take_over(run)
     _add_slurm(commands)
     for name, action, text in (
         ("status", _status, "what a run is doing"),
@@ -95,6 +96,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
     )
     submit.add_argument("--prepare", action="store_true", help="only make the run folder, for slurm/*.sbatch")
+    _add_take_over(submit)
     submit.set_defaults(action=_submit)
     resume = commands.add_parser("resume", help="go on with a run from its folder")
     resume.add_argument("run", type=Path, help="run folder")
@@ -106,6 +108,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     resume.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
     )
+    _add_take_over(resume)
     resume.set_defaults(action=_resume)
     cancel = commands.add_parser("cancel", help="stop a run with a checkpoint")
     cancel.add_argument("run", type=Path, help="run folder")
@@ -116,13 +119,19 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing.set_defaults(action=_list)
 
 
+def _add_take_over(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--take-over", action="store_true", help="if the run is going on, let it save and stop first"
+    )
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from yatt.config.load import load
     from yatt.launch.start import start_run
 
     overlays = [Path(part) for part in arguments.more if "=" not in part]
     settings = [part for part in arguments.more if "=" in part]
-    return start_run(load([arguments.config, *overlays], settings))
+    return start_run(load([arguments.config, *overlays], settings), take_over=arguments.take_over)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -133,11 +142,13 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     resized, paths = Resized(arguments.nodes, arguments.trainer_nodes), RunPaths(arguments.run)
     if not arguments.site and not paths.plan.exists():
-        return resume_run(arguments.run, resized)
+        return resume_run(arguments.run, resized, take_over=arguments.take_over)
     from yatt.launch.submit import resume_submitted  # submitit takes a while to import
 
     site = load_site(arguments.site) if arguments.site else read_plan(paths).site
-    return resume_submitted(arguments.run, site, resized, dry_run=arguments.dry_run)
+    return resume_submitted(
+        arguments.run, site, resized, dry_run=arguments.dry_run, take_over=arguments.take_over
+    )
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -150,7 +161,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     config, site = load([arguments.config, *overlays], settings), load_site(arguments.site)
     if arguments.prepare:
         return prepare_run(config, site)
-    return submit_run(config, site, dry_run=arguments.dry_run)
+    return submit_run(config, site, dry_run=arguments.dry_run, take_over=arguments.take_over)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from yatt import clock
 from yatt.adapters.deadline import within
-from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.files import make_within, publish, sealed
 from yatt.control.acts import Acts
 from yatt.control.node import Node
 from yatt.control.ports import Ports
@@ -136,7 +136,7 @@ class Coordinator:
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
         self._events.emit("node.lost", **content)
         record = self._node.paths.lost(self._node.epoch, lost.node)
-        make_private(record.parent)
+        make_within(self._node.paths.root, record.parent)
         publish(record, sealed(content, self._node.epoch))
 
     async def _order(self, order: phases.Order) -> None:

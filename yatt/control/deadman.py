@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from yatt import clock
-from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
 from yatt.adapters.ledger import STARTED, newest_epoch, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
@@ -35,7 +35,7 @@ async def raise_pulse(paths: RunPaths, epoch: int, period_s: float = PULSE_S) ->
     A beat that cannot be written is left out, and said: a run does not die of it, the wire still shows life.
     """
     path = paths.pulse(epoch)
-    make_private(path.parent)
+    make_within(paths.root, path.parent)
     for counter in itertools.count(1):
         try:
             await call_in_thread(partial(publish, path, sealed({"counter": counter}, epoch)))

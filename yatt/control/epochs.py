@@ -10,21 +10,23 @@ import os
 import socket
 from functools import partial
 
-from yatt.adapters.files import claim, make_private, publish, read_or_none, sealed, temporaries, unsealed
+from yatt.adapters.files import claim, make_within, publish, read_or_none, sealed, temporaries, unsealed
 from yatt.adapters.ledger import newest_epoch
 from yatt.adapters.thread_call import call_in_thread
 from yatt.clock import wall_iso
 from yatt.core.epochs import Checked, Claim, ClaimStage, Found, Linked, Looked, claim_step
-from yatt.errors import StaleEpoch, WorkerFailed
+from yatt.errors import FolderGone, StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
 EPOCH_CHECK_S = 5.0
+GONE_CHECKS = 3
+"""A mount that flickers is no removed folder."""
 
 
 def claim_epoch(paths: RunPaths) -> int:
     """Claim the next epoch for this start."""
-    make_private(paths.epochs)
+    make_within(paths.root, paths.epochs)
     state = claim_step(Claim(), Looked(newest_epoch(paths)))
     while state.stage is not ClaimStage.WON:
         found = _try(paths, state.epoch)
@@ -60,8 +62,13 @@ async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = 
     Raises:
         StaleEpoch: a higher epoch was claimed.
         WorkerFailed: the leader has written that this node is lost.
+        FolderGone: the run folder was not there at `GONE_CHECKS` looks in a row.
     """
+    num_gone = 0
     while True:
+        num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
+        if num_gone >= GONE_CHECKS:
+            raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
         try:
             await call_in_thread(partial(check_newest, paths, epoch))
             lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(epoch, node))), epoch)

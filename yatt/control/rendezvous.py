@@ -10,7 +10,7 @@ import zmq
 
 from yatt import clock
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
-from yatt.adapters.files import make_private, publish, read_or_none, sealed, unsealed
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
 from yatt.adapters.wire import Channel, Handler, Progress
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
@@ -35,7 +35,7 @@ async def meet(
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     hub = Channel(socket, epoch=node.epoch, handler=handler, progress=progress)
     own = node.paths.roster(node.epoch, node.index)
-    make_private(own.parent)
+    make_within(node.paths.root, own.parent)
     publish(own, sealed({"address": address, "node": node.index}, node.epoch))
     addresses = await _addresses(node)
     peers = {

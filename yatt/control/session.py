@@ -81,15 +81,17 @@ class Session:
 
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
-        context = zmq.Context()
+        node, context = self._node, zmq.Context()
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
             handler=self._from_worker, resend_s=0,  # inside a node nothing is lost but by a process's end
         )  # fmt: skip
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         lasting = []  # from before the meeting: a leader may be lost while it is waited for
-        if self._node.succession is not None:
-            lasting.append(asyncio.ensure_future(self._stand_by(self._node.succession)))
+        if node.is_leader:
+            lasting.append(asyncio.ensure_future(raise_pulse(node.paths, node.epoch)))
+        elif node.succession is not None:
+            lasting.append(asyncio.ensure_future(self._stand_by(node.succession)))
         peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer, self._progress)
         self._liveness = Liveness(self._node, self._peers, self._lost)
         lasting.append(asyncio.ensure_future(self._liveness.run()))
@@ -210,10 +212,8 @@ class Session:
         raise WorkerFailed("the launcher has ended this attempt")
 
     async def _stand_by(self, succession: Succession) -> None:
-        """On Slurm: show that the leader lives, or see to it that the job goes on without it."""
+        """On Slurm: see to it that the job goes on if the leader dies."""
         node, began_s = self._node, clock.monotonic_s()
-        if node.is_leader:
-            await raise_pulse(node.paths, node.epoch)
 
         def silence_s() -> float:
             if self._liveness is None or not self._has_heard_leader:

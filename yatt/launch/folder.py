@@ -7,6 +7,7 @@ from typing import Any
 
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
+from yatt.adapters.lines import make_ready
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
@@ -111,8 +112,15 @@ def write_attempt_config(paths: RunPaths, epoch: int, config: RunConfig) -> None
 
 
 def link_latest(paths: RunPaths, epoch: int) -> None:
-    """Point `latest`, which is for people, at an attempt."""
+    """Point `latest`, which is for people, at an attempt. What else has the name is renamed."""
     link = paths.root / f".latest.{os.getpid()}"
+    if paths.latest.is_dir() and not paths.latest.is_symlink():
+        make_ready(paths.latest)
     link.unlink(missing_ok=True)
     link.symlink_to(Path("attempts") / f"{epoch:06d}")
     os.replace(link, paths.latest)
+
+
+def ready_people_files(paths: RunPaths) -> list[str]:
+    """Make the files that are for people ready to be gone on with; gives what a person should know."""
+    return [said for path in (paths.events, paths.metrics, paths.samples) if (said := make_ready(path))]

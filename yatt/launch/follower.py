@@ -37,7 +37,10 @@ class Follower:
             return
         argv = [sys.executable, "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
         quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-        self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)
+        try:
+            self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)
+        except OSError as error:
+            self.say(f"wandb: {self.paths.wandb_log}: {error.strerror} (the run goes on without it)")
 
     def check(self) -> None:
         """If it ended, say so, once; the run goes on without it."""

@@ -29,7 +29,7 @@ from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, YattError
 from yatt.launch.allocation import Allocation, allocation_of
-from yatt.launch.folder import link_latest, write_attempt_config
+from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
 from yatt.launch.watch import AttemptWatch
@@ -215,6 +215,8 @@ class Job:
             "submission": plan.submission, "committed": committed, "absent": sorted(self.gone),
         }  # fmt: skip
         remove_leftovers(self.paths, epoch)
+        for said in ready_people_files(self.paths):
+            say(said)
         note(self.paths, epoch, STARTED, content)
         write_attempt_config(self.paths, epoch, config)
         link_latest(self.paths, epoch)

@@ -1,9 +1,12 @@
 """The runs a person has started, for `yatt list`: one line a run folder in the person's own state folder."""
 
 import os
+import sys
 from pathlib import Path
 
 from yatt.adapters.files import append_line, make_private
+from yatt.adapters.lines import lines_of, make_ready, open_regular
+from yatt.errors import ConfigError
 
 
 def known_file() -> Path:
@@ -13,16 +16,22 @@ def known_file() -> Path:
 
 
 def remember(root: Path) -> None:
-    """Note a run folder."""
+    """Note a run folder. A list that cannot be written to costs its entry, not the run."""
     path = known_file()
-    make_private(path.parent)
-    append_line(path, str(root))
+    try:
+        make_private(path.parent)
+        make_ready(path)
+        append_line(path, str(root))
+    except (OSError, ConfigError) as error:
+        sys.stderr.write(f"yatt: note: {path} cannot be written ({error}); `yatt list` needs the folder\n")
 
 
 def known_runs() -> list[Path]:
     """Every noted run folder that is still there, oldest first, each once."""
     try:
-        lines = known_file().read_text().splitlines()
-    except FileNotFoundError:
+        with open_regular(known_file()) as file:
+            lines = [line.rstrip(b"\n") for line in lines_of(file) if line is not None]
+    except OSError:
         return []
-    return [root for root in dict.fromkeys(map(Path, lines)) if (root / "config.yaml").exists()]
+    roots = dict.fromkeys(os.fsdecode(line) for line in lines if line.startswith(b"/"))
+    return [Path(root) for root in roots if os.path.exists(f"{root}/config.yaml")]

@@ -25,7 +25,7 @@ from yatt.control.session import open_run_store
 from yatt.core.placement import place
 from yatt.core.restart import AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
-from yatt.launch.folder import link_latest, write_attempt_config
+from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
@@ -67,7 +67,14 @@ class Launcher:
         while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
             remove_leftovers(self.paths, epoch)
-            note(self.paths, epoch, STARTED, {"wall": clock.wall_iso(), "launcher": _identity()})
+            for said in ready_people_files(self.paths):
+                self.say(said)
+            note(
+                self.paths,
+                epoch,
+                STARTED,
+                {"wall": clock.wall_iso(), "host": os.uname().nodename, "launcher": _identity()},
+            )
             write_attempt_config(self.paths, epoch, self.config)
             link_latest(self.paths, epoch)
             exit_code, reason = self._attempt(epoch, follower)

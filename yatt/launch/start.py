@@ -7,6 +7,7 @@ from yatt.config.site import SiteConfig
 from yatt.launch.device import device_of
 from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.local import Launcher
+from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
 from yatt.launch.preflight import preflight, show_doubts
 from yatt.obs.console import Console
@@ -14,8 +15,11 @@ from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
 
-def start_run(config: RunConfig) -> int:
+def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     """Check everything, open the run folder, run; gives the exit code.
+
+    Args:
+        take_over: if the run is going on, let it save and stop first.
 
     Raises:
         ConfigError: something of the user's is wrong; nothing was started.
@@ -23,11 +27,12 @@ def start_run(config: RunConfig) -> int:
     config = completed(config)
     preflight(config)
     show_doubts(config)
+    make_way(RunPaths(Path(config.run.dir)), take_over=take_over)
     return _run(config, open_folder(config))
 
 
-def resume_run(folder: Path, resized: Resized) -> int:
-    """Go on with the run in `folder`.
+def resume_run(folder: Path, resized: Resized, *, take_over: bool = False) -> int:
+    """Go on with the run in `folder`; `take_over` as in `start_run`.
 
     Raises:
         ConfigError: it is no run folder, what it needs is gone, or it does not fit on so many nodes.
@@ -35,6 +40,7 @@ def resume_run(folder: Path, resized: Resized) -> int:
     paths, config = open_existing(folder)
     config = effective(config, SiteConfig(), resized)
     preflight(config)
+    make_way(paths, take_over=take_over)
     return _run(config, paths)
 
 

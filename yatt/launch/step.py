@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, sealed
+from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
@@ -43,7 +43,7 @@ def main() -> int:
     try:
         argv = _controller(paths, arguments.epoch, node, arguments.absent)
     except ConfigError as error:
-        make_private(log.parent)
+        make_within(paths.root, log.parent)
         log.write_text(f"node{node}: {error}\n")
         _note(paths, arguments.epoch, node, {"ended": error.exit_code})
         return error.exit_code
@@ -75,7 +75,7 @@ def _environment(paths: RunPaths) -> dict[str, str]:
 
 def _note(paths: RunPaths, epoch: int, node: int, content: dict[str, Any]) -> None:
     path = paths.seat(epoch, node)
-    make_private(path.parent)
+    make_within(paths.root, path.parent)
     where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
     publish(path, sealed({**where, **content}, epoch))
 

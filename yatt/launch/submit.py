@@ -27,6 +27,7 @@ from yatt.launch.folder import completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
+from yatt.launch.occupied import make_way
 from yatt.launch.plan import Component, JobPlan, Resized, components_of, effective, layout_of, write_plan
 from yatt.launch.preflight import preflight, show_doubts
 from yatt.launch.steps import step_orders
@@ -35,8 +36,11 @@ from yatt.paths import RunPaths
 SHOWN_EPOCH = 1
 
 
-def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool) -> int:
+def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over: bool = False) -> int:
     """Submit a new run, or the next job of one that is there.
+
+    Args:
+        take_over: if the run is going on, let it save and stop first.
 
     Raises:
         ConfigError: something of the user's or the site's is in the way; nothing was queued.
@@ -44,6 +48,7 @@ def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool) -> int:
     config, plan = _checked(config, site)
     if dry_run:
         return _show(config, plan)
+    make_way(RunPaths(Path(config.run.dir)), take_over=take_over)
     is_new = not Path(config.run.dir).exists()
     paths = open_folder(config)
     try:
@@ -76,8 +81,10 @@ def _checked(config: RunConfig, site: SiteConfig) -> tuple[RunConfig, JobPlan]:
     return config, _plan(config, site, Resized())
 
 
-def resume_submitted(folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool) -> int:
-    """Submit another job of the run in `folder`.
+def resume_submitted(
+    folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool, take_over: bool = False
+) -> int:
+    """Submit another job of the run in `folder`; `take_over` as in `submit_run`.
 
     Raises:
         ConfigError: as `submit_run`.
@@ -88,7 +95,10 @@ def resume_submitted(folder: Path, site: SiteConfig, resized: Resized, *, dry_ru
         return EXIT_FINISHED
     preflight(config)
     plan = _plan(config, site, resized)
-    return _show(config, plan) if dry_run else _submit(paths, config, plan)
+    if dry_run:
+        return _show(config, plan)
+    make_way(paths, take_over=take_over)
+    return _submit(paths, config, plan)
 
 
 def _with_store(config: RunConfig, site: SiteConfig) -> RunConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from yatt import clock
-from yatt.adapters.files import make_private, read_or_none, unsealed_any
+from yatt.adapters.files import make_within, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, newest_epoch, note, record
 from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm
@@ -94,7 +94,7 @@ class AttemptWatch:
         orders = step_orders(
             self.components, self.site, self.allocation, self.paths, epoch=self.epoch, absent=self.absent
         )
-        make_private(self.paths.attempt(self.epoch) / "logs")
+        make_within(self.paths.root, self.paths.attempt(self.epoch) / "logs")
         for order in orders:
             log = self.paths.log(self.epoch, f"srun-{order.component}")
             self.steps.append(spawn(list(order.argv), env=os.environ, log=log))

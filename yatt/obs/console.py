@@ -4,11 +4,13 @@ Plain lines are one an iteration and one for each thing worth knowing; they are 
 stands above the live line.
 """
 
+import contextlib
 import sys
 from typing import Any, TextIO
 
 from yatt.obs.metrics import STEP
 from yatt.obs.view import RunView
+from yatt.printable import printable_lines
 
 
 class Console:
@@ -21,6 +23,7 @@ class Console:
     def __init__(self, view: RunView, out: TextIO = sys.stdout) -> None:
         self._view, self._out = view, out
         self._live: Any = None
+        self._has_failed = False
         if out.isatty():
             from rich.console import Console as RichConsole
             from rich.live import Live
@@ -29,7 +32,15 @@ class Console:
             self._live.start()
 
     def update(self) -> None:
-        """Take in what is new and show it."""
+        """Take in what is new and show it. What goes wrong here is said once and never ends the run."""
+        try:
+            self._update()
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self.say(f"the display failed, the run goes on: {error!r}")
+
+    def _update(self) -> None:
         rows = self._view.refresh()
         for sentence in self._view.news:
             self.say(sentence)
@@ -39,12 +50,14 @@ class Console:
             self._live.update(live_line(self._view))
 
     def say(self, sentence: str) -> None:
-        """One line that stays."""
-        if self._live is not None:
-            self._live.console.print(sentence, markup=False, highlight=False)
-        else:
-            self._out.write(sentence + "\n")
-            self._out.flush()
+        """One line that stays. A terminal that is gone is no reason to stop."""
+        sentence = printable_lines(sentence)
+        with contextlib.suppress(OSError, ValueError):
+            if self._live is not None:
+                self._live.console.print(sentence, markup=False, highlight=False)
+            else:
+                self._out.write(sentence + "\n")
+                self._out.flush()
 
     def close(self) -> None:
         """Leave the terminal as it was."""

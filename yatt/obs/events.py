@@ -4,34 +4,63 @@ Every process of a run emits; the leader alone appends to ``events.jsonl``, the 
 their lines to it.
 """
 
-import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from yatt import clock
+from yatt.adapters.lines import Record, last_records
 
 TAIL_BYTES = 1 << 20
 """The end of an attempt is among its last events."""
 
+_SLAB: dict[str, type] = {"slab": str, "cause": str}
+FIELDS: dict[str, dict[str, type]] = {
+    "attempt.start": {"nodes": int},
+    "attempt.end": {"exit_code": int, "reason": str},
+    "attempt.resume": {"iteration": int},
+    "phase.begin": {"phase": str, "iteration": int},
+    "lease.grant": {"slab": str, "holder": str},
+    "lease.release": {"slab": str},
+    "lease.expire": _SLAB,
+    "lease.unproven": _SLAB,
+    "lease.quarantine": _SLAB,
+    "node.lost": {"node": int, "why": str, "goes_on": bool},
+    "worker.start": {"worker": str, "pid": int},
+    "worker.end": {"worker": str, "how": str},
+    "ckpt.commit": {"iteration": int, "size_bytes": int},
+    "ckpt.skip": {"reason": str},
+    "signal": {"name": str},
+}
+"""Fields of an event that readers use, by kind."""
+
 
 def reason_of_end(path: Path, epoch: int) -> str:
     """Why the leader ended an attempt, by its own last word; empty if it left none."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    for line in reversed(lines):
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(event, dict) and (event.get("kind"), event.get("epoch")) == ("attempt.end", epoch):
-            return str(event["reason"])
+    for event in reversed(last_records(path, TAIL_BYTES)):
+        if (event.get("kind"), event.get("epoch")) == ("attempt.end", epoch):
+            return str(event.get("reason", ""))
     return ""
+
+
+def as_event(record: Record) -> Record | None:
+    """The record if it is an event that can be used: its stamps, and the fields that readers need."""
+    needed = {"kind": str, "wall": str, "epoch": int, **FIELDS.get(str(record.get("kind")), {})}
+    if any(type(record.get(name)) is not kind for name, kind in needed.items()):
+        return None
+    if type(record.get("t", 0)) is not int or type(record.get("node", 0)) is not int:
+        return None
+    return record if _is_time(record["wall"]) else None
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).timestamp() > 0
+    except (ValueError, OverflowError, OSError):
+        return False
 
 
 class EventLog:

@@ -3,14 +3,15 @@
 Pure functions of the events; `read_events` alone touches a file. Wall-clock times are for people.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.lines import read_records
 from yatt.core.goodput import AttemptSpan, PhaseSpan
+from yatt.obs.events import as_event
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
@@ -20,7 +21,6 @@ _PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "node.", "signa
 _BAD = {
     "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
 }  # fmt: skip
-_STAMPS = {"kind", "wall", "epoch"}
 _GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
 
 
@@ -58,24 +58,11 @@ class Attempt:
     reason: str
 
 
-def read_events(path: Path) -> list[Event]:
-    """The events a history is made of, in the order of their times. Torn lines are left out."""
-    return sorted(_kept(path), key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0)))
-
-
-def _kept(path: Path) -> Iterator[Event]:
-    if not path.exists():
-        return
-    with path.open(errors="replace") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if not isinstance(event, dict) or not event.keys() >= _STAMPS:
-                continue
-            if str(event["kind"]).startswith(_PREFIXES):
-                yield event
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The events a history is made of, in the order of their times, and how many lines could not be read."""
+    found, skipped = read_records(path, as_event)
+    kept = [event for event in found if event["kind"].startswith(_PREFIXES)]
+    return sorted(kept, key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0))), skipped
 
 
 def wall_s(event: Event) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import publish
+from yatt.adapters.lines import Record, read_records
 
 STEP = "training/global_step"
 TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
@@ -60,16 +61,22 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every whole line."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    """Every readable row of an iteration; what is no row is left out."""
+    return read_records(path, of_iteration)[0]
+
+
+def of_iteration(record: Record) -> Record | None:
+    """The record if it says of which iteration it is."""
+    step = record.get(STEP)
+    return record if type(step) is int and step >= 0 else None
+
+
+def as_row(record: Record) -> Record | None:
+    """A row of metrics as readers can use it: every value a number or None. None if it is no such row."""
+    if of_iteration(record) is None:
+        return None
+    is_whole = all(value is None or type(value) in (int, float) for value in record.values())
+    return record if is_whole else None
 
 
 def results(row: dict[str, Any]) -> dict[str, Any]:

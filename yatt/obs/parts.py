@@ -49,6 +49,16 @@ def facts(named: Iterable[tuple[str, str]]) -> str:
     return f'<div class="facts">{"".join(boxes)}</div>'
 
 
+def unreadable_part(count: int) -> str:
+    """A note on lines that were left out; empty if there are none."""
+    if not count:
+        return ""
+    return (
+        f'<p class="say warn">{count} unreadable line{"s" if count > 1 else ""} of events, metrics and '
+        "samples were left out.</p>"
+    )
+
+
 def attempts_table(
     attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]], starts: dict[int, str]
 ) -> str:
@@ -152,12 +162,12 @@ def counters_part(rows: Sequence[dict[str, Any]]) -> str:
         return '<p class="none">Nothing was counted yet.</p>'
     body = []
     for key in keys:
-        total = sum(row.get(key, 0) for row in rows)
-        asked = sum(row.get(f"{key.rsplit('/', 1)[0]}/asked", 0) for row in rows)
+        total = sum(row.get(key) or 0 for row in rows)
+        asked = sum(row.get(f"{key.rsplit('/', 1)[0]}/asked") or 0 for row in rows)
         share = (
             f"{100 * total / asked:.1f}% of {asked:g} asked" if key.endswith("/unparsable") and asked else ""
         )
-        last = rows[-1].get(key, 0)
+        last = rows[-1].get(key) or 0
         body.append(
             f'<tr><td><code>{shown(key)}</code></td><td class="n">{total:g}</td><td class="n">{last:g}</td>'
             f'<td class="soft">{share}</td></tr>'

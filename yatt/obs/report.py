@@ -11,6 +11,7 @@ from typing import Any
 from yatt.adapters import ledger
 from yatt.adapters.files import publish, unsealed
 from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.lines import make_ready, read_records
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_resolved
 from yatt.config.schema import RunConfig
@@ -20,7 +21,8 @@ from yatt.obs import parts
 from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.history import Attempt, attempts_of, news_of, read_events
-from yatt.obs.metrics import STEP, read_rows
+from yatt.obs.metrics import STEP, as_row
+from yatt.obs.samples import as_sample
 from yatt.obs.style import STYLE
 from yatt.paths import RunPaths
 
@@ -41,7 +43,9 @@ def write_report(paths: RunPaths, out: Path | None) -> Path:
         raise ConfigError(
             f"{paths.root} is not a run folder: it has no config.yaml. Give the folder of run.dir."
         )
-    target = out or paths.root / "report.html"
+    target = out or paths.report
+    if out is None:
+        make_ready(target)
     page = report_page(paths, load_resolved(paths.config))
     try:
         publish(target, page.encode(errors="replace"))
@@ -54,14 +58,14 @@ def write_report(paths: RunPaths, out: Path | None) -> Path:
 
 def report_page(paths: RunPaths, config: RunConfig) -> str:
     """The page's text."""
-    events = read_events(paths.events)
+    events, bad_events = read_events(paths.events)
     attempts = attempts_of(events)
     ends = {attempt.epoch: end_of(attempt, paths) for attempt in attempts}
     for attempt in attempts[:-1]:
         how, why = ends[attempt.epoch]
         ends[attempt.epoch] = (CUT_OFF if how == RUNNING else how, why)
-    rows = [row for row in read_rows(paths.metrics) if STEP in row]
-    samples = [sample for sample in read_rows(paths.samples) if STEP in sample]
+    rows, bad_rows = read_records(paths.metrics, as_row)
+    samples, bad_samples = read_records(paths.samples, as_sample)
     seconds = goodput([attempt.span for attempt in attempts])
     sections = (
         ("Curves", _curves(rows)),
@@ -75,6 +79,7 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
     state = state_of(paths, attempts, ends)
     head = _header(paths, config, state) + parts.facts(_facts(config, attempts, rows, seconds))
+    head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -135,8 +140,8 @@ def _facts(
 ) -> list[tuple[str, str]]:
     done = max((int(row[STEP]) for row in rows), default=0)
     rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
-    paces = [row["perf/throughput"] for row in rows[-10:] if row[STEP] and "perf/throughput" in row]
-    tokens = sum(row.get("perf/total_num_tokens", 0) for row in rows)
+    paces = [row["perf/throughput"] for row in rows[-10:] if row[STEP] and row.get("perf/throughput")]
+    tokens = sum(row.get("perf/total_num_tokens") or 0 for row in rows)
     return [
         ("iterations trained", f"{done} of {config.trainer.total_iterations}"),
         ("reward, last iteration", f"{rewards[-1]:.3f}" if rewards else "none yet"),

@@ -3,38 +3,15 @@
 Reads only the run folder, so it works from anywhere the folder is seen, while the run goes on or after.
 """
 
-import json
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from yatt.adapters.ledger import run_is_finished
-from yatt.obs.metrics import STEP
+from yatt.adapters.lines import Tail
+from yatt.obs.events import as_event
+from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
-
-
-class Tail:
-    """New whole lines of a growing file, at each call. Starts over if the file was rewritten."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._inode = path, 0, 0
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """The new lines as records, and whether the file was started over."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return [], False
-        fresh = stat.st_ino != self._inode or stat.st_size < self._offset
-        if fresh:
-            self._inode, self._offset = stat.st_ino, 0
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()], fresh
 
 
 @dataclass(slots=True)
@@ -59,13 +36,18 @@ class RunView:
     _metrics: Tail = field(init=False)
 
     def __post_init__(self) -> None:
-        self._events = Tail(self.paths.events)
-        self._metrics = Tail(self.paths.metrics)
+        self._events = Tail(self.paths.events, as_event)
+        self._metrics = Tail(self.paths.metrics, as_row)
 
     @property
     def is_finished(self) -> bool:
         """Whether the run is complete."""
         return run_is_finished(self.paths)
+
+    @property
+    def unreadable(self) -> int:
+        """Lines of events and metrics that could not be read, a torn last one included."""
+        return sum(tail.skipped + tail.has_torn_end for tail in (self._events, self._metrics))
 
     def refresh(self) -> list[dict[str, Any]]:
         """Take in what is new; gives the new metrics rows."""
@@ -92,7 +74,7 @@ class RunView:
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
         steps: list[float] = [
-            row["timing_s/step"] for row in self.rows[-10:] if row[STEP] and "timing_s/step" in row
+            row["timing_s/step"] for row in self.rows[-10:] if row[STEP] and row.get("timing_s/step")
         ]
         if not steps:
             return None
@@ -116,6 +98,7 @@ class RunView:
             "committed": self.committed,
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
+            "unreadable_lines": self.unreadable,
         }
 
 

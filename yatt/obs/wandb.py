@@ -9,6 +9,7 @@ again, so wandb shows the first take of such an iteration and the report the las
 """
 
 import argparse
+import re
 import secrets
 import signal
 import sys
@@ -18,15 +19,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, read_or_none
+from yatt.adapters.files import make_within, publish, read_or_none
+from yatt.adapters.lines import Tail
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
-from yatt.obs.metrics import STEP
-from yatt.obs.view import Tail
+from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
 
 POLL_S = 0.25
+_RUN_ID = re.compile(rb"[0-9A-Za-z_-]{1,64}")
 
 
 def follow(paths: RunPaths, told: Sequence[int]) -> None:
@@ -38,12 +40,12 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
     import wandb
 
     config = load_resolved(paths.config)
-    make_private(paths.wandb)
+    make_within(paths.root, paths.wandb)
     run = wandb.init(**settings_of(paths, config), settings=wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip
     run.define_metric(STEP)
     run.define_metric("*", step_metric=STEP)
-    tail, last = Tail(paths.metrics), last_step(paths)
+    tail, last = Tail(paths.metrics, as_row), last_step(paths)
     while True:
         is_last_turn = bool(told)
         rows, _ = tail.read()
@@ -74,7 +76,7 @@ def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
 def run_id(paths: RunPaths) -> str:
     """The run's id, made at the first start."""
     known = read_or_none(paths.wandb / "run_id")
-    if known is not None:
+    if known is not None and _RUN_ID.fullmatch(known.strip()):
         return known.decode().strip()
     fresh = secrets.token_hex(6)
     publish(paths.wandb / "run_id", fresh.encode())
@@ -84,7 +86,8 @@ def run_id(paths: RunPaths) -> str:
 def last_step(paths: RunPaths) -> int:
     """The highest step logged so far; -1 before the first."""
     known = read_or_none(paths.wandb / "last_step")
-    return -1 if known is None else int(known)
+    text = (known or b"").decode(errors="replace").strip()
+    return int(text) if text.isdecimal() and text.isascii() else -1
 
 
 def new_rows(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_a_failed_attempt_is_told_with_its_reason_escaped(tmp_path):
 
 
 def test_attempts_are_folded_with_what_was_open_closed_at_their_last_event(tmp_path):
-    first, second = attempts_of(read_events(make_run(tmp_path, events=TWO_ATTEMPTS).events))
+    first, second = attempts_of(read_events(make_run(tmp_path, events=TWO_ATTEMPTS).events)[0])
     assert (first.exit_code, second.exit_code) == (1, None)
     assert [(p.phase, p.end_s - p.begin_s) for p in first.span.phases] == [("join", 10), ("rollout", 20)]
     assert [(span.holder, span.end_s - span.begin_s) for span in first.leases] == [("rollout", 9)]
@@ -73,7 +73,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
         event(20, "phase.end", phase="rollout", iteration=1, seconds=19.0),
     ), launch={"nodes": 4, "gpus_per_node": 2, "engine_gpus_per_node": 1},
        placement={"mode": "disaggregated", "trainer_nodes": 1})  # fmt: skip
-    (attempt,) = attempts_of(read_events(paths.events))
+    (attempt,) = attempts_of(read_events(paths.events)[0])
     ends = {span.slab: span.end_s - attempt.span.begin_s for span in attempt.leases}
     assert ends == {"n3s0": 9, "n2s0": 20}
     assert [mark.text for mark in attempt.marks] == ["node3 is lost"]
@@ -138,7 +138,7 @@ def test_the_timeline_of_a_very_long_attempt_stays_small_and_shows_who_held_most
         holder = "trainer" if turn < 1500 else "rollout"
         events.append(event(turn, "lease.grant", slab="n0s0", holder=holder, token=turn))
         events.append(event(turn + 0.9, "lease.release", slab="n0s0", holder=holder, token=turn))
-    (attempt,) = attempts_of(read_events(make_run(tmp_path, events=events).events))
+    (attempt,) = attempts_of(read_events(make_run(tmp_path, events=events).events)[0])
     svg = timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
     assert abs(svg.count('class="p-trainer"') - 300) <= 1 and abs(svg.count('class="p-rollout"') - 300) <= 1
 

@@ -1,0 +1,113 @@
+"""A run that is going on is not started a second time; and one whose folder is removed stops."""
+
+import shutil
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.runs import RunFile, living, rows, start, wait_for, yatt
+from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.ledger import ENDED, STARTED, note, record
+from yatt.adapters.process import Identity
+from yatt.adapters.slurm import Slurm
+from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, ConfigError, FolderGone
+from yatt.launch import occupied
+from yatt.launch.occupied import make_way
+from yatt.paths import RunPaths
+
+
+def begun(folder: Path) -> tuple[RunFile, Path, RunPaths]:
+    file = RunFile(
+        folder,
+        settings={
+            "launch": {"nodes": 1},
+            "trainer": {"total_iterations": 400},
+            "checkpoint": {"save_every": 0, "export_final": False},
+        },
+    )
+    return file, file.write(), RunPaths(file.run_dir)
+
+
+def test_a_second_start_is_refused_and_takes_over_when_asked(tmp_path: Path) -> None:
+    file, path, paths = begun(tmp_path)
+    first = start("run", str(path))
+    wait_for(lambda: len(rows(paths.metrics)) >= 2, timeout_s=90, what="two iterations")
+    refused = yatt("run", str(path))
+    assert refused.returncode == EXIT_USER_MISTAKE
+    assert f"attempt 1 of this run is going on in process {first.pid} of this machine" in refused.stderr
+    assert "yatt cancel" in refused.stderr and "--take-over" in refused.stderr
+    assert yatt("resume", str(file.run_dir)).returncode == EXIT_USER_MISTAKE
+    assert first.poll() is None and not paths.attempt(2).exists()
+
+    second = start("resume", str(file.run_dir), "--take-over")
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == EXIT_WILL_CONTINUE, said
+    saved = record(paths, 1, ENDED)["committed"]
+    assert saved >= 2, "the first saved what it had trained"
+    wait_for(lambda: len(rows(paths.metrics)) > saved, timeout_s=90, what="the second goes on")
+    second.terminate()
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == EXIT_WILL_CONTINUE, said
+    assert f"resumed from iteration {saved}" in said
+    assert file.leftovers() == []
+
+
+def test_a_run_whose_folder_is_removed_stops_and_builds_nothing_anew(tmp_path: Path) -> None:
+    file, path, paths = begun(tmp_path)
+    run = start("run", str(path))
+    wait_for(lambda: len(rows(paths.metrics)) >= 1, timeout_s=90, what="an iteration")
+    while file.run_dir.exists():
+        shutil.rmtree(file.run_dir, ignore_errors=True)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == EXIT_DO_NOT_RESTART, said
+    assert f"{file.run_dir} is gone: somebody removed or moved it" in said
+    assert not file.run_dir.exists()
+    assert "Traceback" not in said
+    assert living(file.run_dir) == {} and file.leftovers() == []
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """A run folder whose newest attempt was started on another machine."""
+    monkeypatch.setattr(occupied, "PULSE_WATCH_S", 1.0)
+    paths = RunPaths(tmp_path)
+    make_within(paths.root, paths.epochs)
+    (paths.epochs / "000001").touch()
+    me = Identity.of(1)
+    assert me is not None
+    other = asdict(replace(me, place="another boot"))
+    note(paths, 1, STARTED, {"host": "far", "launcher": other})
+    return paths
+
+
+def test_a_start_on_another_machine_that_stands_still_is_over(elsewhere: RunPaths) -> None:
+    publish(elsewhere.pulse(1), sealed({"counter": 5}, 1))
+    make_way(elsewhere, take_over=False)
+
+
+def test_a_start_on_another_machine_whose_pulse_moves_is_refused(elsewhere: RunPaths) -> None:
+    import threading
+
+    def beat() -> None:
+        for counter in range(6, 20):
+            publish(elsewhere.pulse(1), sealed({"counter": counter}, 1))
+            time.sleep(0.1)
+
+    publish(elsewhere.pulse(1), sealed({"counter": 5}, 1))
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match="attempt 1 of this run is going on, on far already"):
+            make_way(elsewhere, take_over=False, slurm=Slurm())
+    finally:
+        thread.join()
+
+
+def test_nothing_is_made_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FolderGone, match="is gone"):
+        make_within(tmp_path / "run", tmp_path / "run" / "attempts" / "1")
+    with pytest.raises(FolderGone, match="is gone"):
+        note(RunPaths(tmp_path / "run"), 1, STARTED, {})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,174 @@
+"""A damaged file that is for people costs the lines that cannot be read, and nothing else."""
+
+import io
+import json
+import random
+
+import pytest
+
+from tests.damage import DAMAGES, a_folder, empty, removed, truncated
+from tests.obs_runs import event, make_run, metrics
+from yatt.adapters.lines import Tail, make_ready, read_records
+from yatt.cli.listing import print_runs
+from yatt.cli.look import status
+from yatt.launch.known import known_file, known_runs, remember
+from yatt.obs.console import Console
+from yatt.obs.events import reason_of_end
+from yatt.obs.metrics import STEP, RowFile, read_rows
+from yatt.obs.report import write_report
+from yatt.obs.view import RunView
+from yatt.obs.wandb import last_step, run_id
+
+EVENTS = (
+    event(0, "attempt.start", nodes=1),
+    event(1, "phase.begin", phase="rollout", iteration=1),
+    event(2, "lease.grant", slab="n0s0", holder="rollout", token=1),
+    event(3, "ckpt.commit", iteration=1, size_bytes=5),
+    event(4, "phase.end", phase="rollout", iteration=1),
+    event(9, "attempt.end", exit_code=75, reason="stopped"),
+)
+SAMPLES = ({STEP: 1, "prompt": "p", "completion": "c", "reward": 0.5, "scores": {"a": 1.0}},)
+FILES = ("events", "metrics", "samples", "report", "latest")
+SILENT = (empty, removed)
+
+
+@pytest.fixture
+def run(tmp_path):
+    paths = make_run(tmp_path, events=EVENTS, rows=metrics(3), samples=SAMPLES)
+    paths.attempt(1).mkdir(parents=True)
+    paths.latest.symlink_to("attempts/000001")
+    write_report(paths, None)
+    paths.epochs.mkdir()
+    return paths
+
+
+def test_an_undamaged_run_has_no_unreadable_line(run, capsys):
+    assert status(run.root, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["unreadable_lines"] == 0
+    assert "unreadable" not in write_report(run, None).read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_file_blocks_no_reader(run, capsys, name, damage):
+    path = getattr(run, name)
+    damage(path) if name != "latest" or damage in (a_folder, removed) else None
+    assert status(run.root, as_json=True) == 0
+    unreadable = json.loads(capsys.readouterr().out)["unreadable_lines"]
+    assert (unreadable > 0) == (name in ("events", "metrics") and damage not in SILENT)
+    assert print_runs([run.root]) == 0
+    page = write_report(run, None).read_text()
+    assert ("unreadable line" in page) == (name in ("events", "metrics", "samples") and damage not in SILENT)
+    assert isinstance(reason_of_end(run.events, 1), str)
+    console = Console(RunView(run, 24), io.StringIO())
+    console.update()
+    console.close()
+    assert "display failed" not in console._out.getvalue()
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_metrics_file_is_gone_on_with(run, damage):
+    damage(run.metrics)
+    make_ready(run.metrics)
+    rows = RowFile(run.metrics, 3, lambda: None)
+    rows.append({STEP: 3})
+    rows.close()
+    assert read_rows(run.metrics)[-1] == {STEP: 3}
+    records, skipped = read_records(run.metrics)
+    assert skipped == 0 and all(record[STEP] < 3 for record in records[:-1])
+
+
+def test_a_line_after_a_torn_one_is_whole(run):
+    truncated(run.events)
+    make_ready(run.events)
+    with run.events.open("a") as file:
+        file.write(json.dumps(EVENTS[0]) + "\n")
+    records, skipped = read_records(run.events)
+    assert (records, skipped) == ([*EVENTS[:5], EVENTS[0]], 1)
+
+
+def test_what_is_no_file_is_kept_under_another_name(run):
+    a_folder(run.events)
+    assert "events.jsonl.aside-1" in make_ready(run.events)
+    assert (run.root / "events.jsonl.aside-1" / "inside").exists() and not run.events.exists()
+
+
+def test_what_a_lost_block_left_of_a_line_is_read(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + b"\0" * 100 + b'{"a": 2}\n' + b"\0" * 50)
+    assert read_records(path) == ([{"a": 1}, {"a": 2}], 2)
+
+
+def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr("yatt.adapters.lines.MAX_LINE_BYTES", 1000)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 5000 + b'"}\n{"a": 2}\n')
+    assert read_records(path) == ([{"a": 1}, {"a": 2}], 1)
+    tail = Tail(path)
+    assert (tail.read()[0], tail.skipped) == ([{"a": 1}, {"a": 2}], 1)
+
+
+def test_a_file_cut_anywhere_and_read_as_it_grows_gives_the_same_lines(tmp_path):
+    path, chance = tmp_path / "x.jsonl", random.Random(0)
+    data = b"".join(
+        json.dumps({"n": n}).encode() + b"\n"
+        if n % 5
+        else bytes(chance.randbytes(20)).replace(b"\n", b"?") + b"\n"
+        for n in range(200)
+    )
+    tail, found = Tail(path), []
+    for end in [*sorted(chance.sample(range(len(data)), 40)), len(data)]:
+        with path.open("ab") as file:
+            file.write(data[file.tell() : end])
+        found += tail.read()[0]
+    assert found == read_records(path)[0] == [{"n": n} for n in range(200) if n % 5]
+    assert tail.skipped == read_records(path)[1] == 40
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_list_of_runs_blocks_neither_list_nor_submit(run, tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    remember(run.root)
+    damage(known_file())
+    with open(known_file(), "ab") if known_file().is_file() else io.BytesIO() as file:
+        file.write(b"/" + b"x" * 5000 + b"\n/a\0b\n")
+    known_runs()
+    remember(run.root)
+    assert run.root in known_runs()
+
+
+def test_one_unreadable_config_does_not_hide_other_runs(run, tmp_path, capsys):
+    other = tmp_path / "other"
+    (other / "epochs").mkdir(parents=True)
+    (other / "config.yaml").write_text("{")
+    assert print_runs([tmp_path]) == 0
+    said = capsys.readouterr().out
+    assert "unreadable config.yaml" in said and str(run.root) in said
+
+
+def test_what_wandb_left_is_begun_anew_if_it_cannot_be_read(run):
+    run.wandb.mkdir()
+    (run.wandb / "last_step").write_bytes(b"\xff\0")
+    (run.wandb / "run_id").write_bytes(b"\0\0\0")
+    assert last_step(run) == -1
+    assert len(run_id(run)) == 12
+
+
+class Broken(io.StringIO):
+    """A terminal that has gone."""
+
+    def write(self, _text):
+        raise BrokenPipeError
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run(run):
+    console = Console(RunView(run, 24), Broken())
+    console.update()
+    console.say("x")
+    console.close()
+
+
+def test_escape_sequences_do_not_reach_the_terminal(run):
+    out = io.StringIO()
+    Console(RunView(run, 24), out).say("a\x1b[2Jb\nc")
+    assert out.getvalue() == "a\\x1b[2Jb\nc\n"

@@ -1,0 +1,171 @@
+"""Files of JSON lines that are for people: read with tolerance, since nothing depends on any one line.
+
+A line that is torn, not UTF-8, not a JSON object or longer than `MAX_LINE_BYTES` is skipped and counted; so
+is a file that cannot be opened, or is none. Nothing here raises for what a file holds. What decides about a
+run is never kept in such files (see `yatt.adapters.ledger`, `yatt.checkpoint.manifest`).
+"""
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Record = dict[str, Any]
+MAX_LINE_BYTES = 16 << 20
+
+
+def accept_all(record: Record) -> Record | None:
+    """Take every object as it is."""
+    return record
+
+
+class Tail:
+    """New whole lines of a growing file, at each call. Starts over if the file was rewritten.
+
+    Args:
+        accept: gives the record to keep, or None for one that is none of this file's.
+
+    Attributes:
+        skipped: lines that could not be read so far, in this file.
+        has_torn_end: whether the file ended in a part of a line at the last call.
+    """
+
+    def __init__(self, path: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
+        self._path, self._accept = path, accept
+        self._offset, self._inode = 0, 0
+        self._is_no_file = False
+        self._num_skipped = 0
+        self.has_torn_end = False
+
+    @property
+    def skipped(self) -> int:
+        """Lines that could not be read; a file that could not be counts as one."""
+        return self._num_skipped + self._is_no_file
+
+    def read(self) -> tuple[list[Record], bool]:
+        """The new lines as records, and whether the file was started over."""
+        try:
+            with open_regular(self._path) as file:
+                self._is_no_file = False
+                return self._read(file)
+        except FileNotFoundError:
+            return [], False
+        except OSError:
+            self._is_no_file = True
+            return [], False
+
+    def _read(self, file: BinaryIO) -> tuple[list[Record], bool]:
+        found = os.fstat(file.fileno())
+        fresh = found.st_ino != self._inode or found.st_size < self._offset
+        if fresh:
+            self._inode, self._offset, self._num_skipped = found.st_ino, 0, 0
+        file.seek(self._offset)
+        records: list[Record] = []
+        self.has_torn_end = False
+        for line in lines_of(file):
+            if line is not None and not line.endswith(b"\n"):
+                self.has_torn_end = True
+                break
+            self._offset = file.tell()
+            record, num_bad = parsed(line, self._accept)
+            self._num_skipped += num_bad
+            records += [record] if record is not None else []
+        return records, fresh
+
+
+def read_records(
+    path: Path, accept: Callable[[Record], Record | None] = accept_all
+) -> tuple[list[Record], int]:
+    """Every readable record of a file, and how many lines could not be read; nothing of an absent file."""
+    records, skipped = [], 0
+    try:
+        with open_regular(path) as file:
+            for line in lines_of(file):
+                record, num_bad = parsed(line, accept)
+                skipped += num_bad
+                if record is not None:
+                    records.append(record)
+    except FileNotFoundError:
+        return [], 0
+    except OSError:
+        return records, skipped + 1
+    return records, skipped
+
+
+def last_records(path: Path, num_bytes: int) -> list[Record]:
+    """The readable records among a file's last `num_bytes`, in order."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+        found = [parsed(line, accept_all)[0] for line in lines_of(file)]
+        return [record for record in found if record is not None]
+    return []
+
+
+def parsed(line: bytes | None, accept: Callable[[Record], Record | None]) -> tuple[Record | None, int]:
+    """The record of one line, and 1 if anything of the line was bad. An empty line is neither.
+
+    A filesystem that lost its last blocks leaves NUL bytes; what follows them on the line is still read.
+    """
+    if line is None:
+        return None, 1
+    text = line.strip(b"\0 \t\r\n")
+    has_nul = b"\0" in line
+    if not text:
+        return None, int(has_nul)
+    try:
+        found = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None, 1
+    record = accept(found) if isinstance(found, dict) else None
+    return record, int(has_nul or record is None)
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes | None]:
+    """Each line with its end; None for one that is too long to be taken in."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+            pass
+        yield None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open for reading, without waiting for a FIFO.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def make_ready(path: Path) -> str:
+    """Prepare a file for appending: what is no file is renamed, a torn last line is ended.
+
+    Returns:
+        What was done that a person should know of; empty if nothing.
+    """
+    try:
+        if not os.path.lexists(path):
+            return ""
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            aside = next(
+                p for n in range(1, 1000) if not (p := path.with_name(f"{path.name}.aside-{n}")).exists()
+            )
+            os.rename(path, aside)
+            return f"{path} was no file; it is {aside.name} now"
+        with open(path, "rb+") as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+    except OSError as error:
+        return f"{path} cannot be written to ({error.strerror}); the run goes on without it"
+    return ""

@@ -1,0 +1,132 @@
+"""Refuses a second start of a run that is going on; or, when asked to, lets the first save and stop."""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.files import read_or_none, unsealed_any
+from yatt.adapters.ledger import ENDED, STARTED, newest_epoch, record, run_is_finished
+from yatt.adapters.process import Identity
+from yatt.adapters.slurm import Slurm
+from yatt.core.occupancy import Life, Signs, life_of
+from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.launch.jobs import cancel, job_view
+from yatt.paths import RunPaths
+
+PULSE_WATCH_S = 10.0
+"""A leader's pulse is raised every 3 s; one that stands still for so long is nobody's."""
+
+TAKE_OVER_S = 900.0
+AFTER_S = 30.0
+"""A launcher that has noted its end may take so long to be gone."""
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """Who has the run: its newest attempt and words for where it runs. `where` is empty if nobody has."""
+
+    epoch: int
+    where: str = ""
+
+
+def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) -> None:
+    """Make sure that nobody else is at work on the run, before it is started.
+
+    Args:
+        take_over: let an occupant save and stop, as `yatt cancel` does, instead of refusing.
+
+    Raises:
+        ConfigError: the run is going on, and `take_over` is not asked for.
+        DeadlineExceeded: the occupant did not stop in time.
+    """
+    slurm = slurm or Slurm()
+    found = occupant(paths, slurm)
+    if not found.where:
+        return
+    if not take_over:
+        raise ConfigError(
+            f"{found.where} already: `yatt status {paths.root}`. Nothing was started. Stop it with "
+            f"`yatt cancel {paths.root}`, or give this command with --take-over: it saves and stops first."
+        )
+    sys.stdout.write(f"{found.where}: taking over\n")
+    _wait_for_end(paths, slurm, found)
+
+
+def _wait_for_end(paths: RunPaths, slurm: Slurm, found: Occupant) -> None:
+    until_s = clock.monotonic_s() + TAKE_OVER_S
+    while found.where:
+        if clock.monotonic_s() > until_s:
+            raise DeadlineExceeded(
+                f"{found.where} and did not stop in {TAKE_OVER_S:g} s; nothing was started. See "
+                f"`yatt status {paths.root}`; `yatt cancel --now {paths.root}` ends a job without saving."
+            )
+        try:
+            sys.stdout.write(cancel(paths, slurm, now=False) + "\n")
+        except ConfigError:  # it ended by itself, or is between two attempts
+            time.sleep(POLL_S)
+        _wait_for_launcher(paths, newest_epoch(paths))
+        found = occupant(paths, slurm)
+
+
+def _wait_for_launcher(paths: RunPaths, epoch: int) -> None:
+    until_s = clock.monotonic_s() + AFTER_S
+    while record(paths, epoch, ENDED) and _launcher(paths, epoch)[1] and clock.monotonic_s() < until_s:
+        time.sleep(POLL_S)
+
+
+def occupant(paths: RunPaths, slurm: Slurm) -> Occupant:
+    """Who is at work on the run; watches the pulse for a while where nothing else tells."""
+    epoch = newest_epoch(paths)
+    started = record(paths, epoch, STARTED)
+    job = job_view(paths, slurm)
+    is_here, lives = _launcher(paths, epoch)
+    job_lives = None if job.state in ("", "UNKNOWN") else job.is_alive
+    signs = Signs(
+        is_finished=run_is_finished(paths),
+        is_started=bool(started),
+        is_ended=bool(record(paths, epoch, ENDED)),
+        launcher_is_here=is_here,
+        launcher_lives=lives,
+        job_lives=job_lives,
+        is_of_job=bool(job.job_id) and started.get("job") == job.job_id,
+    )
+    going_on = f"attempt {epoch} of this run is going on"
+    match life_of(signs):
+        case Life.OVER:
+            return Occupant(epoch)
+        case Life.ALIVE if job_lives:
+            return Occupant(epoch, f"job {job.job_id} of this run is {job.state}")
+        case Life.ALIVE:
+            return Occupant(epoch, f"{going_on} in process {started['launcher']['pid']} of this machine")
+    where = f"{going_on}, on {started.get('host', 'another machine')}"
+    return Occupant(epoch, where if _pulse_moves(paths, epoch) else "")
+
+
+def _launcher(paths: RunPaths, epoch: int) -> tuple[bool, bool]:
+    """Whether the attempt's launcher can be seen from here, and whether it runs."""
+    noted: dict[str, Any] = record(paths, epoch, STARTED).get("launcher", {})
+    if not noted:
+        return False, False
+    who = Identity(**noted)
+    return who.is_of_here(), who.is_of_here() and not who.is_gone()
+
+
+def _pulse_moves(paths: RunPaths, epoch: int) -> bool:
+    def seen() -> tuple[Any, ...]:
+        pulse = unsealed_any(read_or_none(paths.pulse(epoch))) or {}
+        return pulse.get("counter"), newest_epoch(paths)
+
+    first, until_s = seen(), clock.monotonic_s() + PULSE_WATCH_S
+    sys.stdout.write(f"attempt {epoch} was started on another machine; looking whether it lives\n")
+    sys.stdout.flush()
+    while clock.monotonic_s() < until_s:
+        if record(paths, epoch, ENDED):
+            return False
+        if seen() != first:
+            return True
+        time.sleep(POLL_S)
+    return False

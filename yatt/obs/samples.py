@@ -1,0 +1,14 @@
+"""``samples.jsonl``: a few completions with their scores an iteration, for the report."""
+
+from yatt.adapters.lines import Record
+from yatt.obs.metrics import of_iteration
+
+
+def as_sample(record: Record) -> Record | None:
+    """The record if a report can show it: its numbers are numbers, its parts are objects."""
+    scores, verdicts = record.get("scores") or {}, record.get("verdicts") or {}
+    is_shown = isinstance(scores, dict) and isinstance(verdicts, dict)
+    if of_iteration(record) is None or not is_shown:
+        return None
+    numbers = (record.get("reward", 0.0), *scores.values())
+    return record if all(value is None or type(value) in (int, float) for value in numbers) else None
