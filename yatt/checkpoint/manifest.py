@@ -23,7 +23,7 @@ from yatt.core.epochs import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFESTS, ADOPTED = "manifests", "adopted"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 

@@ -4,14 +4,29 @@ Everything is written whole. `create` is the one conditional operation, on which
 succeeds for one writer only, also when two try at once.
 """
 
+import contextlib
 import errno
+import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from yatt.adapters import files
 from yatt.errors import CheckpointError, ConfigError
+
+UPLOAD_PART_BYTES = 32 << 20
+"""Of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a streaming write stored."""
+
+    size_bytes: int
+    sha256: str
 
 
 class Store(Protocol):
@@ -20,11 +35,24 @@ class Store(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Create or replace, whole and durable."""
 
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        """`write` of content that comes in chunks, of which at most a few are in memory at a time.
+
+        Readers see nothing under `name` until all is written. If `chunks` raises, nothing is left.
+        """
+
     def create(self, name: str, data: bytes) -> bool:
         """Create; False if the name is taken by other content."""
 
     def read(self, name: str) -> bytes:
         """Content.
+
+        Raises:
+            CheckpointError: not there, or not readable.
+        """
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Parts [begin, end) of the content, in the order asked for; shorter where the content ends.
 
         Raises:
             CheckpointError: not there, or not readable.
@@ -71,12 +99,24 @@ class FolderStore:
     def write(self, name: str, data: bytes) -> None:
         files.publish(self._path(name), data)
 
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        measured = _Measured(chunks)
+        files.publish_stream(self._path(name), measured)
+        return measured.written
+
     def create(self, name: str, data: bytes) -> bool:
         return files.claim(self._path(name), data) or self.read(name) == data
 
     def read(self, name: str) -> bytes:
         try:
             return (self._root / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        try:
+            with (self._root / name).open("rb") as file:
+                return [os.pread(file.fileno(), end - begin, begin) for begin, end in ranges]
         except OSError as error:
             raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
 
@@ -119,6 +159,30 @@ class ObjectStore:
         if self.size(name) != len(data):
             raise CheckpointError(f"{self._path(name)}: written {len(data)} bytes, {self.size(name)} arrived")
 
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        """A multipart upload, which becomes visible when it is completed.
+
+        A driver without multipart uploads (memory://) shows what it has so far; no manifest names it yet.
+        """
+        measured, path = _Measured(chunks), self._path(name)
+        file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
+        try:
+            for chunk in measured:
+                file.write(chunk)
+        except BaseException:  # closing it would complete the upload
+            with contextlib.suppress(Exception):
+                file.discard()
+            with contextlib.suppress(AttributeError):
+                file.closed = True
+            self.delete(name)
+            raise
+        file.close()
+        if self.size(name) != measured.written.size_bytes:
+            raise CheckpointError(
+                f"{path}: written {measured.written.size_bytes} bytes, {self.size(name)} arrived"
+            )
+        return measured.written
+
     def create(self, name: str, data: bytes) -> bool:
         try:
             self._fs.pipe_file(self._path(name), data, mode="create")
@@ -135,6 +199,15 @@ class ObjectStore:
             return bytes(self._fs.cat_file(self._path(name)))
         except OSError as error:
             raise CheckpointError(f"{self._path(name)}: {error}") from error
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        path = self._path(name)
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        try:
+            got = self._fs.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        return [bytes(data) for data in got]
 
     def size(self, name: str) -> int | None:
         self._fs.invalidate_cache()
@@ -160,3 +233,21 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+class _Measured:
+    """Passes chunks on and counts and digests them."""
+
+    def __init__(self, chunks: Iterable[files.Buffer]) -> None:
+        self._chunks, self._digest, self._size_bytes = chunks, hashlib.sha256(), 0
+
+    def __iter__(self) -> Iterator[files.Buffer]:
+        for chunk in self._chunks:
+            self._digest.update(chunk)
+            self._size_bytes += len(chunk)
+            yield chunk
+
+    @property
+    def written(self) -> Written:
+        """Of what was passed on so far."""
+        return Written(self._size_bytes, self._digest.hexdigest())

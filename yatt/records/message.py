@@ -275,13 +275,19 @@ class SaveShards(Message, frozen=True, kw_only=True):
 
 
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index."""
+    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
+
+    `begin` and `size_bytes` are its place in the file, `sha256` is of these bytes.
+    """
 
     key: str
     dtype: str
     global_shape: tuple[int, ...]
     global_offset: tuple[int, ...]
     local_shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+    sha256: str
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):

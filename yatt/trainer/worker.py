@@ -44,7 +44,7 @@ class TrainerRank:
     Args:
         store: where checkpoints lie.
         local_rank: the rank that is 0 writes files for its node.
-        tick: called once a micro-batch.
+        tick: called after each micro-batch, and after each tensor that is loaded or saved.
     """
 
     def __init__(
@@ -116,12 +116,13 @@ class TrainerRank:
         shape = read_shape(config.model.path)
         check_layout(shape, config.trainer, dist.get_world_size())
         source = HFTensors(config.model.path)
-        policy = build_policy(config, shape, self._device, source)
+        policy = build_policy(config, shape, self._device, source, self._tick)
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":
-            reference = build_reference(config, shape, self._device, source)
+            reference = build_reference(config, shape, self._device, source, self._tick)
         if order.checkpoint:
-            restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
+            manifest = Checkpoints(self._store, epoch=0).read(order.checkpoint)
+            restore(policy, self._store, manifest, self._tick)
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
         self._trained = None
         return m.Done()
@@ -154,7 +155,7 @@ class TrainerRank:
         return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
 
     def _save_shards(self, order: m.SaveShards) -> m.Message:
-        return save_shards(self._policy, self._store, order.url)
+        return save_shards(self._policy, self._store, order.url, self._tick)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0
