@@ -10,7 +10,7 @@ from tests.conftest import BUCKET
 from yatt.checkpoint import store as store_module
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
 from yatt.checkpoint.store import open_store
-from yatt.errors import CheckpointError, ConfigError
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 
 
 @pytest.fixture(params=["folder", "file-url", "memory", "s3"])
@@ -57,6 +57,18 @@ def test_a_folder_goes_with_all_in_it_and_nothing_else(store):
         store.write(name, b"-")
     store.delete_folder("x")
     assert (store.size("x/1"), store.size("x/y/2"), store.size("xx/3")) == (None, None, 1)
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, s3_endpoint):
+    store.write("manifests/1", b"mine")
+    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    elsewhere = open_store("s3://no-such-bucket/run", options)
+    with pytest.raises(StoreUnreachable, match="manifests/1"):
+        elsewhere.create("manifests/1", b"mine")
+    nobody = open_store(f"s3://{BUCKET}/run", {**options, "endpoint_url": "http://127.0.0.1:9"})
+    with pytest.raises(StoreUnreachable, match="run/x"):
+        nobody.read("x")
 
 
 def test_a_stream_is_stored_whole_with_its_size_and_digest(store):

@@ -187,10 +187,22 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Build model and optimizer from the Hugging Face folder, or whole from `checkpoint`. Answer: Done."""
+    """Build model and optimizer from the Hugging Face folder. Answer: Done."""
 
     token: int
-    checkpoint: str = ""
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """Fill model, optimizer and schedule from the checkpoint of this manifest. Answer: Restored."""
+
+    token: int
+    checkpoint: str
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """`fault` says why the checkpoint cannot be restored; empty if it was."""
+
+    fault: str = ""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):

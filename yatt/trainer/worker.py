@@ -16,7 +16,7 @@ from torch import nn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import Store
 from yatt.config.schema import RunConfig
-from yatt.errors import LeaseLost, WorkerFailed
+from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
 from yatt.records import message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -62,6 +62,7 @@ class TrainerRank:
             m.OpenStore: self._open_store,
             m.Join: self._join,
             m.Build: self._build,
+            m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
             m.Train: self._train,
@@ -111,7 +112,7 @@ class TrainerRank:
         self._meeting.join(order)
         return m.Done()
 
-    def _build(self, order: m.Build) -> m.Message:
+    def _build(self, _: m.Build) -> m.Message:
         config = self._config
         shape = read_shape(config.model.path)
         check_layout(shape, config.trainer, dist.get_world_size())
@@ -120,12 +121,18 @@ class TrainerRank:
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":
             reference = build_reference(config, shape, self._device, source, self._tick)
-        if order.checkpoint:
-            manifest = Checkpoints(self._store, epoch=0).read(order.checkpoint)
-            restore(policy, self._store, manifest, self._tick)
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
         self._trained = None
         return m.Done()
+
+    def _restore(self, order: m.Restore) -> m.Message:
+        """A damaged checkpoint is an answer: the leader tries an older one."""
+        try:
+            manifest = Checkpoints(self._store, epoch=0).read(order.checkpoint)
+            restore(self._policy, self._store, manifest, self._tick)
+        except CheckpointError as error:
+            return m.Restored(fault=str(error))
+        return m.Restored()
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:

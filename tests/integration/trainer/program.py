@@ -129,7 +129,9 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
     (place := folder / job["name"]).mkdir(exist_ok=True)
-    worker.handle(m.Build(token=1, checkpoint=job.get("restore", "")))
+    worker.handle(m.Build(token=1))
+    if "restore" in job:
+        assert worker.handle(m.Restore(token=1, checkpoint=job["restore"])) == m.Restored()
     notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     for action, argument in job["actions"]:
         before = len(ticks)

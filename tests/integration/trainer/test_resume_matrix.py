@@ -150,10 +150,13 @@ def test_megatron_warns_of_nothing(matrix):
 def test_saving_and_restoring_tell_progress_for_every_tensor(matrix):
     for save, job in matrix.saved.items():
         assert all(note["ticks_of"]["build"] > 20 for note in job.notes), name_of(save)
-        assert all(note["ticks_of"]["save"] > 20 for note in job.notes), name_of(save)
+        assert all(note["ticks_of"]["save"] >= 5 for note in job.notes), name_of(save)
     for save, layout, job in matrix.read:
         built = [note["ticks_of"]["build"] for note in matrix.saved[save].notes]
-        assert min(note["ticks_of"]["build"] for note in job.notes) > max(built) + 20, (name_of(save), layout)
+        assert min(note["ticks_of"]["build"] for note in job.notes) >= max(built) + 20, (
+            name_of(save),
+            layout,
+        )
 
 
 def test_a_save_needs_little_more_memory_than_it_has_already(tmp_path):
