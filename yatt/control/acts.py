@@ -19,7 +19,7 @@ from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED, CheckpointError
+from yatt.errors import EXIT_FINISHED, CheckpointError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -89,30 +89,56 @@ class Acts:
     # ---- phases ---------------------------------------------------------------------------------
 
     async def _build(self) -> int:
-        found = await call_in_thread(self._checkpoints.newest)
-        for reason in found.skipped:
-            self._events.emit("ckpt.skip", reason=reason)
-        for name in found.ghosts:
-            self._events.emit("ckpt.refuse", name=name)
-        manifest = found.manifest
-        if manifest is None and found.skipped:
-            raise CheckpointError("no checkpoint of this run can be read: " + "; ".join(found.skipped))
-        self._check_newest()
-        self._checkpoints.adopt(manifest)
         store = await self._ports.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
-        states = states_for(manifest, len(self._node.placement.owners))
-        orders = [
-            c.BuildTrainer(host=store.host, port=store.port, checkpoint=found.name, state=state)
-            for state in states
-        ]
-        await self._ports.ask_each_owner(orders)
+        await self._ports.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
+        manifest = await self._restore()
+        self._check_newest()
+        await call_in_thread(partial(self._checkpoints.adopt, manifest))
         resumed = manifest.iteration if manifest else 0
         self._row = dict(manifest.row) if manifest else {STEP: 0}
         self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
         RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
         self._events.emit("attempt.resume", iteration=resumed)
         return resumed
+
+    async def _restore(self) -> Manifest | None:
+        """Fill the trainers from the newest checkpoint that can be restored; None if none was committed.
+
+        Raises:
+            NoCheckpointLeft: none of those that were committed can be restored.
+        """
+        candidates = await call_in_thread(self._checkpoints.candidates)
+        for name in candidates.ghosts:
+            self._events.emit("ckpt.refuse", name=name)
+        faults = []
+        for name in candidates.names:
+            manifest, fault = await self._restored(name)
+            if manifest is not None:
+                return manifest
+            faults.append(fault)
+            self._events.emit("ckpt.skip", reason=fault)
+        if faults:
+            raise NoCheckpointLeft(
+                "no checkpoint of this run can be restored, and starting over would lose it: "
+                + "; ".join(faults)
+                + ". Put the damaged files back, or start a new run with another run.dir."
+            )
+        return None
+
+    async def _restored(self, name: str) -> tuple[Manifest | None, str]:
+        """The manifest, if all owners restored it; or why not."""
+        try:
+            manifest = await call_in_thread(partial(self._checkpoints.whole, name))
+        except CheckpointError as error:
+            return None, str(error)
+        states = states_for(manifest, len(self._node.placement.owners))
+        orders = [c.RestoreTrainer(checkpoint=name, state=state) for state in states]
+        answers = await self._ports.ask_each_owner(orders)
+        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
+        assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
+        fault = next((fault for fault in faults if fault), "")
+        return (None, f"{name}: {fault}") if fault else (manifest, "")
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
@@ -216,7 +242,8 @@ class Acts:
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
-            iteration=iteration, epoch=self._node.epoch, config_hash=config_hash(config),
+            iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
+            config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
@@ -280,10 +307,8 @@ class Acts:
         )
 
 
-def states_for(manifest: Manifest | None, owners: int) -> list[bytes]:
+def states_for(manifest: Manifest, owners: int) -> list[bytes]:
     """Each owner's controller state; with another number of owners than saved, dealt anew."""
-    if manifest is None:
-        return [b""] * owners
     if len(manifest.nodes) == owners:
         return [bytes(state) for state in manifest.nodes]
     saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]

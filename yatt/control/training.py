@@ -42,7 +42,7 @@ class NodeTraining:
         return await self._workers.order(self._workers.trainers()[0], m.OpenStore(host=self._node.host))
 
     async def build(self, order: c.BuildTrainer) -> None:
-        """Join the process group and build or load model and optimizer."""
+        """Join the process group and build model and optimizer."""
         world_size = self._node.placement.world_size
 
         def join(rank: int) -> m.Join:
@@ -50,7 +50,14 @@ class NodeTraining:
 
         joins = (self._workers.order(worker, join(rank)) for rank, worker in self._local_ranks())
         await asyncio.gather(*joins)
-        await self._workers.order_trainers(m.Build(token=0, checkpoint=order.checkpoint))
+        await self._workers.order_trainers(m.Build(token=0))
+
+    async def restore(self, order: c.RestoreTrainer) -> m.Restored:
+        """Let every local rank fill itself from a checkpoint; gives the first fault."""
+        answers = await self._workers.order_trainers(m.Restore(token=0, checkpoint=order.checkpoint))
+        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
+        assert len(faults) == len(answers), "Restore is answered by Restored"
+        return m.Restored(fault=next((fault for fault in faults if fault), ""))
 
     async def parcel(self, order: c.Parcel) -> m.Message:
         """Samples of another node for this one's ranks."""

@@ -32,12 +32,17 @@ class OpenTrainerStore(Message, frozen=True, kw_only=True):
 
 
 class BuildTrainer(Message, frozen=True, kw_only=True):
-    """Join the process group and build. `state`: this node's part of the checkpoint. Answer: Done."""
+    """Join the process group and build from the Hugging Face folder. Answer: Done."""
 
     host: str
     port: int
-    checkpoint: str = ""
-    state: bytes = b""
+
+
+class RestoreTrainer(Message, frozen=True, kw_only=True):
+    """Fill what was built from a checkpoint; `state` is this node's part of it. Answer: Restored."""
+
+    checkpoint: str
+    state: bytes
 
 
 class Advance(Message, frozen=True, kw_only=True):

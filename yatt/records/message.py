@@ -196,10 +196,22 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Build model and optimizer from the Hugging Face folder, or whole from `checkpoint`. Answer: Done."""
+    """Build model and optimizer from the Hugging Face folder. Answer: Done."""
 
     token: int
-    checkpoint: str = ""
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """Fill model, optimizer and schedule from the checkpoint of this manifest. Answer: Restored."""
+
+    token: int
+    checkpoint: str
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """`fault` says why the checkpoint cannot be restored; empty if it was."""
+
+    fault: str = ""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,13 +298,19 @@ class SaveShards(Message, frozen=True, kw_only=True):
 
 
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index."""
+    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
+
+    `begin` and `size_bytes` are its place in the file, `sha256` is of these bytes.
+    """
 
     key: str
     dtype: str
     global_shape: tuple[int, ...]
     global_offset: tuple[int, ...]
     local_shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+    sha256: str
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from torch import nn
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import Store
 from yatt.config.schema import RunConfig
-from yatt.errors import LeaseLost, WorkerFailed
+from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
 from yatt.records import message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -44,7 +44,7 @@ class TrainerRank:
     Args:
         store: where checkpoints lie.
         local_rank: the rank that is 0 writes files for its node.
-        tick: called once a micro-batch.
+        tick: called after each micro-batch, and after each tensor that is loaded or saved.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class TrainerRank:
             m.OpenStore: self._open_store,
             m.Join: self._join,
             m.Build: self._build,
+            m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
             m.Train: self._train,
@@ -111,20 +112,27 @@ class TrainerRank:
         self._meeting.join(order)
         return m.Done()
 
-    def _build(self, order: m.Build) -> m.Message:
+    def _build(self, _: m.Build) -> m.Message:
         config = self._config
         shape = read_shape(config.model.path)
         check_layout(shape, config.trainer, dist.get_world_size())
         source = HFTensors(config.model.path)
-        policy = build_policy(config, shape, self._device, source)
+        policy = build_policy(config, shape, self._device, source, self._tick)
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":
-            reference = build_reference(config, shape, self._device, source)
-        if order.checkpoint:
-            restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
+            reference = build_reference(config, shape, self._device, source, self._tick)
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
         self._trained = None
         return m.Done()
+
+    def _restore(self, order: m.Restore) -> m.Message:
+        """A damaged checkpoint is an answer: the leader tries an older one."""
+        try:
+            manifest = Checkpoints(self._store, epoch=0).read(order.checkpoint)
+            restore(self._policy, self._store, manifest, self._tick)
+        except CheckpointError as error:
+            return m.Restored(fault=str(error))
+        return m.Restored()
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:
@@ -154,7 +162,7 @@ class TrainerRank:
         return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
 
     def _save_shards(self, order: m.SaveShards) -> m.Message:
-        return save_shards(self._policy, self._store, order.url)
+        return save_shards(self._policy, self._store, order.url, self._tick)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0
