@@ -167,16 +167,16 @@ class Session:
         if end.exit_code:
             sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
 
-    def trouble(self, error: str, exit_code: int) -> None:
+    def trouble(self, error: str, exit_code: int, is_symptom: bool = False) -> None:
         """Something this node cannot mend: the leader decides."""
-        self._trouble.put_nowait(c.Trouble(error=error, exit_code=exit_code))
+        self._trouble.put_nowait(c.Trouble(error=error, exit_code=exit_code, is_symptom=is_symptom))
 
     async def _report_trouble(self) -> None:
         while True:
             trouble = await self._trouble.get()
             self._events.emit("trouble", error=trouble.error, exit_code=trouble.exit_code)
             if self._coordinator is not None:
-                self._coordinator.fail(trouble.error, trouble.exit_code)
+                self._coordinator.fail(trouble.error, trouble.exit_code, is_symptom=trouble.is_symptom)
             else:
                 await self._peers.tell(0, trouble)
 
@@ -257,7 +257,8 @@ class Session:
         if index not in self._node.placement.owners and trouble.exit_code == EXIT_FAILED:
             self._gave_up(index, trouble.error)
         elif self._coordinator is not None:
-            self._coordinator.fail(f"node{index}: {trouble.error}", trouble.exit_code)
+            says = f"node{index}: {trouble.error}"
+            self._coordinator.fail(says, trouble.exit_code, is_symptom=trouble.is_symptom)
 
     async def _refuse(self, index: int, body: m.Message) -> None:
         """A node that was declared lost and only stood still: nothing it says counts, and it has to end."""

@@ -5,8 +5,10 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 """
 
 import asyncio
+import signal
 from collections.abc import Callable
 
+from yatt.adapters.process import describe_exit
 from yatt.control.groups import PromptGroup
 from yatt.control.node import Node
 from yatt.control.peers import Peers
@@ -22,20 +24,22 @@ class NodeTraining:
 
     Args:
         peers: lines to the other controllers.
-        trouble: called with (error, exit code) for what this node cannot mend.
+        trouble: called with (error, exit code, whether it may only be a symptom) for what this node cannot
+            mend.
     """
 
     def __init__(
-        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int], None]
+        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int, bool], None]
     ) -> None:
         self._node, self._workers, self._peers, self._trouble = node, workers, peers, trouble
         self._parcels: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
 
     def lost(self, worker: Worker, how: str) -> None:
-        """A trainer rank is gone."""
+        """A trainer rank is gone. One that was not killed may have ended for want of another one."""
         log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED)
+        was_killed = how == describe_exit(-signal.SIGKILL)
+        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED, not was_killed)
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
         """Let global rank 0 host the process group's store."""

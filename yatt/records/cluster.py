@@ -292,10 +292,14 @@ class Quit(Message, frozen=True, kw_only=True):
 
 
 class Trouble(Message, frozen=True, kw_only=True):
-    """To the leader: something here that this node cannot mend."""
+    """To the leader: something here that this node cannot mend.
+
+    `is_symptom`: it may only follow from what happened on another node.
+    """
 
     error: str
     exit_code: int
+    is_symptom: bool = False
 
 
 class StatusQuery(Message, frozen=True, kw_only=True):
