@@ -173,6 +173,9 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
 
 
 def _modes(config: RunConfig) -> Iterator[Fault]:
+    origin = config.run.from_checkpoint.url
+    if origin and origin.rstrip("/") == config.checkpoint.url.rstrip("/"):
+        yield "run.from_checkpoint.url", "is checkpoint.url as well; a new run needs a store of its own."
     if config.algorithm.kl_in != "none" and config.algorithm.kl_coef == 0:
         yield "algorithm.kl_coef", "kl_in is on but kl_coef is 0; write a coefficient or kl_in: none."
     if config.validation.every and not config.validation.reward:
