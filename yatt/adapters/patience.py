@@ -35,5 +35,5 @@ def patiently(work: Callable[[], T], *, limit_s: float = LIMIT_S) -> T:
         except OSError as error:
             if error.errno not in PASSING or clock.monotonic_s() > until_s:
                 raise
-        time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(MOST_S, pause_s * 2)

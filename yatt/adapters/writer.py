@@ -1,7 +1,8 @@
-"""Writes for people, by a thread: a filesystem that is slow, full or away costs lines, counted, and nothing else.
+"""Writes for people, by a thread: a filesystem that is slow, full or away costs lines, counted, and nothing
+else.
 
-Lines wait in memory up to a bound; beyond it the oldest are lost. An error is tried again for ever, with a pause:
-whoever needs a line to be there asks `flush`, with a deadline.
+Lines wait in memory up to a bound; beyond it the oldest are lost. An error is tried again for ever, with a
+pause: whoever needs a line to be there asks `flush`, with a deadline.
 """
 
 import os

@@ -5,6 +5,8 @@ Layout under the checkpoint URL::
     global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
     manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
     adopted/EPOCH.json                             what a start resumed from, written before it works
+    run_id                                         whose store this is (`yatt.checkpoint.ownership`)
+    started_from                                   the manifest of another run that this one started from
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
 A checkpoint exists iff its manifest does, every file in it has its size, and it is on the lineage of the
@@ -26,7 +28,7 @@ from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile
 
 SCHEMA_VERSION = 2
-MANIFESTS, ADOPTED = "manifests", "adopted"
+MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 
@@ -43,6 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     iteration: int
     epoch: int
     parent: tuple[int, int] = (0, 0)
+    run_id: str = ""
     config_hash: str
     files: tuple[ShardFile, ...]
     common: msgspec.Raw
@@ -67,6 +70,11 @@ class Candidates:
     names: tuple[str, ...]
     ghosts: tuple[str, ...]
 
+    def of_iteration(self, iteration: int) -> tuple[str, ...]:
+        """Those of this iteration; all for 0."""
+        prefix = f"{MANIFESTS}/{iteration:08d}."
+        return tuple(name for name in self.names if not iteration or name.startswith(prefix))
+
 
 class _Version(msgspec.Struct, frozen=True):
     """What every manifest has, of whatever version."""
@@ -82,10 +90,15 @@ class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoints:
-    """The committed checkpoints of one run."""
+    """The committed checkpoints of one run.
 
-    def __init__(self, store: Store, epoch: int) -> None:
-        self._store, self._epoch = store, epoch
+    Args:
+        epoch: of this attempt; 0 only reads.
+        run_id: manifests of any other run are refused; empty reads any run's.
+    """
+
+    def __init__(self, store: Store, epoch: int, run_id: str = "") -> None:
+        self._store, self._epoch, self._run_id = store, epoch, run_id
         self._has_looked = False
         self.parent = (0, 0)
         """(iteration, epoch) of what this start adopted."""
@@ -173,7 +186,39 @@ class Checkpoints:
             raise CheckpointError(
                 f"{name}: holds iteration {manifest.iteration} of epoch {manifest.epoch}, unlike its name"
             )
+        if self._run_id and manifest.run_id != self._run_id:
+            raise CheckpointError(f"{name}: is of run {manifest.run_id}; this run is {self._run_id}")
         return manifest
+
+    def name(self, manifest: Manifest) -> str:
+        """The manifest's name in the store."""
+        return _name(Commit(manifest.iteration, manifest.epoch))
+
+    def origin(self) -> str:
+        """Name of the manifest, in another run's store, that this run started from; empty if from none."""
+        try:
+            return self._store.read(STARTED_FROM).decode(errors="replace").strip()
+        except CheckpointError:
+            return ""
+
+    def note_origin(self, name: str) -> None:
+        """Note what this run started from.
+
+        Raises:
+            CheckpointError: another attempt started from something else.
+        """
+        if not self._store.create(STARTED_FROM, f"{name}\n".encode()):
+            raise CheckpointError(
+                f"{STARTED_FROM} holds another name than {name}: two attempts started at once"
+            )
+
+    def newest_epoch(self) -> int:
+        """The highest epoch that anything is noted of; 0 if nothing is."""
+        commits = self._commits()
+        notes = (name.removesuffix(".json") for name in self._store.names(ADOPTED))
+        return max(
+            (*(commit.epoch for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
+        )
 
     def retain(self, keep: int) -> list[int]:
         """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what ghosts

@@ -12,6 +12,9 @@ from yatt.config.operation import (
     CheckpointSection as CheckpointSection,
 )
 from yatt.config.operation import (
+    FromCheckpointSection as FromCheckpointSection,
+)
+from yatt.config.operation import (
     LaunchSection as LaunchSection,
 )
 from yatt.config.operation import (

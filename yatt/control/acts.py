@@ -11,15 +11,15 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.config.load import config_hash
 from yatt.control.epochs import check_newest
-from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.ports import Ports
+from yatt.control.restoring import Restoring
 from yatt.control.training import head_ranks
 from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED, CheckpointError, NoCheckpointLeft
+from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -92,53 +92,15 @@ class Acts:
         store = await self._ports.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
         await self._ports.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
-        manifest = await self._restore()
+        restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
+        found = await restoring.run()
         self._check_newest()
-        await call_in_thread(partial(self._checkpoints.adopt, manifest))
-        resumed = manifest.iteration if manifest else 0
-        self._row = dict(manifest.row) if manifest else {STEP: 0}
+        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
+        resumed, self._row = found.iteration, found.row
         self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
         RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
         self._events.emit("attempt.resume", iteration=resumed)
         return resumed
-
-    async def _restore(self) -> Manifest | None:
-        """Fill the trainers from the newest checkpoint that can be restored; None if none was committed.
-
-        Raises:
-            NoCheckpointLeft: none of those that were committed can be restored.
-        """
-        candidates = await call_in_thread(self._checkpoints.candidates)
-        for name in candidates.ghosts:
-            self._events.emit("ckpt.refuse", name=name)
-        faults = []
-        for name in candidates.names:
-            manifest, fault = await self._restored(name)
-            if manifest is not None:
-                return manifest
-            faults.append(fault)
-            self._events.emit("ckpt.skip", reason=fault)
-        if faults:
-            raise NoCheckpointLeft(
-                "no checkpoint of this run can be restored, and starting over would lose it: "
-                + "; ".join(faults)
-                + ". Put the damaged files back, or start a new run with another run.dir."
-            )
-        return None
-
-    async def _restored(self, name: str) -> tuple[Manifest | None, str]:
-        """The manifest, if all owners restored it; or why not."""
-        try:
-            manifest = await call_in_thread(partial(self._checkpoints.whole, name))
-        except CheckpointError as error:
-            return None, str(error)
-        states = states_for(manifest, len(self._node.placement.owners))
-        orders = [c.RestoreTrainer(checkpoint=name, state=state) for state in states]
-        answers = await self._ports.ask_each_owner(orders)
-        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
-        assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
-        fault = next((fault for fault in faults if fault), "")
-        return (None, f"{name}: {fault}") if fault else (manifest, "")
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
@@ -243,7 +205,7 @@ class Acts:
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
             iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
-            config_hash=config_hash(config),
+            run_id=config.run.id, config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
@@ -305,20 +267,3 @@ class Acts:
             pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
             for _ in range(section.probe_prompts)
         )
-
-
-def states_for(manifest: Manifest, owners: int) -> list[bytes]:
-    """Each owner's controller state; with another number of owners than saved, dealt anew."""
-    if len(manifest.nodes) == owners:
-        return [bytes(state) for state in manifest.nodes]
-    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
-    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
-    next_number = max(state.next_number for state in saved) - len(saved) + 1
-    accepted = [group for state in saved for group in state.accepted]
-    unfinished = [group for state in saved for group in state.unfinished]
-    return [
-        msgspec.json.encode(
-            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
-        )
-        for i in range(owners)
-    ]

@@ -66,7 +66,9 @@ class Owner:
 
     async def _restore(self, order: c.RestoreTrainer) -> m.Message:
         restored = await self.training.restore(order)
-        if not restored.fault:  # another node may still find one: then an older state replaces this
+        if (
+            order.state and not restored.fault
+        ):  # another node may still find one: then an older state replaces this
             self._sampler.restore(msgspec.json.decode(order.state, type=NodeState))
         return restored
 

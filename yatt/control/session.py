@@ -21,6 +21,7 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.control.acts import Acts
@@ -117,9 +118,13 @@ class Session:
             ports = Ports(
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
-            store = await call_in_thread(partial(open_run_store, node.config, node.paths.root))
+            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
             acts = Acts(
-                node, ports, Checkpoints(store, node.epoch), self._events, vocab_size(node.config.model.path)
+                node,
+                ports,
+                Checkpoints(store, node.epoch, node.config.run.id),
+                self._events,
+                vocab_size(node.config.model.path),
             )
             self._coordinator = Coordinator(node, ports, acts, self._events)
 
@@ -295,7 +300,23 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
     Raises:
         ConfigError: its URL cannot be used.
     """
-    return open_store(config.checkpoint.url or str(root / "checkpoints"), config.checkpoint.storage_options)
+    return open_store(store_url(config, root), config.checkpoint.storage_options)
+
+
+def store_url(config: RunConfig, root: Path) -> str:
+    """Where the run's checkpoints are."""
+    return config.checkpoint.url or str(root / "checkpoints")
+
+
+def claimed_run_store(config: RunConfig, root: Path) -> Store:
+    """The run's checkpoint store, made sure to be this run's.
+
+    Raises:
+        ConfigError: it belongs to another run.
+    """
+    store = open_run_store(config, root)
+    claim_store(store, store_url(config, root), config.run.id)
+    return store
 
 
 def vocab_size(model: str) -> int:

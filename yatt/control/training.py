@@ -58,7 +58,10 @@ class NodeTraining:
 
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
         """Let every local rank fill itself from a checkpoint; gives the first fault."""
-        answers = await self._workers.order_trainers(m.Restore(token=0, checkpoint=order.checkpoint))
+        body = m.Restore(
+            token=0, checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
+        )
+        answers = await self._workers.order_trainers(body)
         faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
         assert len(faults) == len(answers), "Restore is answered by Restored"
         return m.Restored(fault=next((fault for fault in faults if fault), ""))

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from yatt.adapters.dataset import check_rows
 from yatt.adapters.tokenizer import Tokenizer
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
-from yatt.config.schema import RunConfig
+from yatt.config.schema import FromCheckpointSection, RunConfig
 from yatt.core.verdict import check_template, check_verdict
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, StoreUnreachable
 from yatt.reward.functions import load_genrm_function, load_reward
 from yatt.trainer.layout import check_layout
 from yatt.weights.shape import read_shape
@@ -73,7 +75,10 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(load_genrm_function, genrm)
     for reward in config.rewards:
         yield partial(load_reward, reward)
-    yield partial(open_store, config.checkpoint.url or config.run.dir, config.checkpoint.storage_options)
+    if config.checkpoint.url:
+        yield partial(check_store, config)
+    if config.run.from_checkpoint.url:
+        yield partial(check_origin, config.run.from_checkpoint)
     yield partial(_engines_installed, config)
 
 
@@ -177,6 +182,39 @@ def _check_fits(config: RunConfig) -> None:
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.num_heads} heads of "
             f"{config.model.path}; write a divisor."
         )
+
+
+def check_store(config: RunConfig) -> None:
+    """The checkpoint store must answer and must not be another run's.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    url = config.checkpoint.url
+    try:
+        check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
+    except StoreUnreachable as error:
+        raise ConfigError(
+            f"checkpoint.url: {url} cannot be used from here ({error}). Check the address, "
+            "checkpoint.storage_options and your credentials."
+        ) from error
+
+
+def check_origin(origin: FromCheckpointSection) -> None:
+    """The checkpoint to start from must be there.
+
+    Raises:
+        ConfigError: it is not, or its store does not answer.
+    """
+    key = "run.from_checkpoint"
+    try:
+        checkpoints = Checkpoints(open_store(origin.url, origin.storage_options), 0)
+        names = checkpoints.candidates().of_iteration(origin.iteration)
+    except StoreUnreachable as error:
+        raise ConfigError(f"{key}.url: {origin.url} cannot be used from here ({error}).") from error
+    if not names:
+        wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
+        raise ConfigError(f"{key}: {origin.url} has no {wanted}; look into its folder `manifests`.")
 
 
 def _engines_installed(config: RunConfig) -> None:

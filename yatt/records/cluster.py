@@ -39,10 +39,15 @@ class BuildTrainer(Message, frozen=True, kw_only=True):
 
 
 class RestoreTrainer(Message, frozen=True, kw_only=True):
-    """Fill what was built from a checkpoint; `state` is this node's part of it. Answer: Restored."""
+    """Fill what was built from a checkpoint; `state` is this node's part of it, empty for weights only.
+
+    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. Answer: Restored.
+    """
 
     checkpoint: str
     state: bytes
+    is_origin: bool = False
+    weights_only: bool = False
 
 
 class Advance(Message, frozen=True, kw_only=True):

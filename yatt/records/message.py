@@ -202,10 +202,15 @@ class Build(Message, frozen=True, kw_only=True):
 
 
 class Restore(Message, frozen=True, kw_only=True):
-    """Fill model, optimizer and schedule from the checkpoint of this manifest. Answer: Restored."""
+    """Fill model, optimizer and schedule, or the weights only, from the checkpoint of this manifest.
+
+    `is_origin`: the manifest is in the store of `run.from_checkpoint`. Answer: Restored.
+    """
 
     token: int
     checkpoint: str
+    is_origin: bool = False
+    weights_only: bool = False
 
 
 class Restored(Message, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
 from yatt.records import message as m
@@ -24,7 +24,7 @@ from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
 from yatt.trainer.publish import copy_side_files, export_hf, probe_logprobs, publish_weights
 from yatt.trainer.ranks import Meeting
-from yatt.trainer.snapshot import restore, save_shards
+from yatt.trainer.snapshot import restore, restore_weights, save_shards
 from yatt.trainer.update import Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
 from yatt.weights.shape import read_shape
@@ -128,11 +128,17 @@ class TrainerRank:
     def _restore(self, order: m.Restore) -> m.Message:
         """A damaged checkpoint is an answer: the leader tries an older one."""
         try:
-            manifest = Checkpoints(self._store, epoch=0).read(order.checkpoint)
-            restore(self._policy, self._store, manifest, self._tick)
+            store = self._origin() if order.is_origin else self._store
+            fill = restore_weights if order.weights_only else restore
+            fill(self._policy, store, Checkpoints(store, epoch=0).read(order.checkpoint), self._tick)
         except CheckpointError as error:
             return m.Restored(fault=str(error))
         return m.Restored()
+
+    def _origin(self) -> Store:
+        """The store of the run that this one starts from."""
+        origin = self._config.run.from_checkpoint
+        return open_store(origin.url, origin.storage_options)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:
