@@ -87,6 +87,8 @@ async def worker_under_hub(
             return None
         if handler is not None and isinstance(body, m.Ask):
             return await handler(sender, body)
+        if isinstance(body, m.RewardsLoaded):
+            return None
         told.put_nowait(body)
         return None
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +22,14 @@ async def patient(data_source, solution_str, ground_truth, extra_info=None):
     await asyncio.sleep(0.5)
     return extra_info["value"]
 
-def blocking(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(0.5)
-    return 1
+async def endless(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(60)
 
-def stuck(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(60)
+def typed(data_source, solution_str, ground_truth, extra_info=None):
+    facts = extra_info["finish_reason"], extra_info["num_prompt_tokens"], extra_info["num_completion_tokens"]
+    assert facts == ("stop", 3, 1) and extra_info["max_response_tokens"] == 1024, extra_info
+    assert extra_info["value"] == 0.25
+    return float(ground_truth == {"numbers": [1, 2.5, None], "deep": {"yes": True}})
 
 def broken(data_source, solution_str, ground_truth, extra_info=None):
     return 1 / len(solution_str)
@@ -45,26 +48,43 @@ async def judged(data_source, solution_str, ground_truth, extra_info, prompt, cl
     second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
     return float(first == "yes") + 0.5 * float(second == "yes")
 """
-NAMES = ["patient", "blocking", "stuck", "broken", "leaving", "wordless"]
+NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed"]
+
+
+ROW = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {"value": 0.25}}
 
 
 def order(reward: str, completion: str = "4", **row: object) -> m.Score:
-    facts = {"data_source": "sums", "ground_truth": "4", "extra_info": {"value": 0.25}, "columns": {}} | row
-    return m.Score(reward=reward, prompt="2 + 2 = ", completion=completion, row=json.dumps(facts).encode())
+    """On a row that stands alone in the data file."""
+    text = json.dumps({"prompt": "2 + 2 = ", **ROW, **row})
+    at = DATA.stat().st_size if DATA.exists() else 0
+    with DATA.open("a") as file:
+        file.write(text + "\n")
+    return m.Score(
+        reward=reward, prompt="2 + 2 = ", completion=completion, row=m.RowRef(0, at, len(text.encode())),
+        finish_reason="stop", num_prompt_tokens=3, num_completion_tokens=1,
+    )  # fmt: skip
+
+
+DATA = Path()
 
 
 @pytest.fixture
 def run(tmp_path):
+    global DATA
+    DATA = tmp_path / "rows.jsonl"
     file = tmp_path / "rewards.py"
     file.write_text(FUNCTIONS)
     rewards = [{"name": "plain", "path": str(file), "kwargs": {"bonus": 0.5}}]
     rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 5.0} for each in NAMES]
-    rewards[NAMES.index("stuck") + 1]["timeout_s"] = 0.3
     rewards += [{"name": "chat", "path": str(file), "function": "trl_style", "style": "trl"}]
     rewards += [{"name": "gsm8k", "path": "builtin:gsm8k"}]
     judge = make_scripted_model(tmp_path / "judge")
     genrm = {"name": "judge", "model": judge, "path": str(file), "function": "judged", "max_tokens": 9}
-    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm]})
+    pointwise = {"name": "template", "model": judge, "template": "{completion}",
+                 "verdict": {"pattern": "score: (.*)"}}  # fmt: skip
+    data = {"train_files": [str(DATA)]}
+    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm, pointwise], "data": data})
 
 
 def over_rewards(run, scene, handler=None):
@@ -81,7 +101,7 @@ def test_functions_are_called_in_their_style(run):
         assert scored == m.Scored(score=1.5, extra={"length": 1.0})
         assert (await hub.order(order("patient"))).score == 0.25
         messages = [{"role": "user", "content": "2 + 2 = "}]
-        row = {"columns": {"prompt": messages, "answer": "4"}}
+        row = {"prompt": messages, "answer": "4"}
         assert (await hub.order(order("chat", **row))).score == 1.0
         assert (await hub.order(order("chat", completion="5", **row))).score == 0.0
         assert (await hub.order(order("gsm8k", completion="so\n#### 4"))).score == 1.0
@@ -91,13 +111,41 @@ def test_functions_are_called_in_their_style(run):
     over_rewards(run, scene)
 
 
-def test_many_orders_run_at_once(run):
+def test_a_ground_truth_and_what_else_a_row_has_arrive_unchanged(run):
+    truth = {"numbers": [1, 2.5, None], "deep": {"yes": True}}
+
+    async def scene(hub):
+        assert (await hub.order(order("typed", reward_model={"ground_truth": truth}))).score == 1.0
+        number = order("plain", completion="4", reward_model={"ground_truth": 4})
+        assert (await hub.order(number)).score == 0.5, "4 is not '4'"
+
+    over_rewards(run, scene)
+
+
+def test_a_row_that_is_gone_fails_its_sample_without_blaming_the_user(run):
+    async def scene(hub):
+        asked = order("plain")
+        DATA.write_text("")
+        failed = await hub.order(asked)
+        assert "a row that was there cannot be read" in failed.error and not failed.user
+
+    over_rewards(run, scene)
+
+
+def test_a_verdict_is_read_where_it_can_be_killed(run):
+    async def scene(hub):
+        assert (await hub.order(order("template", completion="hm. score: 7"))).score == 7.0
+        assert (await hub.order(order("template", completion="none"))) == m.Failed(error="no verdict")
+
+    over_rewards(run, scene)
+
+
+def test_asynchronous_functions_run_at_once(run):
     async def scene(hub):
         start = time.monotonic()
-        names = ["patient"] * 50 + ["blocking"] * 20
-        answers = await asyncio.gather(*(hub.order(order(name)) for name in names))
+        answers = await asyncio.gather(*(hub.order(order("patient")) for _ in range(50)))
         assert {type(each) for each in answers} == {m.Scored}
-        assert time.monotonic() - start < 5.0  # one after another: 35 s
+        assert time.monotonic() - start < 5.0  # one after another: 25 s
 
     over_rewards(run, scene)
 
@@ -112,19 +160,19 @@ def test_a_failure_is_one_sentence_with_the_line_and_the_sample(run, tmp_path):
             "ZeroDivisionError: division by zero"
         )
         assert "its score is None, not a number" in (await hub.order(order("wordless"))).error
-        assert "SystemExit(3)" in (await hub.order(order("leaving"))).error
+        assert "SystemExit: 3" in (await hub.order(order("leaving"))).error
         assert "no reward function is named 'nobody'" in (await hub.order(order("nobody"))).error
         assert (await hub.order(order("plain"))).score == 1.5
 
     over_rewards(run, scene)
 
 
-def test_a_stuck_function_fails_its_sample_and_holds_nobody_up(run):
+def test_an_endless_asynchronous_function_fails_its_sample_and_holds_nobody_up(run):
     async def scene(hub):
-        stuck = [asyncio.create_task(hub.order(order("stuck"))) for _ in range(40)]
-        failed = await asyncio.gather(*stuck)
-        assert all("took longer than its timeout_s 0.3, on the sums sample" in each.error for each in failed)
-        assert (await hub.order(order("blocking"))).score == 1.0
+        endless = [asyncio.create_task(hub.order(order("endless"))) for _ in range(40)]
+        assert (await hub.order(order("patient"))).score == 0.25
+        failed = await asyncio.gather(*endless)
+        assert all("took longer than its timeout_s 5, on the sums sample" in each.error for each in failed)
         assert await hub.order(m.Stop()) == m.Done()
         assert await hub.ended() == 0
 

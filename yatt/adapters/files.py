@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.patience import PASSING
 from yatt.errors import ConfigError, FolderGone, StaleEpoch
 
 Buffer = bytes | memoryview
@@ -46,6 +47,7 @@ def make_within(root: Path, folder: Path) -> None:
     Raises:
         FolderGone: `root` is not there.
         ConfigError: `folder` cannot be created.
+        OSError: a trouble that may pass.
     """
     missing = [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level != root]
     try:
@@ -59,6 +61,8 @@ def make_within(root: Path, folder: Path) -> None:
             "is lost with it; nothing is written any more."
         ) from error
     except OSError as error:
+        if error.errno in PASSING:
+            raise
         raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Free or mend it.") from error
 
 

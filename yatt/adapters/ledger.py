@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.patience import patiently
 from yatt.core.epochs import is_finished
 from yatt.paths import RunPaths
 
@@ -37,10 +38,14 @@ def run_is_finished(paths: RunPaths) -> bool:
 
 
 def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
-    """Write one record of an attempt, whole."""
+    """Write one record of an attempt, whole; again and again for a while if the folder is in trouble."""
     folder = paths.attempt(epoch)
-    make_within(paths.root, folder)
-    publish(folder / name, sealed(content, epoch))
+
+    def write() -> None:
+        make_within(paths.root, folder)
+        publish(folder / name, sealed(content, epoch))
+
+    patiently(write)
 
 
 def record(paths: RunPaths, epoch: int, name: str) -> dict[str, Any]:

@@ -69,28 +69,34 @@ class Identity:
         return self.is_of_here() and Identity.of(self.pid) != self
 
 
+def open_log(log: Path) -> int:
+    """A descriptor that appends to `log`."""
+    log.parent.mkdir(exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a child in a process group of its own, output appended to `log`."""
+    descriptor = open_log(log)
+    try:
+        return spawn_to(argv, env=env, output=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def spawn_to(argv: list[str], *, env: Mapping[str, str], output: int) -> "subprocess.Popen[bytes]":
+    """Start a child in a process group of its own, output to a descriptor. Call it in the main thread: the
+    child dies with the thread that started it."""
     parent_pid = os.getpid()
 
     def begin() -> None:
         signal.signal(END, signal.SIG_DFL)  # under nohup it would be ignored, by all that follow
         die_with_parent(parent_pid)
 
-    log.parent.mkdir(exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-            preexec_fn=begin,
-        )
-    finally:
-        os.close(descriptor)
+    return subprocess.Popen(
+        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        start_new_session=True, preexec_fn=begin,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -114,10 +120,18 @@ class Child:
 
 
 def start_child(
-    name: str, argv: list[str], *, env: Mapping[str, str], log: Path, on_exit: Callable[[Child, int], None]
-) -> Child:
-    """Start `argv`; `on_exit(child, returncode)` runs in the event loop once it is reaped."""
-    process = spawn(argv, env=env, log=log)
+    name: str, argv: list[str], *, env: Mapping[str, str], output: int, log: Path,
+    on_exit: Callable[[Child, int], None],
+) -> Child:  # fmt: skip
+    """Start `argv`; `on_exit(child, returncode)` runs in the event loop once it is reaped.
+
+    Args:
+        output: descriptor of `log`; closed here.
+    """
+    try:
+        process = spawn_to(argv, env=env, output=output)
+    finally:
+        os.close(output)
     child = Child(name, process, log, os.pidfd_open(process.pid))
     loop = asyncio.get_running_loop()
 

@@ -51,6 +51,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     common: msgspec.Raw
     nodes: tuple[msgspec.Raw, ...]
     row: dict[str, Any] = msgspec.field(default_factory=dict)
+    unwritten: tuple[dict[str, Any], ...] = ()
+    """Rows of earlier iterations that were not in the metrics file yet."""
 
 
 @dataclass(frozen=True, slots=True)

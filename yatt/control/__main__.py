@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from yatt.adapters.files import make_private
+from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
@@ -38,6 +38,11 @@ def main() -> int:
     parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
+    with logging_by_a_thread():
+        return _outcome(arguments, name)
+
+
+def _outcome(arguments: argparse.Namespace, name: str) -> int:
     try:
         return _attempt(_node(arguments))
     except YattError as error:
@@ -53,7 +58,6 @@ def _indexes(text: str) -> frozenset[int]:
 
 
 def _node(arguments: argparse.Namespace) -> Node:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
     config = load_attempt(paths, arguments.epoch)
     devices: tuple[str, ...] = ()

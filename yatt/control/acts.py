@@ -1,16 +1,19 @@
 """The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from yatt import clock
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.config.load import config_hash
 from yatt.control.epochs import check_newest
+from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
 from yatt.control.ports import Ports
 from yatt.control.restoring import Restoring
@@ -21,15 +24,11 @@ from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP, RowFile
+from yatt.obs.metrics import RowFile
 from yatt.records import cluster as c
 from yatt.records import message as m
 from yatt.records.message import pack_ids
 
-TIMING_NAMES = {
-    Phase.SAMPLE: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
-    Phase.SAVE: "save_checkpoint", Phase.VALIDATE: "testing",
-}  # fmt: skip
 QUIT_DEADLINE_S = 30.0
 
 
@@ -38,21 +37,17 @@ class Acts:
 
     Args:
         vocab_size: of the policy, for the sync probe.
+        row: of the metrics.
     """
 
     def __init__(
-        self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog, vocab_size: int
-    ) -> None:
+        self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog, vocab_size: int,
+        row: MetricsRow,
+    ) -> None:  # fmt: skip
         self._node, self._ports, self._events = node, ports, events
-        self._checkpoints, self._vocab_size = checkpoints, vocab_size
-        self._row: dict[str, Any] = {STEP: 0}
-        self._metrics: RowFile | None = None
-        self._is_flushed = False
+        self._checkpoints, self._vocab_size, self._row = checkpoints, vocab_size, row
         self._groups: dict[int, c.GroupFact] = {}
-        self._counters: dict[str, float] = {}
-        self._timing: dict[str, float] = {}
         self._costs = CostFit()
-        self._began_s = clock.monotonic_s()
 
     async def run(self, act: phases.Act) -> Acted:
         """Carry out one act."""
@@ -74,16 +69,10 @@ class Acts:
                 await plain[act.phase](act.iteration)
         return Acted(act.seq)
 
-    def took(self, phase: Phase, seconds: float) -> None:
-        """An act's duration, for the metrics."""
-        name = TIMING_NAMES.get(phase)
-        if name is not None:
-            self._timing[name] = self._timing.get(name, 0.0) + seconds
-
     async def end(self, end: phases.End) -> None:
         """Write what is complete; say goodbye to every node."""
         if end.exit_code == EXIT_FINISHED:
-            self._flush()
+            self._row.flush()
         await self._ports.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
 
     # ---- phases ---------------------------------------------------------------------------------
@@ -94,13 +83,18 @@ class Acts:
         await self._ports.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
         found = await restoring.run()
-        self._check_newest()
-        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
-        resumed, self._row = found.iteration, found.row
-        self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
-        RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
-        self._events.emit("attempt.resume", iteration=resumed)
-        return resumed
+        await self._patiently(self._check_newest)
+        await self._patiently(partial(self._checkpoints.adopt, found.adopted))
+        paths, guard = self._node.paths, self._check_newest
+        file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
+        self._row.resume(file, found.row, found.unwritten)
+        await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
+        self._events.emit("attempt.resume", iteration=found.iteration)
+        return found.iteration
+
+    async def _patiently(self, work: Callable[[], Any]) -> Any:
+        """In a thread, and again after a passing error: claims and commits alone may fail an attempt."""
+        return await call_in_thread(partial(patiently, work))
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
@@ -115,7 +109,7 @@ class Acts:
             for index, source in self._node.placement.weight_sources.items()
         }  # fmt: skip
         await self._ports.ask_nodes(fetches)
-        self._row["perf/weights_bytes"] = first.size_bytes
+        self._row.values["perf/weights_bytes"] = first.size_bytes
 
     async def _validate(self, iteration: int) -> None:
         found: dict[str, list[c.SourceScores]] = {}
@@ -130,17 +124,17 @@ class Acts:
                 continue
             # A completion that could not be sampled or scored counts as 0: a mean over survivors flatters.
             key = f"{source}/{section.reward}/mean@{section.n}"
-            self._row[f"val-core/{key}"] = sum(part.total for part in parts) / count
+            self._row.values[f"val-core/{key}"] = sum(part.total for part in parts) / count
             failed = sum(part.failed for part in parts)
-            self._row[f"val-aux/{source}/{section.reward}/failed"] = failed
+            self._row.values[f"val-aux/{source}/{section.reward}/failed"] = failed
             for name in sorted({name for part in parts for name in part.extras}):
                 total = sum(part.extras.get(name, 0.0) for part in parts)
-                self._row[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
+                self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
 
     async def _advance(self, act: phases.Act) -> bool:
         """True if groups are still missing after the last scoring."""
         if act.phase is Phase.SAMPLE:
-            self._flush()
+            self._row.flush()
         config, placement = self._node.config, self._node.placement
         sampling = act.phase is Phase.SAMPLE
         holders = placement.sampling if sampling else placement.scoring[act.scoring]
@@ -158,8 +152,7 @@ class Acts:
         assert len(advanced) == owners, "Advance is answered by Advanced"
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
-            for name, count in answer.counters.items():
-                self._counters[name] = self._counters.get(name, 0.0) + count
+            self._row.count(answer.counters)
         last = (act.scoring + 1 if not sampling else 0) >= len(placement.scoring)
         return last and sum(answer.missing for answer in advanced) > 0
 
@@ -185,9 +178,8 @@ class Acts:
         await self._ports.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
         trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
-        self._timing["update_actor"] = clock.monotonic_s() - began_s
-        self._fill_row(iteration, trained, groups)
-        self._row["placement/cost_ratio"] = self._cost().b
+        self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
+        self._row.values["placement/cost_ratio"] = self._cost().b
         self._groups = {}
 
     def _cost(self) -> Cost:
@@ -209,51 +201,16 @@ class Acts:
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
-            row=dict(self._row),
+            row=dict(self._row.values), unwritten=self._row.unwritten,
         )  # fmt: skip
-        self._check_newest()
-        await call_in_thread(partial(self._checkpoints.commit, manifest))
+        await self._patiently(self._check_newest)
+        await self._patiently(partial(self._checkpoints.commit, manifest))
         size_bytes = sum(file.size_bytes for file in manifest.files)
-        self._row["ckpt/bytes"] = size_bytes
-        self._row["ckpt/stall_s"] = clock.monotonic_s() - began_s
+        self._row.values["ckpt/bytes"] = size_bytes
+        self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
-        for gone in await call_in_thread(partial(self._checkpoints.retain, config.checkpoint.keep)):
+        for gone in await self._patiently(partial(self._checkpoints.retain, config.checkpoint.keep)):
             self._events.emit("ckpt.delete", iteration=gone)
-
-    # ---- metrics --------------------------------------------------------------------------------
-
-    def _fill_row(self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact]) -> None:
-        """The iteration's line, as far as it is known after training."""
-        facts = [fact for group in groups for fact in group.samples]
-        tokens = sum(fact.num_prompt_tokens + fact.num_completion_tokens for fact in facts)
-        self._row = {STEP: iteration, **trained[0].metrics, **self._counters}
-        self._is_flushed = False
-        self._row["rollout/groups"] = len(groups)
-        for name in sorted({name for group in groups for name in group.scores}):
-            values = [group.scores[name] for group in groups if name in group.scores]
-            self._row[f"critic/score/{name}/mean"] = sum(values) / len(values)
-        ages = [age for group in groups for age in group.ages]
-        self._row["training/policy_age_mean"] = sum(ages) / len(ages)
-        self._row["training/policy_age_max"] = max(ages)
-        for name in {name for node in trained for name in node.timing_s}:
-            self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
-        self._row["perf/total_num_tokens"] = tokens
-        self._counters = {}
-
-    def _flush(self) -> None:
-        """Write the line of the last complete iteration, once."""
-        if self._is_flushed:
-            return
-        self._is_flushed = True
-        step_s = clock.monotonic_s() - self._began_s
-        self._row.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
-        self._row["timing_s/step"] = step_s
-        tokens = self._row.get("perf/total_num_tokens", 0)
-        self._row["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
-        if self._row[STEP] or any(key.startswith("val-core/") for key in self._row):
-            assert self._metrics is not None, "opened by BUILD, which comes first"
-            self._metrics.append(self._row)
-        self._timing, self._began_s = {}, clock.monotonic_s()
 
     def _check_newest(self) -> None:
         check_newest(self._node.paths, self._node.epoch)

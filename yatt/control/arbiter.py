@@ -1,17 +1,14 @@
 """The arbiter of one node: carries out what `yatt.core.lease` decides for each of its slabs.
 
-Decisions are pure; here are the effects: asking holders to sleep, signals, measurements, the journal.
-The journal (appended on node-local disk) holds every token ever given, so that tokens rise also across a
-restarted controller.
+Decisions are pure; here are the effects: asking holders to sleep, signals, measurements. Tokens rise within
+an attempt; workers do not outlive their controller, so no token is ever compared with one of another
+attempt.
 """
 
 import asyncio
-import json
-import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from yatt import clock
@@ -64,9 +61,7 @@ class Arbiter:
             ttl_s=section.ttl_s, stall_s=section.stall_s, ask_s=section.ask_s,
             term_s=section.term_s, kill_s=section.kill_s, prove_s=section.prove_s,
         )  # fmt: skip
-        self._journal = node.scratch / "leases.jsonl"
-        tokens = _journalled_tokens(self._journal)
-        self._leases = {slab: SlabLease(token=tokens.get(slab.name, 0)) for slab in node.slabs}
+        self._leases = {slab: SlabLease() for slab in node.slabs}
         self._watches = {slab: _Watch() for slab in node.slabs}
         self._awake: dict[Slab, int] = {}
         self._prover = prover_for(node, supervisor)
@@ -185,7 +180,7 @@ class Arbiter:
             case rules.Ask(role, token):
                 self._spawn(self._ask(slab, role, token))
             case rules.Give(role, token):
-                self._record(slab, role, token)
+                self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
                 self._watches[slab].beats.clear()
                 self._spawn(self._wake(slab, role, token))
             case rules.Measure():
@@ -251,30 +246,7 @@ class Arbiter:
             return rules.Proof(False, f"{', '.join(w.name for w in dying)} is being killed")
         return self._prover.check(slab, self._leases[slab].wanted)
 
-    def _record(self, slab: Slab, role: str, token: int) -> None:
-        self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
-        line = json.dumps({"slab": slab.name, "token": token, "holder": role}) + "\n"
-        descriptor = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, line.encode())  # no fsync: with the machine every holder dies as well
-        finally:
-            os.close(descriptor)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _journalled_tokens(journal: Path) -> dict[str, int]:
-    """Highest token of each slab; a torn last line was never acted on."""
-    tokens: dict[str, int] = {}
-    if not journal.exists():
-        return tokens
-    for line in journal.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        tokens[entry["slab"]] = max(tokens.get(entry["slab"], 0), entry["token"])
-    return tokens

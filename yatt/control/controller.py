@@ -154,8 +154,7 @@ class Controller:
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
         workers = list(self._parts.supervisor.workers.values())
-        for worker in workers:
-            self._parts.supervisor.start(worker)
+        await asyncio.gather(*(self._parts.supervisor.start(worker) for worker in workers))
         await asyncio.gather(*(self._parts.supervisor.ready(w) for w in workers))
         return m.Done()
 
@@ -221,4 +220,4 @@ class Controller:
             self._owner.training.lost(worker, how)
         elif worker.slab is None and not self.quit.is_set():
             self._parts.rewards.ended(worker, how)
-            self._parts.supervisor.start(worker)
+            await self._parts.supervisor.start(worker)

@@ -1,21 +1,21 @@
 """Drives the iterations from metadata: the leader's loop around `yatt.core.phases`.
 
-Every transition is journalled before anything acts on it, and every action may happen twice.
+Every action may happen twice. What a run goes on from is in its checkpoints and claims; nothing of an attempt
+outlives it, so transitions are not written down.
 """
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Awaitable
-from pathlib import Path
-from typing import Self
-
-import msgspec
+from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.patience import patiently
+from yatt.adapters.thread_call import call_in_thread
 from yatt.control.acts import Acts
+from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
 from yatt.control.ports import Ports
 from yatt.core import phases
@@ -26,6 +26,9 @@ from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, HandOver
 
 _LOG = logging.getLogger(__name__)
+RECORD_S = 20.0
+"""How long the record of a lost node may take to be written before the attempt ends without it."""
+
 CAUSE_S = 2.0
 """How long the cause of a failure may take to be heard of, beside a dead node's silence."""
 
@@ -37,8 +40,8 @@ class Coordinator:
         acts: the phases' own work.
     """
 
-    def __init__(self, node: Node, ports: Ports, acts: Acts, events: EventLog) -> None:
-        self._node, self._ports, self._acts, self._events = node, ports, acts, events
+    def __init__(self, node: Node, ports: Ports, acts: Acts, row: MetricsRow, events: EventLog) -> None:
+        self._node, self._ports, self._acts, self._row, self._events = node, ports, acts, row, events
         self._program = program_of(node)
         self._inbox: deque[phases.Event] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -65,18 +68,15 @@ class Coordinator:
     async def run(self) -> phases.End:
         """From the first phase to the end."""
         state, actions = phases.start(self._program)
-        with Journal(self._node.paths.attempt(self._node.epoch) / "journal.jsonl") as journal:
-            while True:
-                self._enter(state)
-                for action in actions:
-                    await self._perform(action)
-                if self._end is not None:
-                    self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
-                    await self._acts.end(self._end)
-                    return self._end
-                event = await self._next()
-                state, actions = phases.step(state, event, self._program)
-                journal.append(event, state, is_acted_on=bool(actions))
+        while True:
+            self._enter(state)
+            for action in actions:
+                await self._perform(action)
+            if self._end is not None:
+                self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
+                await self._acts.end(self._end)
+                return self._end
+            state, actions = phases.step(state, await self._next(), self._program)
 
     def _tell(self, event: phases.Event) -> None:
         self._inbox.append(event)
@@ -136,9 +136,17 @@ class Coordinator:
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
         self._events.emit("node.lost", **content)
-        record = self._node.paths.lost(self._node.epoch, lost.node)
-        make_within(self._node.paths.root, record.parent)
-        publish(record, sealed(content, self._node.epoch))
+        node = self._node
+        record = node.paths.lost(node.epoch, lost.node)
+
+        def write() -> None:
+            make_within(node.paths.root, record.parent)
+            publish(record, sealed(content, node.epoch))
+
+        if lost.goes_on:  # only the lost node itself may look for it
+            self._spawn(call_in_thread(partial(patiently, write)))
+        else:  # what starts the next attempt looks for it
+            await call_in_thread(partial(patiently, write, limit_s=RECORD_S))
 
     async def _order(self, order: phases.Order) -> None:
         holders = holders_of(self._node, order.phase, order.scoring)
@@ -157,7 +165,7 @@ class Coordinator:
             if self._acting_seq == act.seq:  # an act that was broken off may fail as it likes
                 raise
             return
-        self._acts.took(act.phase, clock.monotonic_s() - began_s)
+        self._row.took(act.phase, clock.monotonic_s() - began_s)
         self._tell(acted)
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -177,35 +185,6 @@ class Coordinator:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(f"a defect in the coordinator: {error!r}", EXIT_FAILED)
-
-
-class Journal:
-    """The coordinator's transitions: append, fsync, then act.
-
-    What is not acted on (the first 63 of 64 answers) may be lost, and costs no fsync: on a shared
-    filesystem that would be most of a phase switch.
-    """
-
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        # Kept open: on NFS closing a file sends it, which would be a round trip an answer.
-        self._file = open(os.open(path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115 (closed by `__exit__`)
-
-    def append(self, event: phases.Event, state: RunState, *, is_acted_on: bool) -> None:
-        """Write one line; durable when this returns if it is to be acted on."""
-        entry = {
-            "event": repr(event), "phase": state.phase.value, "part": state.part.value, "seq": state.seq,
-            "owed": sorted(state.owed), "trained": state.trained, "saved": state.saved,
-        }  # fmt: skip
-        self._file.write(msgspec.json.encode(entry) + b"\n")
-        if is_acted_on:
-            os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def program_of(node: Node) -> Program:

@@ -81,6 +81,13 @@ class DeadMan:
         return counter
 
     def _read(self) -> int | None:
+        try:
+            return self._read_pulse()
+        except OSError as error:
+            _LOG.warning("the run folder cannot be read: %s", error)
+            return None
+
+    def _read_pulse(self) -> int | None:
         paths, epoch = self.node.paths, self.node.epoch
         pulse = unsealed_any(read_or_none(paths.pulse(epoch)))
         if pulse is not None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from yatt.adapters.files import claim, make_within, publish, read_or_none, sealed, temporaries, unsealed
 from yatt.adapters.ledger import newest_epoch
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.clock import wall_iso
 from yatt.core.epochs import Checked, Claim, ClaimStage, Found, Linked, Looked, claim_step
@@ -26,7 +27,11 @@ GONE_CHECKS = 3
 
 def claim_epoch(paths: RunPaths) -> int:
     """Claim the next epoch for this start."""
-    make_within(paths.root, paths.epochs)
+    patiently(lambda: make_within(paths.root, paths.epochs))
+    return patiently(lambda: _claimed(paths))
+
+
+def _claimed(paths: RunPaths) -> int:
     state = claim_step(Claim(), Looked(newest_epoch(paths)))
     while state.stage is not ClaimStage.WON:
         found = _try(paths, state.epoch)

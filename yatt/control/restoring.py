@@ -26,6 +26,8 @@ class Resumed:
     adopted: Manifest | None
     iteration: int
     row: dict[str, Any]
+    unwritten: tuple[dict[str, Any], ...] = ()
+    """Earlier rows that may be missing in the file."""
 
 
 class Restoring:
@@ -50,7 +52,7 @@ class Restoring:
             self._events.emit("ckpt.refuse", name=name)
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
-            return Resumed(manifest, manifest.iteration, dict(manifest.row))
+            return Resumed(manifest, manifest.iteration, dict(manifest.row), manifest.unwritten)
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})

@@ -16,9 +16,9 @@ from functools import partial
 
 from yatt.adapters.crowd import Crowd
 from yatt.adapters.dataset import Row
-from yatt.adapters.files import append_line
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.writer import BackgroundWriter
 from yatt.control.engines import ABORTED, Router
 from yatt.control.groups import NodeState, PromptGroup, SampleState, is_flat
 from yatt.control.node import Node
@@ -43,10 +43,11 @@ class Sampler:
     """
 
     def __init__(
-        self, node: Node, shard: DataShard, scorer: Scorer, router: Router, events: EventLog
-    ) -> None:
+        self, node: Node, shard: DataShard, scorer: Scorer, router: Router, events: EventLog,
+        writer: BackgroundWriter,
+    ) -> None:  # fmt: skip
         self._node, self._shard, self._scorer = node, shard, scorer
-        self._router, self._events = router, events
+        self._router, self._events, self._writer = router, events, writer
         self._tokenizer = Tokenizer(node.config.model.path)
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
@@ -107,7 +108,7 @@ class Sampler:
                 "verdicts": sample.verdicts, "scores": sample.scores, "reward": reward,
                 "ground_truth": row.ground_truth if row else None,
             }  # fmt: skip
-            append_line(self._node.paths.samples, json.dumps(line, default=str))
+            self._writer.append(self._node.paths.samples, json.dumps(line, default=str))
 
     # ---- one phase ------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ import zmq
 from yatt import clock
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.dataset import RowFiles
-from yatt.adapters.files import append_line
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel
+from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.store import Store, open_store
@@ -31,6 +31,7 @@ from yatt.control.deadman import DeadMan, raise_pulse
 from yatt.control.epochs import watch_epoch
 from yatt.control.event_sender import EventSender
 from yatt.control.liveness import Liveness
+from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
 from yatt.control.owner import Owner
 from yatt.control.peers import Peers
@@ -50,6 +51,10 @@ from yatt.records import message as m
 
 _LOG = logging.getLogger(__name__)
 STOP_CHECK_S = 0.25
+WRITER_CHECK_S = 1.0
+LAST_LINES_S = 30.0
+"""How long the last events and metrics may take to be written at the end."""
+
 WORKER_GRACE_S = 3.0
 
 
@@ -60,6 +65,7 @@ class Session:
         self._node = node
         self._peers = Peers(node.absent)
         self._sender = EventSender(self._peers)
+        self._writer = BackgroundWriter()
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
@@ -119,14 +125,12 @@ class Session:
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
             store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
+            row = MetricsRow(node, self._writer)
             acts = Acts(
-                node,
-                ports,
-                Checkpoints(store, node.epoch, node.config.run.id),
-                self._events,
-                vocab_size(node.config.model.path),
-            )
-            self._coordinator = Coordinator(node, ports, acts, self._events)
+                node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
+                vocab_size(node.config.model.path), row,
+            )  # fmt: skip
+            self._coordinator = Coordinator(node, ports, acts, row, self._events)
 
     def _progress(self) -> int:
         """Changes while this node's workers get on."""
@@ -138,7 +142,8 @@ class Session:
         rows = RowFiles(config.data.train_files, config.data, rows_folder(node.scratch, is_held_out=False))
         tokenizer = Tokenizer(config.model.path)
         scorer = Scorer(config, parts.router.complete, parts.rewards.call)
-        sampler = Sampler(node, DataShard(config, rows, tokenizer), scorer, parts.router, self._events)
+        shard = DataShard(config, rows, tokenizer)
+        sampler = Sampler(node, shard, scorer, parts.router, self._events, self._writer)
         validator = None
         if config.validation.reward:
             folder = rows_folder(node.scratch, is_held_out=True)
@@ -155,7 +160,7 @@ class Session:
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
             watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
-            self._report_trouble(), self._report_losses(),
+            self._report_trouble(), self._report_losses(), self._watch_writer(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:
@@ -205,7 +210,10 @@ class Session:
         """The wish for an early end, written into the run folder by the launcher or `yatt cancel`."""
         node, told = self._node, ""
         while self._coordinator is not None:
-            found = await call_in_thread(partial(record, node.paths, node.epoch, STOP))
+            try:
+                found = await call_in_thread(partial(record, node.paths, node.epoch, STOP))
+            except OSError:  # it is looked for again
+                found = {}
             if found and found["reason"] != told:
                 told = str(found["reason"])
                 self.stop(told)
@@ -226,7 +234,10 @@ class Session:
             return self._liveness.silence_s(0)
 
         events = EventLog(
-            epoch=node.epoch, node=node.index, role="controller", sink=partial(append_line, node.paths.events)
+            epoch=node.epoch,
+            node=node.index,
+            role="controller",
+            sink=partial(self._writer.append, node.paths.events),
         )
         await DeadMan(node, succession, events, silence_s).run()
 
@@ -246,7 +257,7 @@ class Session:
             case c.Alive():
                 return None
             case c.EventLines():
-                append_line(self._node.paths.events, body.lines.decode())
+                self._writer.append(self._node.paths.events, body.lines.decode(errors="replace"))
                 return None
             case c.Trouble():
                 self._trouble_of(index, body)
@@ -282,7 +293,7 @@ class Session:
 
     def _emit(self, line: str) -> None:
         if self._node.is_leader:
-            append_line(self._node.paths.events, line)
+            self._writer.append(self._node.paths.events, line)
         else:
             self._sender(line)
 
@@ -292,6 +303,21 @@ class Session:
         await self._sender.close()
         for channel in channels:
             await channel.close()
+        if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):
+            _LOG.warning("the last lines could not be written: the run folder does not answer")
+
+    async def _watch_writer(self) -> None:
+        """Say in the event log, once it can be written again, what could not be written meanwhile."""
+        failing_s, told = 0.0, 0
+        while True:
+            await asyncio.sleep(WRITER_CHECK_S)
+            now_s, lost = self._writer.failing_s, self._writer.num_lost
+            if failing_s and not now_s:
+                self._events.emit("telemetry.late", seconds=round(failing_s, 1), lost=lost - told)
+                told = lost
+            elif now_s and not failing_s:
+                _LOG.warning("events cannot be written to %s; they wait in memory", self._node.paths.root)
+            failing_s = now_s
 
 
 def open_run_store(config: RunConfig, root: Path) -> Store:

@@ -10,14 +10,20 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
-from yatt.adapters.process import END, Child, describe_exit, log_tail, start_child
+from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
+from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
 REWARD = "reward"
+LOG_S = 5.0
+"""How long the run folder may take to open a worker's log."""
+
 ASYNC = "async"
 """Ends the name of the reward process that runs asynchronous functions."""
 
@@ -33,6 +39,7 @@ class Worker:
     gpus: tuple[int, ...]
     starts: int = 0
     child: Child | None = None
+    is_starting: bool = False
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     hello_bytes: int = 0
     progress: int = 0
@@ -45,8 +52,8 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has not ended."""
-        return self.child is not None
+        """Whether its process has not ended, or is about to begin."""
+        return self.child is not None or self.is_starting
 
 
 OnExit = Callable[[Worker, str], Awaitable[None]]
@@ -77,19 +84,36 @@ class Supervisor:
         """The worker whose present process has this name on the hub."""
         return next((w for w in self.workers.values() if w.wire == wire and w.is_running), None)
 
-    def start(self, worker: Worker) -> None:
+    async def start(self, worker: Worker) -> None:
         """Start its process, unless one runs."""
         if worker.is_running or self._closing:
             return
         worker.starts += 1
         worker.hello.clear()
-        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        argv = [sys.executable, "-m", *worker.argv, "--worker", worker.wire]
+        worker.is_starting = True
+        try:
+            log, output = await self._open_log(worker)
+        finally:
+            worker.is_starting = False
+        if self._closing:
+            os.close(output)
+            return
+        argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.wire]
         worker.child = start_child(
-            worker.name, argv, env=self._environment(worker), log=log,
+            worker.name, argv, env=self._environment(worker), output=output, log=log,
             on_exit=lambda child, returncode: self._ended(worker, child, returncode),
         )  # fmt: skip
         self._events.emit("worker.start", worker=worker.wire, pid=worker.child.pid, log=str(log))
+
+    async def _open_log(self, worker: Worker) -> tuple[Path, int]:
+        """In the run folder, unless that does not answer: then in the node's scratch folder."""
+        name = f"{worker.name}.{worker.starts}"
+        log = self._node.paths.log(self._node.epoch, name)
+        try:
+            return log, await asyncio.wait_for(call_in_thread(partial(open_log, log)), LOG_S)
+        except (OSError, TimeoutError):
+            log = self._node.scratch / "logs" / f"{name}.log"
+            return log, open_log(log)
 
     async def ready(self, worker: Worker) -> None:
         """Wait for its Hello.

@@ -166,7 +166,7 @@ class Workers:
         )
 
     async def _wake(self, worker: Worker, token: int) -> None:
-        self._supervisor.start(worker)
+        await self._supervisor.start(worker)
         await self._guarded(worker, self._bring_up(worker, token))
 
     async def _bring_up(self, worker: Worker, token: int) -> None:

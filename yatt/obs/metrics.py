@@ -5,6 +5,8 @@ lines: the file never has an iteration twice. It then appends to the file it mad
 an older attempt still appends to the file that it made itself, which has no name any more.
 """
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -30,6 +32,8 @@ class RowFile:
     def __init__(self, path: Path, keep_before: int, guard: Callable[[], None]) -> None:
         self._path, self._guard = path, guard
         kept = [row for row in read_rows(path) if row[STEP] < keep_before]
+        self.steps = {row[STEP] for row in kept}
+        """Iterations whose rows were kept."""
         guard()
         publish(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -41,7 +45,14 @@ class RowFile:
             StaleEpoch: a newer attempt has taken the name.
         """
         self._guard()
-        os.write(self._descriptor, json.dumps(row).encode() + b"\n")
+        size, line = os.fstat(self._descriptor).st_size, json.dumps(row).encode() + b"\n"
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError:
+            with contextlib.suppress(OSError):  # so that it can be tried again
+                os.ftruncate(self._descriptor, size)
+            raise
         if not self._has_its_name():
             self._guard()
             size = os.fstat(self._descriptor).st_size

@@ -1,0 +1,135 @@
+"""Whole runs whose reward functions hang, crash, flood or fail: the call is lost, and nothing else."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from yatt.obs.metrics import results
+
+pytestmark = pytest.mark.timeout(300)
+BAD_REWARD = '''
+import ctypes, os, re, sys, zlib
+
+def fate(text):
+    return zlib.crc32(text.encode()) % 100
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """A function of the sample: one in a hundred hangs in C code, one crashes, one floods."""
+    number = fate(solution_str)
+    if number == 7:
+        re.match(r"(a+)+$", "a" * 64 + "b")  # holds the interpreter lock, for ages
+    if number == 8:
+        ctypes.string_at(0)
+    if number == 9:
+        os._exit(3)
+    if number < 5:
+        sys.stdout.write("x" * 1_000_000)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+'''
+
+
+def run_file(folder: Path, reward: str, **settings: Any) -> RunFile:
+    run = RunFile(folder, settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "reward.py").write_text(reward)
+    section = {"name": "digits", "path": str(folder / "reward.py"), "timeout_s": 1.5}
+    run.settings = {"rewards": [section], **settings}
+    return run
+
+
+def drops(run: RunFile) -> list[str]:
+    events = rows(run.run_dir / "events.jsonl")
+    return [event["reason"] for event in events if event["kind"] == "rollout.group.drop"]
+
+
+@pytest.mark.slow
+def test_calls_that_hang_or_crash_cost_their_own_groups_and_no_other(tmp_path: Path) -> None:
+    run = run_file(tmp_path, BAD_REWARD, trainer={"total_iterations": 12}, launch={"reward_processes": 2})
+    done = yatt("run", str(run.write()), timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = drops(run)
+    hung = [reason for reason in found if "took longer than its timeout_s 1.5" in reason]
+    crashed = [reason for reason in found if "ended its process each time" in reason]
+    assert found and len(hung) + len(crashed) == len(found), found
+    events = rows(run.run_dir / "events.jsonl")
+    assert len([e for e in events if e["kind"] == "reward.kill"]) >= len(hung)
+    metrics = rows(run.run_dir / "metrics.jsonl")
+    assert sum(row.get("rollout/failed_groups", 0) for row in metrics) <= len(set(found))
+    assert [row["training/global_step"] for row in metrics] == list(range(1, 13))
+
+
+SLOW_REWARD = """
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0.2)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+def has_opened(events: Path) -> bool:
+    return any(event["kind"] == "rollout.group.open" for event in rows(events))
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path: Path) -> None:
+    settings = {"trainer": {"total_iterations": 3}, "launch": {"reward_processes": 2}}
+    calm = run_file(tmp_path / "calm", SLOW_REWARD, **settings)
+    assert yatt("run", str(calm.write())).returncode == 0
+    killed = run_file(tmp_path / "killed", SLOW_REWARD, **settings)
+    process = start("run", str(killed.write()))
+    hits = 0
+    try:
+        events = killed.run_dir / "events.jsonl"
+        wait_for(lambda: has_opened(events), timeout_s=60, what="completions to be scored")
+        # Scoring takes seconds, and two calls of 0.2 s are under way all through it.
+        for _ in range(8):
+            victims = [pid for pid, name in living(killed.run_dir).items() if name == "yatt.reward"]
+            hits += sum(kill(pid) for pid in victims[:1])
+            time.sleep(0.15)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output
+    assert hits >= 4
+    assert drops(killed) == []
+    ended = [e for e in rows(killed.run_dir / "events.jsonl") if e["kind"] == "worker.end"]
+    assert len([e for e in ended if "SIGKILL" in e["how"]]) >= 4
+    assert [results(row) for row in rows(killed.run_dir / "metrics.jsonl")] == [
+        results(row) for row in rows(calm.run_dir / "metrics.jsonl")
+    ]
+
+
+ONE_NODE = {"launch": {"nodes": 1}, "trainer": {"train_batch_size": 32, "mini_batch_size": 32}}
+
+
+def test_a_function_that_always_fails_ends_the_run_after_a_handful_of_groups(tmp_path: Path) -> None:
+    reward = (
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1 / 0\n"
+    )
+    run = run_file(tmp_path, reward, **ONE_NODE)
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the first 8 prompt groups all failed" in done.stdout
+    assert "ZeroDivisionError" in done.stdout
+    assert len(drops(run)) <= 10
+
+
+def test_a_ground_truth_that_no_row_has_is_refused_and_a_partial_one_is_told(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"data": {"ground_truth_key": "answer"}, "trainer": {"total_iterations": 1}})
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 2
+    assert "data.ground_truth_key: no row of" in done.stderr and "'answer'" in done.stderr
+    data = tmp_path / "train.jsonl"
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join([json.dumps({**json.loads(lines[0]), "answer": [1, 2]}), *lines[1:]]) + "\n")
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stderr
+    assert f"{len(lines) - 1} of {len(lines)} rows" in done.stderr

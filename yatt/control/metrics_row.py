@@ -1,0 +1,102 @@
+"""The leader's metrics: one row an iteration, made complete step by step, and on its way to the file.
+
+Rows are written by a thread. Those that are not in the file yet are part of each checkpoint, so that a slow
+or failing filesystem costs a killed run none of them.
+"""
+
+from functools import partial
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.writer import BackgroundWriter
+from yatt.control.node import Node
+from yatt.core.phases import Phase
+from yatt.obs.metrics import STEP, RowFile
+from yatt.records import cluster as c
+
+TIMING_NAMES = {
+    Phase.SAMPLE: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
+    Phase.SAVE: "save_checkpoint", Phase.VALIDATE: "testing",
+}  # fmt: skip
+
+
+class MetricsRow:
+    """The row of the iteration under way."""
+
+    def __init__(self, node: Node, writer: BackgroundWriter) -> None:
+        self._node, self._writer = node, writer
+        self.values: dict[str, Any] = {STEP: 0}
+        self._file: RowFile | None = None
+        self._unwritten: list[dict[str, Any]] = []
+        self._is_flushed = False
+        self._counters: dict[str, float] = {}
+        self._timing: dict[str, float] = {}
+        self._began_s = clock.monotonic_s()
+
+    @property
+    def unwritten(self) -> tuple[dict[str, Any], ...]:
+        """Complete rows that are not in the file yet, oldest first."""
+        return tuple(self._unwritten)
+
+    def resume(self, file: RowFile, row: dict[str, Any], unwritten: tuple[dict[str, Any], ...]) -> None:
+        """Go on with the row of a checkpoint, and with the rows that its attempt had not written."""
+        self._file, self.values = file, row
+        for earlier in unwritten:
+            if earlier[STEP] not in file.steps:
+                self._write(earlier)
+
+    def count(self, counters: dict[str, float]) -> None:
+        """Add a node's counters."""
+        for name, number in counters.items():
+            self._counters[name] = self._counters.get(name, 0.0) + number
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        """An act's duration."""
+        if (name := TIMING_NAMES.get(phase)) is not None:
+            self._timing[name] = self._timing.get(name, 0.0) + seconds
+
+    def fill(
+        self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact], update_s: float
+    ) -> None:
+        """The iteration's row, as far as it is known after training."""
+        facts = [fact for group in groups for fact in group.samples]
+        self.values = {STEP: iteration, **trained[0].metrics, **self._counters}
+        self._is_flushed = False
+        self.values["rollout/groups"] = len(groups)
+        for name in sorted({name for group in groups for name in group.scores}):
+            values = [group.scores[name] for group in groups if name in group.scores]
+            self.values[f"critic/score/{name}/mean"] = sum(values) / len(values)
+        ages = [age for group in groups for age in group.ages]
+        self.values["training/policy_age_mean"] = sum(ages) / len(ages)
+        self.values["training/policy_age_max"] = max(ages)
+        self._timing["update_actor"] = update_s
+        for name in {name for node in trained for name in node.timing_s}:
+            self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
+        self.values["perf/total_num_tokens"] = sum(
+            fact.num_prompt_tokens + fact.num_completion_tokens for fact in facts
+        )
+        self._counters = {}
+
+    def flush(self) -> None:
+        """Hand the row of the last complete iteration to the writer, once."""
+        if self._is_flushed:
+            return
+        self._is_flushed = True
+        step_s = clock.monotonic_s() - self._began_s
+        self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
+        self.values["timing_s/step"] = step_s
+        tokens = self.values.get("perf/total_num_tokens", 0)
+        self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
+        if self.values[STEP] or any(key.startswith("val-core/") for key in self.values):
+            self._write(dict(self.values))
+        self._timing, self._began_s = {}, clock.monotonic_s()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None, "opened by BUILD, which comes first"
+        self._unwritten.append(row)
+        self._writer.call(partial(self._append, self._file, row))
+
+    def _append(self, file: RowFile, row: dict[str, Any]) -> None:
+        """In the writer's thread."""
+        file.append(row)
+        self._unwritten.remove(row)
