@@ -25,6 +25,9 @@ SUMS = (
     "kl_loss",
     "diff",
     "diff_squared",
+    "tis_weight",
+    "tis_weight_squared",
+    "tis_truncated",
     "tokens",
 )
 
@@ -43,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums over the tokens of micro-batches, named by SUMS, float64 [9]; and the largest difference."""
+    """Sums over the tokens of micro-batches, named by SUMS, float64 [12]; and the largest difference."""
 
     sums: Tensor
     largest_diff: Tensor
@@ -70,8 +73,10 @@ class Objective:
         old_T = logprobs_T.detach() if target.old_T is None else target.old_T
         policy = policy_losses(logprobs_T, old_T, target.advantages_T, self._clip)
         losses_T = policy.losses_T
+        tis_T = torch.ones_like(losses_T)
         if section.tis_clip:
-            losses_T = losses_T * truncated_importance_weights(old_T, micro.sampler_T, section.tis_clip)
+            tis_T = truncated_importance_weights(old_T, micro.sampler_T, section.tis_clip)
+            losses_T = losses_T * tis_T
         pg_loss = (losses_T * micro.weights_T).sum()
         loss = pg_loss
         if section.entropy_coeff:
@@ -90,6 +95,9 @@ class Objective:
             kl_T,
             diff_T,
             diff_T.double().square(),
+            tis_T,
+            tis_T.double().square(),
+            tis_T >= section.tis_clip if section.tis_clip else torch.zeros_like(tis_T),
             torch.ones_like(diff_T),
         ]
         sums = torch.stack([part.detach().double().sum() for part in parts])

@@ -23,13 +23,18 @@ def batch_metrics(
         "critic/advantages/max": float(advantages_F.max()),
         "critic/advantages/min": float(advantages_F.min()),
         **_spread("response_length", lengths),
+        "response_length/masked_ratio": sum(fact.is_masked for fact in facts) / len(facts),
         "response_length/clip_ratio": sum(length >= max_response_tokens for length in lengths) / len(lengths),
         "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
     }
 
 
 def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
-    """What the passes measured: token means over all optimizer steps, loss and gradient norm step means."""
+    """What the passes measured: token means over all optimizer steps, loss and gradient norm step means.
+
+    `training/tis_ess` is the effective sample size of the truncated importance weights w, as a share of the
+    tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weigh the same.
+    """
     tokens = max(sums["tokens"], 1.0)
     diff = sums["diff"] / tokens
     metrics = {
@@ -39,6 +44,9 @@ def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[
     return metrics | {
         "actor/pg_loss": sums["pg_loss"] / tokens,
         "actor/grad_norm": sum(grad_norms) / len(grad_norms),
+        "training/tis_weight_mean": sums["tis_weight"] / tokens,
+        "training/tis_truncated": sums["tis_truncated"] / tokens,
+        "training/tis_ess": sums["tis_weight"] ** 2 / max(tokens * sums["tis_weight_squared"], 1e-30),
         "training/rollout_probs_diff_mean": diff,
         "training/rollout_probs_diff_max": sums["largest_diff"],
         "training/rollout_probs_diff_std": math.sqrt(max(sums["diff_squared"] / tokens - diff**2, 0.0)),

@@ -65,7 +65,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
-    advantages_F = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
+    advantages_F, kl_penalty = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
     measured: list[Measured] = []
     norms: list[float] = []
     sizes = _sizes(order)
@@ -89,6 +89,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     metrics = batch_metrics(order.facts, advantages_F, learner.config.rollout.max_response_tokens)
     metrics |= update_metrics(totals(measured, learner.policy.device), norms)
     metrics["actor/lr"] = learning_rate(learner.policy)
+    if kl_penalty is not None:
+        metrics["actor/reward_kl_penalty"] = kl_penalty
     return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs))
 
 
@@ -134,9 +136,13 @@ def _micro_batches(
     learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, Sample]
 ) -> list[MicroBatch]:
     everyone = [facts[number] for rank in plan.micro_batches for micro in rank for number in micro]
+    # As in TRL, a masked sample counts among the samples of a mean, its tokens do not among the tokens.
     whole = BatchTotals(
-        num_tokens=sum(fact.num_completion_tokens for fact in everyone), num_samples=len(everyone)
+        num_tokens=sum(fact.num_completion_tokens for fact in everyone if not fact.is_masked),
+        num_samples=len(everyone),
     )
+    # megatron-core divides by the number of all tokens, masked or not, what these weights average already.
+    num_divided = sum(fact.num_completion_tokens for fact in everyone)
     mine = [*plan.micro_batches[mpu.get_data_parallel_rank()]]
     if learner.config.trainer.virtual_pipeline_model_parallel_size > 1:  # the interleaved schedule's rule
         mine += [()] * (-len(mine) % learner.config.trainer.pipeline_model_parallel_size)
@@ -147,9 +153,11 @@ def _micro_batches(
     def packed(numbers: tuple[int, ...]) -> MicroBatch:
         chosen = [samples[number] for number in numbers]
         lengths_N = torch.tensor([sample.num_completion_tokens for sample in chosen], dtype=torch.int64)
-        # megatron-core divides by the mini-batch's tokens what these weights already average.
-        weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * whole.num_tokens
-        weights = [row.numpy() for row in torch.split(weights_T, lengths_N.tolist())]
+        weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * num_divided
+        weights = [
+            row.numpy() * (not facts[number].is_masked)
+            for number, row in zip(numbers, torch.split(weights_T, lengths_N.tolist()), strict=True)
+        ]
         return micro_batch(chosen, weights, cut, learner.policy.device)
 
     return [packed(numbers) for numbers in mine]
@@ -181,9 +189,10 @@ def _known_logprobs(
 
 def _advantages(
     learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs
-) -> Tensor:
-    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank."""
-    section, penalties_F = learner.config.algorithm, None
+) -> tuple[Tensor, float | None]:
+    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank; and the mean KL to the
+    reference of a token where it is taken from the reward."""
+    section, penalties_F, kl_penalty = learner.config.algorithm, None, None
     lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
     if section.kl_in == "reward":
         flat_F = torch.zeros(int(lengths_N.sum()), device=learner.policy.device)
@@ -193,13 +202,14 @@ def _advantages(
                 flat_F[micro.flat_T] = section.kl_coef * kl_estimate(section.kl_type, old_T, reference_T)
         dist.all_reduce(flat_F)  # exact: one rank has a token's number, the others have 0
         penalties_F = flat_F.cpu()
+        kl_penalty = float(penalties_F.double().mean()) / section.kl_coef if len(penalties_F) else 0.0
     table = RewardTable(
         rewards_N=torch.tensor([fact.reward for fact in facts], dtype=torch.float64),
         groups_N=torch.tensor([fact.prompt_group for fact in facts], dtype=torch.int64),
         lengths_N=lengths_N,
         penalties_T=penalties_F,
     )
-    return advantages(section.adv_estimator, table, section.gamma)
+    return advantages(section.adv_estimator, table, section.gamma), kl_penalty
 
 
 def _targets(

@@ -52,7 +52,7 @@ def make_config(model: str, layout: dict, algorithm: dict | None = None, **optim
     )
 
 
-def samples(iteration: int):
+def samples(iteration: int, masked: tuple[int, ...] = ()):
     """Facts and rollouts, the same in every world."""
     generator = torch.Generator().manual_seed(iteration)
 
@@ -64,7 +64,9 @@ def samples(iteration: int):
         prompt, completion = draw(0, VOCAB, draw(2, 7)[0]), draw(0, VOCAB, draw(1, 10)[0])
         logprobs = (-4.2 + 0.1 * torch.randn(len(completion), generator=generator)).tolist()
         reward = torch.rand(1, generator=generator).item()
-        facts.append(m.SampleFact(number, number // N, reward, len(prompt), len(completion)))
+        facts.append(
+            m.SampleFact(number, number // N, reward, len(prompt), len(completion), number in masked)
+        )
         rollouts.append(
             m.Rollout(
                 sample_id=number,
@@ -97,11 +99,11 @@ def plans(dp_size: int, num_steps: int = 2, micro_size: int = 3):
     return tuple(out)
 
 
-def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
+def train_order(iteration: int, token: int, num_steps: int, masked: tuple[int, ...] = ()) -> m.Train:
     """This rank's order: rollouts go to the first rank of each model copy only."""
     from megatron.core import parallel_state as mpu
 
-    facts, rollouts = samples(iteration)
+    facts, rollouts = samples(iteration, masked)
     plan = plans(mpu.get_data_parallel_world_size(), num_steps)
     mine = {
         number
@@ -135,7 +137,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     for action, argument in job["actions"]:
         before = len(ticks)
-        act(Place(config, worker, store, place, rank), action, argument, notes)
+        act(Place(config, worker, store, place, rank, tuple(job.get("masked", ()))), action, argument, notes)
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
@@ -149,6 +151,7 @@ class Place(NamedTuple):
     store: FolderStore
     folder: Path
     rank: int
+    masked: tuple[int, ...]
 
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
@@ -157,7 +160,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
     def train() -> None:
-        notes["metrics"].append(worker.handle(train_order(argument, 1, num_steps)).metrics)
+        notes["metrics"].append(worker.handle(train_order(argument, 1, num_steps, at.masked)).metrics)
 
     def gradient() -> None:
         order = train_order(1, 1, num_steps)

@@ -12,6 +12,8 @@ from yatt.records import message as m
 pytestmark = pytest.mark.slow
 MODES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
 ITERATION, LENGTH = 1, 9
+MASKED = [1, 5]
+"""Samples that count as cut: not trained on, though their rewards are in the baseline."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,7 @@ def ours(models, tmp_path_factory):
         }
         for loss_type, mode in MODES.items()
     ]
+    jobs += [{**job, "name": f"{job['name']} masked", "masked": MASKED} for job in jobs]
     return run_world(tmp_path_factory.mktemp("trl"), 1, jobs)
 
 
@@ -34,7 +37,7 @@ def padded(rows, fill):
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, fill)
 
 
-def trl_inputs():
+def trl_inputs(masked):
     """Left-padded prompts, right-padded completions, GRPO advantages as TRL computes them."""
     facts, rollouts = samples(ITERATION)
     prompts = [m.unpack_ids(rollout.prompt_ids) for rollout in rollouts]
@@ -46,13 +49,17 @@ def trl_inputs():
         "prompt_ids": padded([row[::-1] for row in prompts], 0).flip(1),
         "prompt_mask": padded([[1] * len(row) for row in prompts], 0).flip(1),
         "completion_ids": padded(completions, 0),
-        "completion_mask": padded([[1] * len(row) for row in completions], 0),
+        "completion_mask": padded(
+            [[int(index not in masked)] * len(row) for index, row in enumerate(completions)], 0
+        ),
         "advantages": advantages,
-        "num_items_in_batch": torch.tensor(float(sum(map(len, completions)))),
+        "num_items_in_batch": torch.tensor(
+            float(sum(len(row) for index, row in enumerate(completions) if index not in masked))
+        ),
     }
 
 
-def trl_loss_and_norm(folder, loss_type, scratch):
+def trl_loss_and_norm(folder, loss_type, scratch, masked=()):
     import tokenizers
     import transformers
     import trl
@@ -88,7 +95,7 @@ def trl_loss_and_norm(folder, loss_type, scratch):
     )
     trainer.current_gradient_accumulation_steps = 1
     model.train()
-    loss = trainer._compute_loss(model, trl_inputs())
+    loss = trainer._compute_loss(model, trl_inputs(masked))
     loss.backward()
     squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
     return loss.item(), torch.stack(list(itertools.chain(squares))).sum().sqrt().item()
@@ -101,3 +108,13 @@ def test_loss_and_gradient_norm_are_trls(ours, models, tmp_path, loss_type):
     metrics = ours[loss_type].notes[0]["metrics"][0]
     assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
     assert metrics["actor/grad_norm"] == pytest.approx(norm, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss_type", MODES)
+def test_masked_completions_are_trained_on_as_little_as_in_trl(ours, models, tmp_path, loss_type):
+    loss, norm = trl_loss_and_norm(models["qwen3"], loss_type, tmp_path, MASKED)
+    metrics = ours[f"{loss_type} masked"].notes[0]["metrics"][0]
+    assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["actor/grad_norm"] == pytest.approx(norm, abs=1e-5, rel=1e-5)
+    assert metrics["response_length/masked_ratio"] == len(MASKED) / NUM_SAMPLES
