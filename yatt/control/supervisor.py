@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from yatt.adapters.interface import interface_of
 from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
@@ -172,9 +173,14 @@ class Supervisor:
     async def _report(self, worker: Worker, how: str) -> None:
         await self._on_exit(worker, how)
 
+    def _network(self) -> dict[str, str]:
+        """Has collectives listen on the interface of the run's address only; what the site names wins."""
+        name = interface_of(self._node.host)
+        return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+
     def _environment(self, worker: Worker) -> dict[str, str]:
         threads = str(self._node.config.launch.threads_per_worker)
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        env = {**self._network(), **os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         if self._node.device == "cpu":  # what is freed goes back to the kernel, so that it can be proved
             env["MALLOC_ARENA_MAX"] = "1"
             if worker.role == TRAINER:  # and so comes back anew each iteration: by 2 MiB, not by 4 KiB

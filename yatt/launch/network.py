@@ -1,13 +1,11 @@
 """The address under which other nodes of the job reach this one."""
 
-import fcntl
 import socket
-import struct
 from collections.abc import Mapping
 
+from yatt.adapters.interface import address_of
 from yatt.errors import ConfigError
 
-SIOCGIFADDR = 0x8915
 ANY_PORT = 9
 
 
@@ -26,14 +24,11 @@ def own_address(interface: str, env: Mapping[str, str]) -> str:
 
 
 def _address_of(interface: str) -> str:
-    request = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-        except OSError as error:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise ConfigError(
-                f"site interface: '{interface}' has no IPv4 address on {socket.gethostname()} "
-                f"({error.strerror}); there are {known}."
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+    try:
+        return address_of(interface)
+    except OSError as error:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        raise ConfigError(
+            f"site interface: '{interface}' has no IPv4 address on {socket.gethostname()} "
+            f"({error.strerror}); there are {known}."
+        ) from error

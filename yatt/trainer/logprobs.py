@@ -1,6 +1,10 @@
-"""Log-probs and entropy of tokens whose logits are cut over the vocabulary by tensor parallelism.
+"""Log-probs and entropy of tokens straight from hidden states, without the logits of all of them at once.
 
-Suffixes: T tokens, V entries of the vocabulary on this rank.
+The head's product is made for a chunk of rows at a time and made again in the backward pass, so that what is
+kept of it is one number a token, and what is alive at once is a few copies of one chunk. The vocabulary may
+be cut by tensor parallelism.
+
+Suffixes: R rows (tokens), C rows of one chunk, V entries of the vocabulary on this rank, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -10,8 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from yatt.trainer.cpu_matmul import matmul
+
 FAR_BELOW = -1e30
 """Stands for minus infinity where a product with zero must stay zero."""
+
+CHUNK_BYTES = 64 << 20
+"""Of one chunk's logits in float32, on this rank, where `MIN_CHUNK` and `MAX_CHUNK` allow it."""
+MIN_CHUNK, MAX_CHUNK = 128, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +33,54 @@ class VocabularyShard:
 
 
 def token_logprobs(
-    logits_TV: Tensor, labels_T: Tensor, shard: VocabularyShard, temperature: float
+    hidden_RH: Tensor, weight_VH: Tensor, labels_R: Tensor, shard: VocabularyShard, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each label and entropy of each distribution, softmax taken at `temperature`.
 
     Args:
-        logits_TV: this rank's shard, any float dtype. labels_T: int64, in the whole vocabulary.
+        hidden_RH: the same on every rank of the group. weight_VH: this rank's part of the output layer.
+        labels_R: int64, in the whole vocabulary.
 
     Returns:
-        Both float32 [T], the same on every rank of the group, differentiable in the logits.
+        Both float32 [R], the same on every rank of the group, differentiable in hidden states and weight. The
+        gradient of the hidden states is this rank's part of a sum over the group.
     """
-    scaled_TV = logits_TV.float() / temperature
-    first = shard.group.rank() * scaled_TV.size(1)
-    num_real = shard.vocab_size - first
-    if num_real < scaled_TV.size(1):
-        is_padding_V = torch.arange(scaled_TV.size(1), device=scaled_TV.device) >= num_real
-        scaled_TV = scaled_TV.masked_fill(is_padding_V, FAR_BELOW)
-    logprobs_T, entropy_T = _ShardedSoftmax.apply(scaled_TV, labels_T - first, shard.group)  # type: ignore[no-untyped-call]
-    return logprobs_T, entropy_T
+    head = _Head(shard, temperature, labels_R - shard.group.rank() * weight_VH.size(0))
+    logprobs_R, entropy_R = _ChunkedHead.apply(hidden_RH, weight_VH, head)  # type: ignore[no-untyped-call]
+    return logprobs_R, entropy_R
+
+
+def chunk_rows(num_entries: int) -> int:
+    """Rows of a chunk whose logits have so many entries each."""
+    return min(max(CHUNK_BYTES // (4 * num_entries), MIN_CHUNK), MAX_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """`labels_R` count from this rank's first entry; those outside are other ranks'."""
+
+    shard: VocabularyShard
+    temperature: float
+    labels_R: Tensor
+
+    def logits(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+        """float32, divided by the temperature; padding far below all others."""
+        logits_CV = matmul(hidden_CH, weight_VH.t()).float()
+        logits_CV /= self.temperature
+        num_real = self.shard.vocab_size - self.shard.group.rank() * weight_VH.size(0)
+        logits_CV[:, max(num_real, 0) :] = FAR_BELOW
+        return logits_CV
+
+    def of_labels(self, logits_CV: Tensor, rows: slice) -> Tensor:
+        """The label's entry of each row; 0 where it is another rank's."""
+        here_C, is_here_C = self.here(rows, logits_CV.size(1))
+        return logits_CV.gather(1, here_C[:, None]).squeeze(1) * is_here_C
+
+    def here(self, rows: slice, num_entries: int) -> tuple[Tensor, Tensor]:
+        """An index on this rank for each label of these rows, and whether the label is there."""
+        labels_C = self.labels_R[rows]
+        is_here_C = (labels_C >= 0) & (labels_C < num_entries)
+        return labels_C.clamp(0, num_entries - 1), is_here_C
 
 
 def _summed(
@@ -51,37 +91,62 @@ def _summed(
     return tensor
 
 
-class _ShardedSoftmax(torch.autograd.Function):
-    """log softmax at a label, and entropy, over logits that every rank has a part of.
+def _chunks(num_rows: int, num_entries: int) -> list[slice]:
+    step = chunk_rows(num_entries)
+    return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
 
-    With p = softmax(x) and H its entropy: d log p_y / dx_j = [j = y] - p_j, and
+
+class _ChunkedHead(torch.autograd.Function):
+    """log softmax at a label, and entropy, of `hidden @ weight.t() / temperature`.
+
+    With x the logits of one row, m their maximum on this rank, S = sum exp(x - m) and
+    B = sum exp(x - m)(x - m) over this rank's entries, L = log sum exp x over all entries: the entropy is the
+    sum over ranks of exp(m - L) (S (L - m) - B). With p = softmax(x) and H its entropy:
+    d log p_y / dx_j = [j = y] - p_j, and
     dH / dx_j = -p_j (log p_j + H).
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits_TV: Tensor, labels_T: Tensor, group: dist.ProcessGroup
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        top_T = _summed(logits_TV.max(dim=1).values, group, dist.ReduceOp.MAX)
-        log_sum_T = _summed((logits_TV - top_T[:, None]).exp().sum(1), group).log() + top_T
-        logs_TV = logits_TV - log_sum_T[:, None]
-        is_here_T = (labels_T >= 0) & (labels_T < logits_TV.size(1))
-        here_T = labels_T.clamp(0, logits_TV.size(1) - 1)
-        logprobs_T = _summed(logs_TV.gather(1, here_T[:, None]).squeeze(1) * is_here_T, group)
-        entropy_T = -_summed((logs_TV.exp() * logs_TV).sum(1), group)
-        ctx.save_for_backward(logs_TV, here_T, is_here_T, entropy_T)
-        return logprobs_T, entropy_T
+        num_rows, group = hidden_RH.size(0), head.shard.group
+        top_R, sum_R, weighted_R, label_R = hidden_RH.new_empty(4, num_rows, dtype=torch.float32)
+        for rows in _chunks(num_rows, weight_VH.size(0)):
+            logits_CV = head.logits(hidden_RH[rows], weight_VH)
+            label_R[rows] = head.of_labels(logits_CV, rows)
+            top_R[rows] = logits_CV.max(dim=1).values
+            logits_CV -= top_R[rows, None]
+            probs_CV = logits_CV.exp()
+            sum_R[rows] = probs_CV.sum(1)
+            weighted_R[rows] = probs_CV.mul_(logits_CV).sum(1)
+        largest_R = _summed(top_R.clone(), group, dist.ReduceOp.MAX)
+        log_sum_R = _summed(sum_R * (top_R - largest_R).exp(), group).log() + largest_R
+        part_R = (top_R - log_sum_R).exp() * (sum_R * (log_sum_R - top_R) - weighted_R)
+        label_R, entropy_R = _summed(torch.stack([label_R, part_R]), group)
+        ctx.save_for_backward(hidden_RH, weight_VH, log_sum_R, entropy_R)
+        ctx.head = head
+        return label_R - log_sum_R, entropy_R.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
-        logs_TV, here_T, is_here_T, entropy_T = ctx.saved_tensors
-        logprob_grad_T, entropy_grad_T = grads
-        probs_TV = logs_TV.exp()
-        grad_TV = torch.zeros_like(probs_TV)
-        if logprob_grad_T is not None:
-            grad_TV = -probs_TV * logprob_grad_T[:, None]
-            grad_TV.scatter_add_(1, here_T[:, None], (logprob_grad_T * is_here_T)[:, None])
-        if entropy_grad_T is not None:
-            grad_TV -= probs_TV * (logs_TV + entropy_T[:, None]) * entropy_grad_T[:, None]
-        return grad_TV, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        hidden_RH, weight_VH, log_sum_R, entropy_R = ctx.saved_tensors
+        head, (logprob_grad_R, entropy_grad_R) = ctx.head, grads
+        hidden_grad_RH = torch.zeros_like(hidden_RH)
+        weight_grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for rows in _chunks(hidden_RH.size(0), weight_VH.size(0)):
+            logs_CV = head.logits(hidden_RH[rows], weight_VH)
+            logs_CV -= log_sum_R[rows, None]
+            probs_CV = logs_CV.exp()
+            grad_CV = torch.zeros_like(probs_CV)
+            if entropy_grad_R is not None:
+                logs_CV += entropy_R[rows, None]
+                grad_CV = logs_CV.mul_(probs_CV).mul_(-entropy_grad_R[rows, None])
+            if logprob_grad_R is not None:
+                here_C, is_here_C = head.here(rows, weight_VH.size(0))
+                grad_CV -= probs_CV.mul_(logprob_grad_R[rows, None])
+                grad_CV.scatter_add_(1, here_C[:, None], (logprob_grad_R[rows] * is_here_C)[:, None])
+            del logs_CV, probs_CV
+            grad_CV = (grad_CV / head.temperature).to(weight_VH.dtype)
+            hidden_grad_RH[rows] = matmul(grad_CV, weight_VH)
+            weight_grad_VH += matmul(grad_CV.t(), hidden_RH[rows])
+        return hidden_grad_RH, weight_grad_VH.to(weight_VH.dtype), None

@@ -30,6 +30,7 @@ from torch import nn
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.trainer.adam_state import create_adam_state
+from yatt.trainer.exchange import literal_exchange
 from yatt.trainer.layout import steps_per_iteration
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
@@ -245,23 +246,22 @@ def _optimizer(
     Its schedule is not optional: per-group weight decay (none for norms) acts only through it.
     """
     section, layout = config.optimizer, config.trainer
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=section.lr,
-            min_lr=section.min_lr,
-            weight_decay=section.weight_decay,
-            adam_beta1=section.adam_beta1,
-            adam_beta2=section.adam_beta2,
-            adam_eps=section.adam_eps,
-            clip_grad=section.clip_grad,
-            bf16=mcore.bf16,
-            params_dtype=mcore.params_dtype,
-            use_distributed_optimizer=True,
-            overlap_param_gather=layout.overlap_param_gather,
-        ),
-        chunks,
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=section.lr,
+        min_lr=section.min_lr,
+        weight_decay=section.weight_decay,
+        adam_beta1=section.adam_beta1,
+        adam_beta2=section.adam_beta2,
+        adam_eps=section.adam_eps,
+        clip_grad=section.clip_grad,
+        bf16=mcore.bf16,
+        params_dtype=mcore.params_dtype,
+        use_distributed_optimizer=True,
+        overlap_param_gather=layout.overlap_param_gather,
     )
+    with literal_exchange():
+        optimizer = get_megatron_optimizer(settings, chunks)
     total_steps = layout.total_iterations * steps_per_iteration(layout)
     scheduler = OptimizerParamScheduler(
         optimizer,

@@ -14,7 +14,7 @@ from yatt.algo.kl import kl_estimate
 from yatt.algo.loss import ClipRange, policy_losses
 from yatt.config.schema import AlgorithmSection
 from yatt.trainer.batches import MicroBatch
-from yatt.trainer.passes import Reader, speaks_for_its_tokens
+from yatt.trainer.passes import HeadInput, Reader, speaks_for_its_tokens
 
 SUMS = (
     "pg_loss",
@@ -56,7 +56,7 @@ class Objective:
     """The run file's objective.
 
     Args:
-        reader: how log-probs come off the logits.
+        reader: makes log-probs of hidden states.
         targets: one for each micro-batch of the mini-batch.
     """
 
@@ -66,10 +66,10 @@ class Objective:
             low=section.clip_ratio_low, high=section.clip_ratio_high, dual=section.clip_ratio_c
         )
 
-    def __call__(self, index: int, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, Measured]:
+    def __call__(self, index: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Measured]:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
-        logprobs_T, entropy_T = self._reader(micro, logits)
+        logprobs_T, entropy_T = self._reader(micro, given)
         old_T = logprobs_T.detach() if target.old_T is None else target.old_T
         policy = policy_losses(logprobs_T, old_T, target.advantages_T, self._clip)
         losses_T = policy.losses_T

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
@@ -20,8 +21,17 @@ from yatt.trainer.head import head_at
 from yatt.trainer.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.model import Policy
 
-Finish = Callable[[int, MicroBatch, Tensor], Any]
-"""(index of the micro-batch, itself, logits [1, R, V / tp] of its rows) to what the schedule wants."""
+
+@dataclass(frozen=True, slots=True)
+class HeadInput:
+    """What logits would be made of: hidden states [R, H] of a micro-batch's rows, weight [V / tp, H]."""
+
+    hidden_RH: Tensor
+    weight_VH: Tensor
+
+
+Finish = Callable[[int, MicroBatch, HeadInput], Any]
+"""(index of the micro-batch, itself, what the head is given) to what the schedule wants."""
 Tick = Callable[[], None]
 """Called once a micro-batch: the progress a watcher sees."""
 
@@ -38,11 +48,15 @@ def run_pass(
     def forward_step(items: Iterator[tuple[int, MicroBatch]], model: nn.Module) -> tuple[Tensor, Any]:
         index, micro = next(items)
         tick()
-        with head_at(model, micro.rows_R):
+        with head_at(model, micro.rows_R) as weight:
             output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed)
 
-        def finish_this(logits: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
-            return finish(index, micro, logits)
+        def finish_this(hidden: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
+            assert weight.tensor is not None, "the last stage has a head"
+            # megatron's mixed-precision wrapper gives what a model returns in float32
+            return finish(
+                index, micro, HeadInput(hidden.flatten(0, 1).to(weight.tensor.dtype), weight.tensor)
+            )
 
         return output, finish_this
 
@@ -67,15 +81,19 @@ def run_pass(
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads log-probs off a model's logits, at the sampling temperature."""
+    """Makes log-probs of a model's hidden states, at the sampling temperature."""
 
     shard: VocabularyShard
     temperature: float
 
-    def __call__(self, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
-        logits_TV = logits.flatten(0, 1)[: len(micro.labels_T)]
-        return token_logprobs(logits_TV, micro.labels_T, self.shard, self.temperature)
+        num_tokens, num_rows = len(micro.labels_T), given.hidden_RH.size(0)
+        labels_R = F.pad(micro.labels_T, (0, num_rows - num_tokens))  # as many rows: few shapes of products
+        logprobs_R, entropy_R = token_logprobs(
+            given.hidden_RH, given.weight_VH, labels_R, self.shard, self.temperature
+        )
+        return logprobs_R[:num_tokens], entropy_R[:num_tokens]
 
 
 def reader_of(policy: Policy, temperature: float) -> Reader:
@@ -88,8 +106,8 @@ def completion_logprobs(
 ) -> list[Tensor]:
     """Log-probs of all completion tokens, float32 [T] a micro-batch; empty but on the last stage."""
 
-    def finish(_: int, micro: MicroBatch, logits: Tensor) -> Tensor:
-        return reader(micro, logits)[0]
+    def finish(_: int, micro: MicroBatch, given: HeadInput) -> Tensor:
+        return reader(micro, given)[0]
 
     return run_pass(chunks, micros, finish, tick, trains=False)
 

@@ -30,7 +30,7 @@ from yatt.config.schema import (
 from yatt.trainer.batches import MicroBatch, Sample, Slice, micro_batch
 from yatt.trainer.device import collective_backend, prepare_process
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
-from yatt.trainer.passes import Reader, optimizer_step, reader_of
+from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
 from yatt.trainer.publish import copy_side_files, export_hf
 from yatt.weights.convert import HFTensors
 from yatt.weights.shape import read_shape, shape_of
@@ -137,8 +137,8 @@ def _learn(
 ) -> SftResult:
     student, reader = Student(policy), reader_of(policy, 1.0)
 
-    def finish(_: int, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _negative_likelihood(reader, micro, logits)
+    def finish(_: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Tensor]:
+        return _negative_likelihood(reader, micro, given)
 
     step, loss = 0, float("nan")
     for step, examples in zip(range(1, settings.max_steps + 1), batches, strict=False):
@@ -150,8 +150,10 @@ def _learn(
     return SftResult(step, loss)
 
 
-def _negative_likelihood(reader: Reader, micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    loss = -reader(micro, logits)[0].sum()
+def _negative_likelihood(
+    reader: Reader, micro: MicroBatch, given: HeadInput
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = -reader(micro, given)[0].sum()
     num_tokens = torch.tensor(len(micro.labels_T), dtype=torch.int32, device=loss.device)
     return loss, num_tokens, loss.detach()
 

@@ -92,8 +92,7 @@ class TrainerRank:
 
     def leave(self) -> None:
         """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self._meeting.leave()
 
     @property
     def _ready(self) -> _Built:

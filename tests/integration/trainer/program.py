@@ -117,13 +117,15 @@ def train_order(iteration: int, token: int, num_steps: int, masked: tuple[int, .
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
-    from yatt.trainer import cpu_matmul, model
+    from yatt.trainer import cpu_matmul, logprobs, model
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
+    if dist.get_world_size() > 1:  # many chunks here against one chunk there
+        logprobs.MIN_CHUNK = logprobs.MAX_CHUNK = 5
     bucket_size = job.get("layout", {}).get("bucket_size")
     model.DistributedDataParallelConfig = functools.partial(ddp_config(), bucket_size=bucket_size)
     join_groups(config, keeps_groups=keeps_groups)

@@ -9,8 +9,9 @@ import zmq
 
 from tests.integration.trainer.conftest import child_environment
 from tests.integration.trainer.program import make_config, plans, samples
+from yatt.adapters.wire import make_keys
 from yatt.config.load import resolved_text
-from yatt.config.schema import LeaseSection, RewardSection
+from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
@@ -53,10 +54,12 @@ class Controller:
 def trainer(tmp_path, models):
     config = dataclasses.replace(
         make_config(str(models["qwen3"]), {}),
+        run=RunSection(dir=str(tmp_path)),
         rewards=(RewardSection(name="unused", path="builtin:unused"),),
         lease=LeaseSection(renew_s=0.2),
     )
     (tmp_path / "config.yaml").write_text(resolved_text(config))
+    make_keys(tmp_path / "keys")
     endpoint = f"ipc://{tmp_path}/controller"
     controller = Controller(endpoint)
     command = [sys.executable, "-m", "yatt.trainer", "--run", str(tmp_path), "--epoch", str(EPOCH)]

@@ -1,0 +1,243 @@
+"""How trainer ranks meet: no pickle is read, and no port answers somebody without the run's keys."""
+
+import ast
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.auth
+
+from tests.integration.trainer.conftest import child_environment
+from tests.runs import RunFile, living, start, wait_for
+from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer, Table
+from yatt.adapters.wire import CurveKeys, calling_socket, make_keys
+
+RANK = """
+import io, json, os, pickle, sys
+from pathlib import Path
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from tests.integration.trainer.program import make_config
+from yatt.records import message as m
+from yatt.trainer.device import prepare_process
+from yatt.trainer.worker import TrainerRank
+
+read = []
+class Counting(pickle.Unpickler):
+    def load(self):
+        read.append("Unpickler")
+        return super().load()
+c10d._unpickler = Counting
+loads = pickle.loads
+pickle.loads = lambda *a, **k: read.append("loads") or loads(*a, **k)
+
+folder, model, rank, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+layout = {"tensor_model_parallel_size": 2} if size > 2 else {"pipeline_model_parallel_size": 2}
+config = make_config(model, layout)
+import dataclasses
+config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
+trainer = TrainerRank(config, prepare_process(config, 0), None, local_rank=rank, tick=lambda: None)
+place = folder / "port"
+if rank == 0:
+    port = trainer.handle(m.OpenStore(host="127.0.0.1")).port
+    place.with_suffix(".new").write_text(str(port))
+    place.with_suffix(".new").rename(place)
+import time
+while not place.exists():
+    time.sleep(0.05)
+trainer.handle(m.Join(host="127.0.0.1", port=int(place.read_text()), global_rank=rank, world_size=size))
+trainer.handle(m.Build(token=1))
+groups = [{k: v for k, v in g.items() if k != "params"} for g in trainer._policy.optimizer.param_groups]
+dist.barrier()
+trainer.leave()
+(folder / f"rank-{rank}.json").write_text(json.dumps({"read": read, "groups": groups}))
+"""
+
+
+@pytest.fixture
+def keys(tmp_path) -> CurveKeys:
+    return make_keys(tmp_path / "keys")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_meet_and_build_without_reading_a_single_pickle(models, keys, tmp_path, size):
+    argv = [sys.executable, "-c", RANK, str(tmp_path), str(models["qwen2"])]
+    ranks = [subprocess.Popen([*argv, str(rank), str(size)], env=child_environment()) for rank in range(size)]
+    try:
+        codes = [rank.wait(100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert codes == [0] * size
+    notes = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(size)]
+    assert [note["read"] for note in notes] == [[]] * size
+    assert all(note["groups"] == notes[0]["groups"] for note in notes)
+    assert len(notes[0]["groups"]) == 2
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses of a process's listening TCP sockets, IPv4 and IPv6, by the kernel's own tables."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for name, size in (("tcp", 8), ("tcp6", 32)):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            address, port = fields[1].split(":")
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add((_address(address, size), int(port, 16)))
+    return found
+
+
+def _address(text: str, size: int) -> str:
+    if size == 8:
+        return socket.inet_ntoa(struct.pack("<I", int(text, 16)))
+    words = struct.pack("<4I", *(int(text[at : at + 8], 16) for at in range(0, 32, 8)))
+    return socket.inet_ntop(socket.AF_INET6, words)
+
+
+ZMTP = b"\xff"
+"""A ZeroMQ socket's greeting begins so; what comes after is for holders of its keys."""
+
+TCP_STORE = bytes([0]) + struct.pack("<I", 0x3C85F7CE) + bytes([7])
+"""torch's TCPStore protocol: VALIDATE with its magic number, then GETNUMKEYS; no key is needed."""
+
+
+def heard(address: str, port: int, said: bytes) -> bytes:
+    """What a port answers within three seconds to somebody who has no key."""
+    with socket.create_connection((address, port), timeout=5) as line:
+        if said:
+            line.sendall(said)
+        line.settimeout(3)
+        try:
+            return line.recv(64)
+        except (TimeoutError, ConnectionResetError):
+            return b""
+
+
+def curve_answers(port: int, keys: CurveKeys) -> bool:
+    """Whether the key-value service answers a caller with these keys."""
+    context = zmq.Context()
+    try:
+        line = calling_socket(context, f"tcp://127.0.0.1:{port}", "stranger", keys)
+        line.send(msgspec.msgpack.encode(Call(number=1, kind="count")))
+        return bool(line.poll(3000))
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_strangers(tmp_path):
+    run = RunFile(tmp_path / "run", {"trainer": {"total_iterations": 400}, "checkpoint": {"save_every": 400}})
+    process = start("run", str(run.write()))
+    try:
+        metrics = run.run_dir / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text(), timeout_s=120, what="the first iteration")
+        pids = [pid for pid, name in living(run.run_dir).items() if name == "yatt.trainer"]
+        ports = {port for pid in pids for port in listening(pid)}
+        assert len(pids) == 2
+        assert ports
+        assert {address for address, _ in ports} == {"127.0.0.1"}
+        with ThreadPoolExecutor(len(ports)) as together:
+            greeted = dict(zip(ports, together.map(lambda p: heard(*p, b""), ports), strict=True))
+            asked = dict(zip(ports, together.map(lambda p: heard(*p, TCP_STORE), ports), strict=True))
+        own = CurveKeys(run.run_dir / "keys")
+        service = [place[1] for place, greeting in greeted.items() if greeting.startswith(ZMTP)]
+        assert len(service) == 1, greeted
+        assert not any(greeting for place, greeting in greeted.items() if place[1] not in service)
+        assert not any(answer for answer in asked.values() if not answer.startswith(ZMTP)), asked
+        assert curve_answers(service[0], own), "the run's own keys open it"
+        strangers = stranger_keys(tmp_path / "stranger", own)
+        assert not any(curve_answers(service[0], keys) for keys in strangers)
+        assert process.poll() is None, "the run has not noticed"
+    finally:
+        process.terminate()
+        process.communicate(timeout=100)
+
+
+def test_the_probe_of_ports_would_find_torchs_own_store():
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert len(heard("127.0.0.1", store.port, TCP_STORE)) == 8
+
+
+def stranger_keys(folder: Path, own: CurveKeys) -> list[CurveKeys]:
+    """Other keys altogether; and an own client key with the public key of the run's server."""
+    other = make_keys(folder / "other")
+    half = make_keys(folder / "half")
+    public, _ = zmq.auth.load_certificate(own.secret("server"))
+    text = half.secret("server").read_text()
+    before, _ = zmq.auth.load_certificate(half.secret("server"))
+    half.secret("server").write_text(text.replace(before.decode(), public.decode()))
+    return [other, half]
+
+
+def test_who_waits_for_a_key_is_answered_once_it_is_there(keys):
+    server = KeyValueServer("127.0.0.1", keys)
+    client = KeyValueClient("127.0.0.1", server.port, keys)
+    try:
+        done = []
+        waiting = threading.Thread(target=lambda: done.append(client.call("check", "a", "b", park_s=1.0)))
+        waiting.start()
+        client.call("set", "a", value=b"\x00\xff")
+        time.sleep(0.1)
+        assert not done
+        client.call("set", "b", value=b"")
+        waiting.join(10)
+        assert done[0].found
+        assert client.call("get", "a").value == b"\x00\xff"
+        assert not client.call("check", "c", park_s=0.1).found
+    finally:
+        client.close()
+        server.close()
+
+
+def test_the_table_does_what_torchs_stores_do():
+    from torch.distributed import HashStore
+
+    theirs, table = HashStore(), Table()
+
+    def ours(kind, *keys, **rest):
+        return table.apply(Call(number=1, kind=kind, keys=keys, **rest))
+
+    theirs.set("k", "v")
+    ours("set", "k", value=b"v")
+    assert ours("get", "k").value == theirs.get("k")
+    for amount in (3, 0, -1):
+        assert ours("add", "n", amount=amount).count == theirs.add("n", amount)
+    assert ours("get", "n").value == theirs.get("n")
+    for expected, desired in (("", "first"), ("wrong", "x"), ("first", "second")):
+        got = ours("compare_set", "c", expected=expected.encode(), value=desired.encode())
+        assert got.value == theirs.compare_set("c", expected, desired)
+    assert ours("check", "k", "c").found == theirs.check(["k", "c"])
+    assert ours("check", "k", "z").found == theirs.check(["k", "z"])
+    assert ours("delete", "k").found == theirs.delete_key("k")
+    assert ours("delete", "k").found == theirs.delete_key("k")
+
+
+def test_only_literals_are_exchanged_between_ranks():
+    from yatt.trainer.exchange import all_gather_literal
+
+    assert ast.literal_eval(repr([((("wd_mult", 0.0),), False), (None, True)]))
+    with pytest.raises(TypeError, match="only Python literals can be exchanged"):
+        all_gather_literal([None], object())

@@ -1,0 +1,208 @@
+"""A small key-value service for the meeting of trainer ranks: over CURVE, for holders of the run's keys only.
+
+One process serves, in a thread; every process calls. A caller that waits for a key is parked at the server,
+which answers as soon as all keys are there. Anyone without the run's client key is refused by ZAP before a
+frame of theirs is read. Frames are msgpack records, never pickles.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from yatt.adapters.wire import CurveKeys, Socket, calling_socket, listening_socket
+from yatt.clock import monotonic_s
+from yatt.errors import DeadlineExceeded
+
+POLL_S = 0.05
+LONGEST_PARK_S = 1.0
+ANSWER_S = 30.0
+"""How long the server may take beyond what was asked to wait."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One operation; `park_s` is how long it may wait for all `keys` to be there."""
+
+    number: int
+    kind: str
+    keys: tuple[str, ...] = ()
+    value: bytes = b""
+    expected: bytes = b""
+    amount: int = 0
+    park_s: float = 0.0
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`found`: all keys were there, or the operation took place."""
+
+    number: int
+    found: bool
+    value: bytes = b""
+    count: int = 0
+
+
+CALLS, REPLIES = msgspec.msgpack.Decoder(Call), msgspec.msgpack.Decoder(Reply)
+
+
+class Table:
+    """The keys and what each operation does to them. No I/O."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def has(self, keys: tuple[str, ...]) -> bool:
+        """Whether all keys are there."""
+        return self._values.keys() >= set(keys)
+
+    def apply(self, call: Call) -> Reply:
+        """Carry out an operation."""
+        key = call.keys[0] if call.keys else ""
+        found, value, count = True, b"", 0
+        match call.kind:
+            case "set":
+                self._values[key] = call.value
+            case "get":
+                found, value = key in self._values, self._values.get(key, b"")
+            case "add":
+                count = int(self._values.get(key, b"0")) + call.amount
+                self._values[key] = str(count).encode()
+            case "compare_set":
+                value = self._compare_set(key, call)
+            case "delete":
+                found = self._values.pop(key, None) is not None
+            case "check":
+                found = self.has(call.keys)
+            case "count":
+                count = len(self._values)
+            case _:
+                found = False
+        return Reply(number=call.number, found=found, value=value, count=count)
+
+    def _compare_set(self, key: str, call: Call) -> bytes:
+        """torch's rule: an absent key takes the value iff nothing is expected of it."""
+        held = self._values.get(key)
+        if held == call.expected or (held is None and not call.expected):
+            self._values[key] = call.value
+        return self._values.get(key, call.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    sender: bytes
+    call: Call
+    until_s: float
+
+
+class KeyValueServer:
+    """Serves from its making until `close`.
+
+    Args:
+        host: the address to bind; the port is a free one.
+    """
+
+    def __init__(self, host: str, keys: CurveKeys) -> None:
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._gate = ThreadAuthenticator(self._context)
+        self._gate.start()
+        self._gate.configure_curve(domain="*", location=str(keys.folder))
+        self._socket = listening_socket(self._context, f"tcp://{host}:*", keys)
+        self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._table, self._parked = Table(), list[_Parked]()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="key-value", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._ends.set()
+        self._thread.join()
+        self._gate.stop()
+        self._socket.close(linger=0)
+        self._context.destroy(linger=0)
+
+    def _serve(self) -> None:
+        while not self._ends.is_set():
+            if self._socket.poll(int(POLL_S * 1e3)):
+                self._take(self._socket.recv_multipart())
+            self._answer_parked()
+
+    def _take(self, frames: list[bytes]) -> None:
+        """A frame that is no call is dropped: its sender has the run's key, and its own defect."""
+        try:
+            sender, body = frames
+            call = CALLS.decode(body)
+        except (ValueError, msgspec.DecodeError):
+            return
+        if call.park_s and not self._table.has(call.keys):
+            park_s = min(call.park_s, LONGEST_PARK_S)
+            self._parked.append(_Parked(sender, call, monotonic_s() + park_s))
+        else:
+            self._send(sender, call)
+
+    def _answer_parked(self) -> None:
+        now_s = monotonic_s()
+        parked, self._parked = self._parked, []
+        for one in parked:
+            if self._table.has(one.call.keys) or now_s >= one.until_s:
+                self._send(one.sender, one.call)
+            else:
+                self._parked.append(one)
+
+    def _send(self, sender: bytes, call: Call) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the caller is gone
+            self._socket.send_multipart([sender, msgspec.msgpack.encode(self._table.apply(call))])
+
+
+class KeyValueClient:
+    """Calls the service; may be used by several threads, each of which has a socket of its own."""
+
+    def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
+        self._address, self._keys = f"tcp://{host}:{port}", keys
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._own, self._sockets = threading.local(), list[Socket]()
+
+    def call(
+        self, kind: str, *keys: str, value: bytes = b"", expected: bytes = b"", amount: int = 0,
+        park_s: float = 0.0,
+    ) -> Reply:  # fmt: skip
+        """One operation.
+
+        Raises:
+            DeadlineExceeded: the server does not answer; its process is gone, or has other keys.
+        """
+        socket, number = self._socket()
+        call = Call(
+            number=number, kind=kind, keys=keys, value=value, expected=expected, amount=amount, park_s=park_s
+        )
+        socket.send(msgspec.msgpack.encode(call))
+        until_s = monotonic_s() + min(park_s, LONGEST_PARK_S) + ANSWER_S
+        while (left_s := until_s - monotonic_s()) > 0:
+            if socket.poll(int(left_s * 1e3) + 1):
+                reply = REPLIES.decode(socket.recv())
+                if reply.number == number:
+                    return reply
+        raise DeadlineExceeded(
+            f"the key-value service of the first trainer rank at {self._address} did not answer '{kind}' "
+            f"within {ANSWER_S:g} s. Is its process alive? Do all nodes see the same keys in the run folder?"
+        )
+
+    def close(self) -> None:
+        """Close the sockets of all threads; none of them may be calling."""
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.destroy(linger=0)
+
+    def _socket(self) -> tuple[Socket, int]:
+        if not hasattr(self._own, "socket"):
+            identity = f"{os.getpid()}-{secrets.token_hex(6)}"
+            self._own.socket = calling_socket(self._context, self._address, identity, self._keys)
+            self._own.number = 0
+            self._sockets.append(self._own.socket)
+        self._own.number += 1
+        return self._own.socket, self._own.number
