@@ -118,7 +118,7 @@ def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
 
 def append_line(path: Path, line: str) -> None:
     """Append one line in a single write."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(descriptor, line.encode() + b"\n")
     finally:
@@ -156,7 +156,7 @@ def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
 
 def _write_temporary(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

@@ -78,7 +78,7 @@ def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.
         die_with_parent(parent_pid)
 
     log.parent.mkdir(exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         return subprocess.Popen(
             argv,

@@ -9,7 +9,6 @@ import sys
 import traceback
 from pathlib import Path
 
-from yatt.adapters.files import make_private
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
@@ -80,13 +79,11 @@ def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
 
 
 def _attempt(node: Node) -> int:
-    scratch.sweep(node.config, node.paths, node.epoch)
-    make_private(node.scratch)
-    make_private(node.weights_root)
     try:
+        scratch.create(node)
         return asyncio.run(_run(node))
     finally:
-        scratch.tidy(node.config, node.paths, node.epoch, node.index)
+        scratch.tidy(node.paths, node.epoch, node.index)
 
 
 async def _run(node: Node) -> int:

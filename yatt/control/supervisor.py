@@ -76,7 +76,7 @@ class Supervisor:
         worker.starts += 1
         worker.hello.clear()
         log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        argv = [sys.executable, "-m", *worker.argv, "--worker", worker.wire]
+        argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.wire]
         worker.child = start_child(
             worker.name, argv, env=self._environment(worker), log=log,
             on_exit=lambda child, returncode: self._ended(worker, child, returncode),

@@ -9,14 +9,24 @@ from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.adapters.lines import make_ready
 from yatt.adapters.wire import make_keys
 from yatt.config.load import load_resolved, resolved_text
+from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
+GROUP_UMASK = 0o027
+"""run.share: group: others of the group read, nobody else."""
+
 
 def completed(config: RunConfig) -> RunConfig:
-    """The same config with every path absolute and model limits filled in: it means the same anywhere."""
+    """The same config with every path absolute and model limits filled in: it means the same anywhere.
+
+    Raises:
+        ConfigError: the folder that relative paths start in cannot be part of a batch script.
+    """
+    if wrong := FILE.fault(str(Path.cwd())):
+        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; start from another one.")
     return replace(
         config,
         run=replace(config.run, dir=_absolute(config.run.dir)),
@@ -57,14 +67,64 @@ def open_folder(config: RunConfig) -> RunPaths:
         ConfigError: the folder cannot be written to, or belongs to a run with another config.
     """
     paths = RunPaths(Path(config.run.dir))
-    make_private(paths.root)
-    text = resolved_text(config)
-    if paths.config.exists():
-        _compare(load_resolved(paths.config), config, paths.root)
-    else:
-        publish(paths.config, text.encode())
+    _refuse_strangers_folder(paths)
+    is_there = paths.config.exists()
+    if is_there:
+        _compare(_config_of(paths), config, paths.root)
+    make_root(paths.root, config.run.share)
+    if not is_there:
+        publish(paths.config, resolved_text(config).encode())
     make_keys(paths.keys)
     return paths
+
+
+def _refuse_strangers_folder(paths: RunPaths) -> None:
+    """A folder that holds something else is neither used nor changed.
+
+    Raises:
+        ConfigError: it is such a folder, or no folder.
+    """
+    if not os.path.lexists(paths.root) or paths.config.is_file():
+        return
+    if not paths.root.is_dir():
+        raise ConfigError(f"run.dir: {paths.root} is not a folder. Name another one.")
+    try:
+        holds = next(iter(sorted(os.listdir(paths.root))), None)
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir: {paths.root} cannot be read ({error.strerror}). Name another one."
+        ) from error
+    if holds is not None:
+        raise ConfigError(
+            f"run.dir: {paths.root} is no run folder and is not empty (it holds '{holds}'). Name a new "
+            f"folder, {paths.root / 'run'} say; nothing in it was changed."
+        )
+
+
+def _config_of(paths: RunPaths) -> RunConfig:
+    try:
+        found = load_resolved(paths.config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run.dir: {paths.root} has a config.yaml that is no run's; name another folder. {error}"
+        ) from error
+    if Path(found.run.dir) != paths.root:
+        raise ConfigError(
+            f"run.dir: {paths.root} holds a config.yaml of the run {found.run.dir}; name another folder."
+        )
+    return found
+
+
+def make_root(root: Path, share: str) -> None:
+    """Create the run folder, or find it; readable by nobody else, or by its group.
+
+    Raises:
+        ConfigError: it cannot be created or is another user's.
+    """
+    make_private(root)
+    if share == "group":
+        os.umask(GROUP_UMASK)
+        root.chmod(0o750)
 
 
 def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
@@ -81,6 +141,8 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
         raise ConfigError(
             f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
         )
+    if config.run.share == "group":
+        os.umask(GROUP_UMASK)
     return paths, config
 
 

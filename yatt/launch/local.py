@@ -118,7 +118,7 @@ class Launcher:
             time.sleep(POLL_S)
         self.show()
         for index in range(self.config.launch.nodes):  # a controller that was killed could not
-            scratch.tidy(self.config, self.paths, epoch, index)
+            scratch.tidy(self.paths, epoch, index)
         codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
             return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"
@@ -142,7 +142,16 @@ class Launcher:
         return f"see {log}, which ends:\n{log_tail(log)}"
 
     def _start(self, epoch: int, index: int) -> "Any":
-        argv = [sys.executable, "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch)]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "yatt.control",
+            "--run",
+            str(self.paths.root),
+            "--epoch",
+            str(epoch),
+        ]
         argv += ["--node", str(index), "--device", self.device]
         return spawn(argv, env=self._environment(index), log=self.paths.log(epoch, f"node{index}"))
 
