@@ -17,6 +17,9 @@ from typing import Any
 from yatt.errors import ConfigError, FolderGone, StaleEpoch
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
+GROUP_UMASK = 0o027
+"""The group reads, nobody else."""
+
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
@@ -34,6 +37,12 @@ def make_private(folder: Path) -> None:
             f"{folder}: cannot be used as a folder of the run ({error.strerror}). "
             "Name another one in run.dir."
         ) from error
+
+
+def share_with(who: str) -> None:
+    """Let this process and its children create what the user's group may read, if `run.share` is group."""
+    if who == "group":
+        os.umask(GROUP_UMASK)
 
 
 def make_within(root: Path, folder: Path) -> None:

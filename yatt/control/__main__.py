@@ -9,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from yatt.adapters.files import share_with
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
@@ -55,6 +56,7 @@ def _node(arguments: argparse.Namespace) -> Node:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     paths = RunPaths(arguments.run)
     config = load_attempt(paths, arguments.epoch)
+    share_with(config.run.share)
     devices: tuple[str, ...] = ()
     if arguments.device == "cuda":
         count = node_gpus(config)[arguments.node]

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, read_or_none
+from yatt.adapters.files import make_private, publish, read_or_none, share_with
 from yatt.adapters.lines import make_ready
 from yatt.adapters.wire import make_keys
 from yatt.config.load import load_resolved, resolved_text
@@ -14,9 +14,6 @@ from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
-
-GROUP_UMASK = 0o027
-"""run.share: group: others of the group read, nobody else."""
 
 
 def completed(config: RunConfig) -> RunConfig:
@@ -60,17 +57,27 @@ def _absolute_url(url: str) -> str:
     return url if not url or "://" in url else _absolute(url)
 
 
+def check_folder(config: RunConfig) -> RunPaths:
+    """The run's folder, if it can be made or is this run's; nothing is changed.
+
+    Raises:
+        ConfigError: it holds something else, or a run with another config.
+    """
+    paths = RunPaths(Path(config.run.dir))
+    _refuse_strangers_folder(paths)
+    if paths.config.exists():
+        _compare(_config_of(paths), config, paths.root)
+    return paths
+
+
 def open_folder(config: RunConfig) -> RunPaths:
     """Make the run's folder, or find it with the same config.
 
     Raises:
         ConfigError: the folder cannot be written to, or belongs to a run with another config.
     """
-    paths = RunPaths(Path(config.run.dir))
-    _refuse_strangers_folder(paths)
+    paths = check_folder(config)
     is_there = paths.config.exists()
-    if is_there:
-        _compare(_config_of(paths), config, paths.root)
     make_root(paths.root, config.run.share)
     if not is_there:
         publish(paths.config, resolved_text(config).encode())
@@ -122,8 +129,8 @@ def make_root(root: Path, share: str) -> None:
         ConfigError: it cannot be created or is another user's.
     """
     make_private(root)
+    share_with(share)
     if share == "group":
-        os.umask(GROUP_UMASK)
         root.chmod(0o750)
 
 
@@ -141,8 +148,7 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
         raise ConfigError(
             f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
         )
-    if config.run.share == "group":
-        os.umask(GROUP_UMASK)
+    share_with(config.run.share)
     return paths, config
 
 

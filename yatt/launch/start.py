@@ -6,7 +6,7 @@ from yatt.adapters.local_folder import check_memory
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.launch.device import device_of
-from yatt.launch.folder import completed, open_existing, open_folder
+from yatt.launch.folder import check_folder, completed, open_existing, open_folder
 from yatt.launch.local import Launcher
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
@@ -29,7 +29,7 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     preflight(config)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     show_doubts(config)
-    make_way(RunPaths(Path(config.run.dir)), take_over=take_over)
+    make_way(check_folder(config), take_over=take_over)
     return _run(config, open_folder(config))
 
 
