@@ -85,7 +85,7 @@ def _attempt(node: Node) -> int:
         scratch.create(node)
         return asyncio.run(_run(node))
     finally:
-        scratch.tidy(node.paths, node.epoch, node.index)
+        scratch.remove(node)
 
 
 async def _run(node: Node) -> int:

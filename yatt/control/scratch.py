@@ -37,6 +37,12 @@ def create(node: Node) -> None:
         local_folder.create(folder, about)
 
 
+def remove(node: Node) -> None:
+    """Remove this node's own folders; needs no record, since the run folder may be gone."""
+    for folder in (node.scratch, node.weights_root):
+        local_folder.remove(folder)
+
+
 def tidy(paths: RunPaths, epoch: int, index: int) -> None:
     """Remove what one node of one attempt has left on this machine."""
     noted = unsealed_any(read_or_none(paths.local(epoch, index))) or {}

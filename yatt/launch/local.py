@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from yatt import clock
@@ -117,8 +118,10 @@ class Launcher:
                 self._kill(children)
             time.sleep(POLL_S)
         self.show()
-        for index in range(self.config.launch.nodes):  # a controller that was killed could not
+        launch = self.config.launch
+        for index in range(launch.nodes):  # a controller that was killed could not
             scratch.tidy(self.paths, epoch, index)
+        scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
         codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
             return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"
