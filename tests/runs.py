@@ -85,7 +85,7 @@ class RunFile:
                 "nodes": 2, "device": "cpu", "start_timeout_s": 120, "phase_timeout_s": 120,
                 "scratch_dir": str(self.scratch), "shm_dir": str(self.shm),
             },
-            "data": {"train_files": [str(data)], "max_prompt_tokens": 32},
+            "data": {"train_files": [str(data)], "max_prompt_tokens": 32, "ground_truth_key": ""},
             "model": {"path": str(policy), "dtype": "float32"},
             "rollout": {"n": 4, "max_response_tokens": 8, "engine": "scripted"},
             "rewards": [{"name": "digits", "path": str(reward)}],

@@ -13,7 +13,8 @@ from pathlib import Path
 import yaml
 import zmq
 
-from yatt.adapters.wire import Channel, Handler, listening_socket
+from yatt.adapters.curve import listening_socket
+from yatt.adapters.wire import Channel, Handler
 from yatt.records import message as m
 
 EPOCH = 3

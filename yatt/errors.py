@@ -10,6 +10,8 @@ YattError
 |- NoProgress         the operator's: attempts end again and again without a new checkpoint
 |- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
+|- NoCheckpointLeft   the operator's: checkpoints were committed, and none of them can be restored
+|- StoreUnreachable   nobody's: the checkpoint store did not answer; what lies there may be whole
 """
 
 EXIT_FINISHED = 0
@@ -69,3 +71,13 @@ class SyncMismatch(YattError):
 
 class CheckpointError(YattError):
     """A checkpoint that cannot be read as what its manifest promises."""
+
+
+class NoCheckpointLeft(CheckpointError):
+    """Checkpoints were committed and none of them can be restored. Training from the start would hide it."""
+
+    exit_code = EXIT_DO_NOT_RESTART
+
+
+class StoreUnreachable(YattError):
+    """The checkpoint store failed otherwise than by saying that something is not there."""

@@ -130,6 +130,11 @@ class RunPaths:
         return self.attempt(epoch) / "logs" / f"{worker}{start}.log"
 
 
+def rows_folder(scratch: Path, *, is_held_out: bool) -> Path:
+    """Copies of the run's parquet files, in a node's scratch folder."""
+    return scratch / ("rows-held-out" if is_held_out else "rows")
+
+
 HUB = "hub"
 """The socket in a node's scratch folder."""
 

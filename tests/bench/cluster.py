@@ -17,9 +17,10 @@ from pathlib import Path
 
 import zmq
 
+from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import start_child
-from yatt.adapters.wire import Channel, CurveKeys, calling_socket, listening_socket
+from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench import cluster
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.wire import make_keys
+from yatt.adapters.curve import make_keys
 from yatt.config.load import load, resolved_text
 from yatt.paths import RunPaths
 

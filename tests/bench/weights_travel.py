@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.bench import cluster
 from tests.tiny_models import make_scripted_model
+from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
-from yatt.adapters.wire import make_keys
 from yatt.config.load import load, resolved_text
 from yatt.control.publications import Published
 from yatt.paths import RunPaths

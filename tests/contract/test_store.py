@@ -1,14 +1,16 @@
 """One suite for every place checkpoints can lie: a folder, a memory filesystem, a local S3 server."""
 
+import hashlib
 import threading
 
 import pytest
 import torch
 
 from tests.conftest import BUCKET
+from yatt.checkpoint import store as store_module
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
 from yatt.checkpoint.store import open_store
-from yatt.errors import CheckpointError, ConfigError
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 
 
 @pytest.fixture(params=["folder", "file-url", "memory", "s3"])
@@ -55,6 +57,51 @@ def test_a_folder_goes_with_all_in_it_and_nothing_else(store):
         store.write(name, b"-")
     store.delete_folder("x")
     assert (store.size("x/1"), store.size("x/y/2"), store.size("xx/3")) == (None, None, 1)
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, s3_endpoint):
+    store.write("manifests/1", b"mine")
+    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    elsewhere = open_store("s3://no-such-bucket/run", options)
+    with pytest.raises(StoreUnreachable, match="manifests/1"):
+        elsewhere.create("manifests/1", b"mine")
+    nobody = open_store(f"s3://{BUCKET}/run", {**options, "endpoint_url": "http://127.0.0.1:9"})
+    with pytest.raises(StoreUnreachable, match="run/x"):
+        nobody.read("x")
+
+
+def test_a_stream_is_stored_whole_with_its_size_and_digest(store):
+    chunks = [b"a" * 1000, memoryview(b"bc"), b"d" * 7]
+    written = store.write_stream("a/stream", iter(chunks))
+    whole = b"".join(bytes(chunk) for chunk in chunks)
+    assert (written.size_bytes, written.sha256) == (1009, hashlib.sha256(whole).hexdigest())
+    assert store.read("a/stream") == whole
+    assert store.read_ranges("a/stream", [(999, 1003), (0, 2), (1005, 2000)]) == [b"abcd", b"aa", b"d" * 4]
+    with pytest.raises(CheckpointError, match="nowhere"):
+        store.read_ranges("nowhere", [(0, 1)])
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(store, monkeypatch):
+    monkeypatch.setattr(store_module, "UPLOAD_PART_BYTES", 5 << 20)
+
+    def chunks():
+        for _ in range(3):
+            yield b"x" * (4 << 20)
+        raise ValueError("the tensor is gone")
+
+    with pytest.raises(ValueError, match="the tensor is gone"):
+        store.write_stream("a/torn", chunks())
+    assert store.size("a/torn") is None
+    assert store.names("a") == []
+
+
+def test_a_long_stream_is_uploaded_in_parts(store, monkeypatch):
+    monkeypatch.setattr(store_module, "UPLOAD_PART_BYTES", 5 << 20)
+    chunk = bytes(range(256)) * 4096
+    written = store.write_stream("a/long", (chunk for _ in range(12)))
+    assert store.size("a/long") == written.size_bytes == 12 << 20
+    assert store.read_ranges("a/long", [((5 << 20) - 2, (5 << 20) + 2)]) == [bytes([254, 255, 0, 1])]
 
 
 def test_shards_go_in_and_come_out(store):

@@ -36,7 +36,7 @@ class Trainer:
             join_model_parallel(config.trainer, 0)
         torch.cuda.synchronize()
         self.rank = TrainerRank(config, device, FolderStore(model / "none"), local_rank=0, tick=lambda: None)
-        self.rank.handle(m.Build(token=1, checkpoint=""))
+        self.rank.handle(m.Build(token=1))
 
     def train(self, iteration: int) -> dict[str, float]:
         from tests.integration.trainer.program import train_order

@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.wire import Channel, calling_socket, listening_socket, make_keys
+from yatt.adapters.curve import calling_socket, listening_socket, make_keys
+from yatt.adapters.wire import Channel
 from yatt.control.engines import LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.peers import Peers
@@ -41,7 +42,7 @@ class Cluster:
         )  # fmt: skip
         self.asked: list[tuple[int, str]] = []
         self.peers = Peers()
-        self.router = Router(node, LocalEngines(None), self.peers)  # type: ignore[arg-type]
+        self.router = Router(node, LocalEngines(None, config, lambda _: None), self.peers)  # type: ignore[arg-type]
 
     async def answer(self, index: int, body: m.Message) -> m.Message | None:
         if not isinstance(body, c.Forward):
@@ -49,9 +50,14 @@ class Cluster:
         self.asked.append((index, body.sample.request_id))
         if index == 1:
             await asyncio.Event().wait()
-        return m.Completed(
+        completed = m.Completed(
             request_id="x", token_ids=b"", logprobs=b"", finish_reason="stop", policy_version=0
         )
+        return c.Forwarded(completed=completed, room=8, version=0, elsewhere=0)
+
+    def lose(self, index: int) -> None:
+        self.peers.exclude(index, WHY)
+        self.router.lose(index)
 
 
 @contextlib.asynccontextmanager
@@ -88,17 +94,17 @@ async def until_asked(cluster: Cluster, index: int) -> None:
 def test_what_a_lost_node_owed_is_asked_elsewhere_at_once_and_is_no_retry(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(tmp_path) as cluster:
-            waiting = asyncio.ensure_future(cluster.router.complete(ROLLOUT, request("a")))
+            both = [asyncio.ensure_future(cluster.router.complete(ROLLOUT, request(name))) for name in "ab"]
             await until_asked(cluster, 1)
-            cluster.peers.exclude(1, WHY)
-            completed = await asyncio.wait_for(waiting, 2.0)
-            assert completed.finish_reason == "stop"
-            assert cluster.asked == [(1, "node0/a"), (2, "node0/a")], (
-                "the same request, though max_retries is 0"
-            )
-            for name in "bcd":
+            owed = next(name for index, name in cluster.asked if index == 1)
+            cluster.lose(1)
+            completed = await asyncio.wait_for(asyncio.gather(*both), 2.0)
+            assert [each.finish_reason for each in completed] == ["stop", "stop"]
+            assert (2, owed) in cluster.asked, "the same request, though max_retries is 0"
+            assert len(cluster.asked) == 3
+            for name in "cde":
                 await asyncio.wait_for(cluster.router.complete(ROLLOUT, request(name)), 2.0)
-            assert [index for index, _ in cluster.asked[2:]] == [2, 2, 2]
+            assert [index for index, _ in cluster.asked[3:]] == [2, 2, 2]
 
     asyncio.run(scene())
 
@@ -107,7 +113,7 @@ def test_without_any_node_of_the_role_a_request_fails_and_names_the_role(tmp_pat
     async def scene() -> None:
         async with started(tmp_path) as cluster:
             for index in (1, 2):
-                cluster.peers.exclude(index, WHY)
+                cluster.lose(index)
             with pytest.raises(WorkerFailed, match="no node is left that can run rollout"):
                 await cluster.router.complete(ROLLOUT, request("a"))
 

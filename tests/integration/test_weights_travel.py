@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
+from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
-from yatt.adapters.wire import Channel, calling_socket, listening_socket, make_keys
+from yatt.adapters.wire import Channel
 from yatt.control import publications
 from yatt.control.node import Node
 from yatt.control.peers import Peers

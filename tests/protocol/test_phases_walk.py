@@ -48,6 +48,7 @@ class World:
     lose_left: int = 0
     again_left: int = 1
     stop_left: int = 1
+    acts_after_stop: tuple[Phase, ...] = ()
     trained: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
     end: phases.End | None = None
@@ -96,6 +97,10 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         held = world.holder[node]
         assert held == kind_of(act.phase, node, program), f"{act.phase} acts, node {node} held by '{held}'"
         assert (node, act.seq - 1) in world.done, f"{act.phase} acts before node {node} has entered"
+    if world.state.stop:
+        after_stop = (*world.acts_after_stop, act.phase)
+        assert after_stop == (Phase.SAVE,), f"the work after a wish to stop is not bounded: {after_stop}"
+        world = replace(world, acts_after_stop=after_stop)
     if act.phase is Phase.TRAIN:
         assert world.trained == tuple(range(1, act.iteration)), f"iteration {act.iteration} out of turn"
         world = replace(world, trained=(*world.trained, act.iteration))
@@ -138,7 +143,8 @@ def losses(world: World, step: Step, program: Program) -> Iterator[World]:
         for before in (lost, dead):
             after = apply(before, program, step(world.state, phases.NodeLost(node, "is gone"), program))
             assert node in after.lost, f"the loss of node {node} was not noticed"
-            assert bool(after.end) == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
+            has_failed = after.end is not None and after.end.exit_code == 1
+            assert has_failed == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
             yield after
 
 
@@ -226,6 +232,15 @@ def stops_without_saving(state, event, program):
     return after, actions
 
 
+def acts_before_it_stops(state, event, program):
+    """As the first version of the rules did: a wish in PREPARE or ENTER waited for the whole act."""
+    after, actions = phases.step(replace(state, stop=""), event, program)
+    stop = state.stop or getattr(event, "reason", "")
+    if state.phase is Phase.SCORE and state.part is not Part.ACT and isinstance(event, phases.Answered):
+        return replace(after, stop=stop), actions
+    return phases.step(state, event, program)
+
+
 def acts_twice(state, event, program):
     after, actions = phases.step(state, event, program)
     trains = [a for a in actions if isinstance(a, phases.Act) and a.phase is Phase.TRAIN]
@@ -233,8 +248,12 @@ def acts_twice(state, event, program):
 
 
 @pytest.mark.parametrize(
-    "wrong", [enters_before_all_prepared, counts_late_answers, stops_without_saving, acts_twice]
-)
+    "wrong",
+    [
+        enters_before_all_prepared, counts_late_answers, stops_without_saving, acts_before_it_stops,
+        acts_twice,
+    ],
+)  # fmt: skip
 def test_a_planted_mistake_is_caught(wrong: Step) -> None:
     with pytest.raises(AssertionError):
         walk(wrong)
@@ -318,3 +337,55 @@ def test_a_resumed_run_goes_on_after_its_checkpoint() -> None:
     state = RunState(phase=Phase.BUILD, part=Part.ACT, seq=3, owed=frozenset())
     after, _ = phases.step(state, phases.Acted(3, resumed=1), PROGRAM)
     assert (after.trained, after.saved, after.phase) == (1, 1, Phase.PUBLISH)
+
+
+SYMPTOM = phases.Failure("trainer-n0r0: connection closed by peer", 1, is_symptom=True)
+DEATH = phases.NodeLost(1, "was not heard of for 10 s")
+
+
+def states_reached() -> list[RunState]:
+    """Every state of a run of two trainer nodes that is under way."""
+    seen: set[RunState] = set()
+
+    def noted(state: RunState, event: phases.Event, program: Program) -> phases.Result:
+        seen.add(state)
+        return phases.step(state, event, program)
+
+    walk(noted)
+    return [state for state in seen if state.phase is not Phase.ENDED]
+
+
+def end_of(state: RunState, events: list[phases.Event]) -> phases.End | None:
+    """How the run ends when these events come, in this order."""
+    for event in events:
+        state, actions = phases.step(state, event, PROGRAM)
+        for action in actions:
+            if isinstance(action, phases.End):
+                return action
+    return None
+
+
+def test_a_dead_node_is_named_in_every_order_of_its_death_and_what_followed_from_it() -> None:
+    states = states_reached()
+    assert len(states) > 50
+    for state in states:
+        others = [phases.Answered(node, state.seq) for node in state.owed] + [phases.Acted(state.seq)]
+        cause = "node1 has trainer ranks, and the run cannot do without them"
+        named = phases.End(1, f"node1 was not heard of for 10 s; {cause}")
+        assert end_of(state, [DEATH, SYMPTOM, phases.PatienceOver()]) == named
+        assert end_of(state, [SYMPTOM, *others, SYMPTOM, DEATH, phases.PatienceOver()]) == named
+        assert end_of(state, [SYMPTOM, *others, phases.StopWanted("preempted")]) is None, "it waits"
+        alone = end_of(state, [SYMPTOM, *others, phases.PatienceOver()])
+        assert alone == phases.End(1, SYMPTOM.error), "no cause came"
+        mistake = phases.Failure("mend the reward", 2)
+        assert end_of(state, [SYMPTOM, mistake]) == phases.End(2, "mend the reward")
+        assert end_of(state, [phases.PatienceOver()]) is None
+
+
+def test_an_engine_node_that_dies_is_no_cause() -> None:
+    state, _ = phases.start(ELASTIC)
+    state, _ = phases.step(state, SYMPTOM, ELASTIC)
+    state, actions = phases.step(state, phases.NodeLost(1, "is gone"), ELASTIC)
+    assert [type(action) for action in actions] == [phases.Exclude]
+    _, actions = phases.step(state, phases.PatienceOver(), ELASTIC)
+    assert actions == (phases.End(1, SYMPTOM.error),)

@@ -1,70 +1,256 @@
-"""Prompt files: JSONL and parquet, read once, checked row by row.
+"""Prompt files, JSONL and parquet: checked whole before a run starts, then read from disk row by row.
 
-verl's columns are understood as they are; other names come from the config. A file is checked whole
-before a run starts, and the first bad row is named with its number and its content.
+verl's columns are understood as they are; other names come from the config. Values keep the types that the
+file has. No process holds all rows: a row is found again by its place (`RowRef`), also by the reward
+processes. Parquet is copied once into an Arrow file in the node's scratch folder, which is mapped, not
+loaded.
 """
 
+import bisect
 import json
+import os
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from yatt.config.schema import DataSection
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.records.message import RowRef
+
+BATCH_ROWS = 1024
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK": "zip",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One prompt. `prompt` is text, or a list of chat messages ({role, content})."""
+    """One prompt. `prompt` is text, or a list of chat messages ({role, content}).
+
+    `ground_truth` is the value of its column, of whatever type; None where the row has none.
+    """
 
     prompt: str | list[dict[str, Any]]
-    ground_truth: str
+    ground_truth: Any
     data_source: str
     raw: dict[str, Any]
 
 
-def read_rows(files: tuple[str, ...], data: DataSection) -> list[Row]:
-    """Every row of `files`, in order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """What a check of whole files found."""
+
+    rows: int
+    without_truth: int
+
+
+def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
+    """Read every row of `files` once.
 
     Raises:
-        ConfigError: a file is missing or unreadable, or a row lacks its prompt; names file and row.
+        ConfigError: a file is missing or unreadable, or a row cannot be used; names file and row.
     """
-    rows = [_row(raw, place, data) for file in files for raw, place in _raw_rows(Path(file))]
+    rows = without_truth = 0
+    for file in files:
+        for raw, place in _raw_rows(Path(file)):
+            rows += 1
+            without_truth += _row(raw, place, data).ground_truth is None
     if not rows:
         raise ConfigError(f"{', '.join(files)}: no rows. Point data.train_files at files with prompts.")
-    return rows
+    return RowCounts(rows=rows, without_truth=without_truth)
+
+
+class RowReader:
+    """Reads rows by their place.
+
+    Args:
+        scratch: folder of Arrow copies; the files in it were made by `RowFiles`.
+    """
+
+    def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
+        self._paths, self._data, self._scratch = [Path(file) for file in files], data, scratch
+        self._open: dict[int, Any] = {}
+
+    def read(self, ref: RowRef) -> Row:
+        """One row.
+
+        Raises:
+            WorkerFailed: the file cannot be read (any more), or has changed.
+        """
+        path = self._paths[ref.file]
+        try:
+            raw = self._parquet_row(ref) if path.suffix == ".parquet" else self._line(ref)
+            return _row(raw, str(path), self._data)
+        except (OSError, ValueError, ConfigError) as error:
+            raise WorkerFailed(f"{path}: a row that was there cannot be read: {error}") from error
+
+    def _line(self, ref: RowRef) -> dict[str, Any]:
+        if ref.file not in self._open:
+            self._open[ref.file] = self._paths[ref.file].open("rb", buffering=0)
+        raw: dict[str, Any] = json.loads(os.pread(self._open[ref.file].fileno(), ref.size, ref.at))
+        return raw
+
+    def _parquet_row(self, ref: RowRef) -> dict[str, Any]:
+        import pyarrow
+
+        if ref.file not in self._open:
+            mapped = pyarrow.memory_map(str(self._copy(ref.file)))
+            self._open[ref.file] = pyarrow.ipc.open_file(mapped)
+        batch, row = divmod(ref.at, BATCH_ROWS)
+        found: dict[str, Any] = self._open[ref.file].get_batch(batch).slice(row, 1).to_pylist()[0]
+        return found
+
+    def _copy(self, file: int) -> Path:
+        return self._scratch / f"{self._paths[file].stem[:40]}-{file}.arrow"
+
+
+class RowFiles(RowReader):
+    """The rows of data files by their number over all files.
+
+    Raises:
+        ConfigError: a file is missing or unreadable.
+    """
+
+    def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
+        super().__init__(files, data, scratch)
+        self._offsets: list[array[int]] = []  # of lines, and the end; empty for parquet
+        counts = []
+        for number, path in enumerate(self._paths):
+            is_parquet = path.suffix == ".parquet"
+            self._offsets.append(array("Q") if is_parquet else _line_starts(path))
+            counts.append(self._make_copy(number) if is_parquet else len(self._offsets[-1]) // 2)
+        self._ends = list(accumulate(counts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def ref(self, number: int) -> RowRef:
+        """Where a row is."""
+        file = bisect.bisect_right(self._ends, number)
+        index = number - (self._ends[file - 1] if file else 0)
+        offsets = self._offsets[file]
+        if not offsets:
+            return RowRef(file, index, 0)
+        return RowRef(file, offsets[2 * index], offsets[2 * index + 1])
+
+    def row(self, number: int) -> Row:
+        """One row. Reads the disk.
+
+        Raises:
+            WorkerFailed: as `read`.
+        """
+        return self.read(self.ref(number))
+
+    def _make_copy(self, file: int) -> int:
+        """Copy a parquet file into an Arrow file; gives its number of rows."""
+        import pyarrow
+
+        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rows, writer = 0, None
+        path = self._copy(file)
+        for batch in _parquet_batches(self._paths[file]):
+            writer = writer or pyarrow.ipc.new_file(str(path), batch.schema)
+            for start in range(0, len(batch), BATCH_ROWS):
+                writer.write_batch(batch.slice(start, BATCH_ROWS))
+            rows += len(batch)
+        if writer is not None:
+            writer.close()
+        return rows
+
+
+def truth_text(value: Any) -> str:
+    """A ground truth as a template shows it: text as it is, anything else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
+    """A prompt without any model's control tokens: a lone user's message as it is, else who said what."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def _line_starts(path: Path) -> "array[int]":
+    """Offset and length of every line that is not blank, one after the other."""
+    found, at = array("Q"), 0
+    with _opened(path) as lines:
+        for line in lines:
+            if not line.isspace():
+                found.extend((at, len(line)))
+            at += len(line)
+    return found
+
+
+def _opened(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
     if path.suffix == ".parquet":
-        yield from _parquet(path)
+        rows = (raw for batch in _parquet_batches(path) for raw in batch.to_pylist())
+        yield from ((raw, f"{path}: row {number}") for number, raw in enumerate(rows, start=1))
         return
-    with path.open(encoding="utf-8") as lines:
+    with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                raw = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"{path}: row {number} is not JSON ({error.msg}): {_shown(line)}"
-                ) from error
-            if not isinstance(raw, dict):
-                raise ConfigError(f"{path}: row {number} is not an object of columns: {_shown(line)}")
-            yield raw, f"{path}: row {number}"
+            if number == 1:
+                _refuse_encodings(path, line)
+            if not line.isspace():
+                yield _parsed(line, f"{path}: row {number}"), f"{path}: row {number}"
 
 
-def _parquet(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _refuse_encodings(path: Path, first: bytes) -> None:
+    kind = next((name for magic, name in COMPRESSED.items() if first.startswith(magic)), "")
+    if kind:
+        raise ConfigError(f"{path}: is compressed ({kind}); decompress it.")
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(f"{path}: is text in UTF-16; save it as UTF-8.")
+
+
+def _parsed(line: bytes, place: str) -> dict[str, Any]:
     try:
+        raw = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{place} is not text in UTF-8 ({error.reason}); save the file as UTF-8."
+        ) from error
+    except json.JSONDecodeError as error:
+        shown = _shown(line.decode(errors="replace"))
+        raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place} is nested too deeply to be read.") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{place} is not an object of columns: {_shown(line.decode(errors='replace'))}")
+    return raw
+
+
+def _parquet_batches(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ConfigError(f"{path}: parquet needs pyarrow; pip install 'yatt[parquet]'.") from error
-    table = parquet.read_table(path)
-    for number, raw in enumerate(table.to_pylist(), start=1):
-        yield raw, f"{path}: row {number}"
+    _opened(path).close()
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=64 * BATCH_ROWS)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read as parquet: {error}.") from error
 
 
 def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
@@ -73,22 +259,37 @@ def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         what = "has no" if prompt in (None, "", []) else "has an unreadable"
         raise ConfigError(
             f"{place} {what} prompt: column '{data.prompt_key}' must be text or a list of "
-            f"{{role, content}} messages. The row: {_shown(json.dumps(raw, default=str))} "
+            f"{{role, content}} messages, both text. The row: {_shown(json.dumps(raw, default=str))} "
             f"Mend the row, or name the column in data.prompt_key."
         )
-    truth = _descend(raw, data.ground_truth_key)
     source = _descend(raw, data.data_source_key)
+    truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
+    for name, text in (("prompt", prompt_text(prompt)), ("ground truth", truth_text(truth))):
+        _refuse_surrogates(text, name, place)
     return Row(
         prompt=prompt,
-        ground_truth="" if truth is None else str(truth),
+        ground_truth=truth,
         data_source=data.default_data_source if source is None else str(source),
         raw=raw,
     )
 
 
+def _refuse_surrogates(text: str, name: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}: its {name} has half a character (a lone surrogate, at {error.start}), which no "
+            "tokenizer takes. Mend the row."
+        ) from error
+
+
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= set(message) for message in prompt
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in prompt
     )
 
 

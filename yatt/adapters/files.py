@@ -10,11 +10,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError, FolderGone, StaleEpoch
+
+Buffer = bytes | memoryview
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
 GROUP_UMASK = 0o027
@@ -75,7 +77,16 @@ def publish(path: Path, data: bytes) -> None:
     Raises:
         OSError: not written; `path` is as it was and no temporary file is left.
     """
-    temporary = _write_temporary(path, data)
+    publish_stream(path, (data,))
+
+
+def publish_stream(path: Path, chunks: Iterable[Buffer]) -> None:
+    """`publish` of content that comes in chunks; never more than one of them is held.
+
+    Raises:
+        OSError: not written. Whatever `chunks` raises: `path` is as it was then too.
+    """
+    temporary = _write_temporary(path, chunks)
     try:
         os.replace(temporary, path)
     except OSError:
@@ -90,7 +101,7 @@ def claim(path: Path, data: bytes) -> bool:
     Raises:
         OSError: the filesystem refused for another reason than that `path` is there.
     """
-    temporary = _write_temporary(path, data)
+    temporary = _write_temporary(path, (data,))
     try:
         try:
             os.link(temporary, path)
@@ -163,15 +174,16 @@ def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
     return record
 
 
-def _write_temporary(path: Path, data: bytes) -> Path:
+def _write_temporary(path: Path, chunks: Iterable[Buffer]) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for chunk in chunks:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return temporary

@@ -9,12 +9,17 @@ contradicts `tokenizer.json` (transformers then rebuilds its own): the file coun
 """
 
 import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +27,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from yatt.errors import ConfigError
 
 Chat = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of text; special tokens in it count only if it is trusted."""
+
+    text: str
+    is_trusted: bool
+
+
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -35,18 +50,81 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._fast = _load_fast(self._folder)
+        self._plain = _load_fast(self._folder)
+        self._plain.encode_special_tokens = True  # what spells a special token is ordinary text
+        self._special = _special_pattern(self._fast)
+        self._template: Template | None = None
         self._config = _read_json(self._folder / "tokenizer_config.json")
         self._template_text = _chat_template(self._folder, self._config)
         self.eos_ids = eos_ids(folder)
         """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens the tokenizer adds (a BOS, say)."""
+        """Ids of text that is trusted, with the special tokens the tokenizer adds (a BOS, say)."""
         return list(self._fast.encode(text, add_special_tokens=True).ids)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of text from `render_chat`, which holds its special tokens already."""
+        """Ids of trusted text from `render_chat`, which holds its special tokens already."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_parts(self, parts: Sequence[Part], *, adds_special: bool) -> list[int]:
+        """Ids of a text of which only some parts are trusted.
+
+        A special token counts only where it lies wholly in a trusted part. What the others spell is
+        ordinary text: data and completions cannot end a turn or begin one. Where they spell none, the ids
+        are those of the text as one piece.
+
+        Args:
+            adds_special: whether the tokenizer's own special tokens (a BOS, say) are added.
+        """
+        text = "".join(part.text for part in parts)
+        matches = list(self._special.finditer(text)) if self._special else []
+        meant = [match for match in matches if _is_trusted(match, parts)]
+        if len(meant) == len(matches):
+            return list(self._fast.encode(text, add_special_tokens=adds_special).ids)
+        ids = list(self._fast.encode("", add_special_tokens=True).ids) if adds_special else []
+        at = 0
+        for match in meant:
+            ids += self._plain.encode(text[at : match.start()], add_special_tokens=False).ids
+            token: Any = self._fast.token_to_id(match[0])
+            ids.append(int(token))
+            at = match.end()
+        return ids + list(self._plain.encode(text[at:], add_special_tokens=False).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of chat messages whose contents are not trusted, with the model's template around them.
+
+        Args:
+            messages: {role, content, ...}; a content is text, or a list of `Part`.
+
+        Raises:
+            ConfigError: as `render_chat`.
+        """
+        hidden: dict[str, str] = {}
+
+        def hide(text: str) -> str:
+            mark = f"\ue000{secrets.token_hex(8)}\ue001"
+            hidden[mark] = text
+            return mark
+
+        def shown(content: Any, trust: Callable[[str], str]) -> str:
+            parts = [Part(content, False)] if isinstance(content, str) else content
+            return "".join(part.text if part.is_trusted else trust(part.text) for part in parts)
+
+        plain = [{**message, "content": shown(message["content"], str)} for message in messages]
+        marked = [{**message, "content": shown(message["content"], hide)} for message in messages]
+        rendered = self.render_chat(plain)
+        parts = _unhidden(self.render_chat(marked), hidden)
+        if "".join(part.text for part in parts) != rendered and not self._spells_special(hidden.values()):
+            return self.encode_rendered(rendered)  # the template trims contents, or looks into them
+        return self.encode_parts(parts, adds_special=False)
+
+    def _spells_special(self, texts: Iterable[str]) -> bool:
+        return self._special is not None and any(self._special.search(text) for text in texts)
+
+    def has_special(self, text: str) -> bool:
+        """Whether `text` spells a special token of this tokenizer."""
+        return self._spells_special([text])
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """Text of `ids`."""
@@ -65,8 +143,9 @@ class Tokenizer:
             )
         named = {name: token for name in _NAMED_TOKENS if (token := _token_text(self._config.get(name)))}
         try:
-            template = _environment().from_string(self._template_text)
-            return template.render(
+            if self._template is None:
+                self._template = _environment().from_string(self._template_text)
+            return self._template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
@@ -99,6 +178,30 @@ def eos_ids(folder: str) -> tuple[int, ...]:
             f"{root} names no end-of-sequence token; write eos_token_id into its generation_config.json."
         )
     return tuple(sorted(found))
+
+
+def _special_pattern(fast: tokenizers.Tokenizer) -> "re.Pattern[str] | None":
+    """Finds the tokenizer's special tokens in text, the longest first; None if it has none."""
+    added = fast.get_added_tokens_decoder().values()
+    texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _is_trusted(match: "re.Match[str]", parts: Sequence[Part]) -> bool:
+    """Whether a match lies wholly in one trusted part."""
+    ends = list(accumulate(len(part.text) for part in parts))
+    return any(
+        part.is_trusted and end - len(part.text) <= match.start() and match.end() <= end
+        for part, end in zip(parts, ends, strict=True)
+    )
+
+
+def _unhidden(text: str, hidden: Mapping[str, str]) -> list[Part]:
+    """The template's own text, trusted, and what was hidden from it, not trusted."""
+    if not hidden:
+        return [Part(text, True)]
+    pieces = re.split("(" + "|".join(map(re.escape, hidden)) + ")", text)
+    return [Part(hidden.get(piece, piece), piece not in hidden) for piece in pieces if piece]
 
 
 def _load_fast(root: Path) -> tokenizers.Tokenizer:

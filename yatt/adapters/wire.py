@@ -1,34 +1,50 @@
 """Sockets: records in, records out, over ipc inside a node and CURVE-encrypted TCP between nodes.
 
-`Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one
-peer), `WorkerLink` a worker's end (plain blocking calls), `Pulse` a worker's heartbeat thread.
-Every frame carries (epoch, seq): a receiver refuses an epoch below its own and a seq it has seen
-from that sender, so a message delivered twice is acted on once and a stale attempt is not heard.
+`Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
+worker's end is `yatt.adapters.worker_link`. Every frame carries (epoch, seq): a receiver refuses an epoch
+below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
+stale attempt is not heard. What is no frame is dropped and counted.
 
 `Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
 not a task.
 
-Not promised: delivery. A request that is not answered ends with DeadlineExceeded; repeat it or
-give up: every order is safe to repeat.
+A request is sent again until it has arrived, and its deadline counts only while nothing moves
+(`yatt.core.delivery`). Not promised: delivery of what is merely told.
 """
 
 import asyncio
 import contextlib
-import itertools
-import threading
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+import msgspec
 import zmq
-import zmq.auth
 
-from yatt.adapters.deadline import within
+from yatt.adapters.curve import Socket
+from yatt.core import delivery
+from yatt.core.delivery import Answers, Due, Outgoing, Seen
 from yatt.errors import DeadlineExceeded, StaleEpoch
 from yatt.records import message as m
-from yatt.records.codec import decode_body, decode_frame, encode_frame
+from yatt.records.codec import (
+    PROBE,
+    UNKNOWN,
+    WORKING,
+    decode_body,
+    decode_frame,
+    decode_progress,
+    encode_frame,
+    encode_notice,
+)
 
+_LOG = logging.getLogger(__name__)
 LINGER_MS = 1000
+RESEND_S = 3.0
+LEAST_S = 0.05
+KEPT_BYTES = 32 << 20
+"""Of answers, for a request that is asked again because its answer was lost."""
+
 MOST_AT_ONCE = 256
 """Messages a channel takes in one turn of the event loop; then others have theirs."""
 
@@ -36,7 +52,9 @@ Answer = m.Message | None
 Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
 """Called with sender and message. What it gives at once costs least; else it is awaited in a task."""
 
-Socket = zmq.Socket[bytes]
+Progress = Callable[[], int]
+"""A counter that changes while work gets on."""
+
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
 
@@ -46,89 +64,43 @@ class Fence:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self._last_seq: dict[str, int] = {}
+        self._seen: dict[str, Seen] = {}
 
-    def admits(self, sender: str, frame: m.Frame) -> bool:
-        """Whether to act on `frame`; False for a stale epoch or a repeated one.
+    def is_current(self, sender: str, frame: m.Frame) -> bool:
+        """Whether the frame is of this process's epoch.
 
         Raises:
             StaleEpoch: the sender belongs to a newer attempt, so this process is the ghost.
         """
         if frame.epoch > self.epoch:
             raise StaleEpoch(f"{sender} is of epoch {frame.epoch}, this process of {self.epoch}")
-        if frame.epoch < self.epoch or frame.seq <= self._last_seq.get(sender, 0):
-            return False
-        self._last_seq[sender] = frame.seq
-        return True
+        return frame.epoch == self.epoch
+
+    def admits(self, sender: str, frame: m.Frame) -> bool:
+        """Whether to act on `frame`; False for a stale epoch or a repeated one.
+
+        Raises:
+            StaleEpoch: as `is_current`.
+        """
+        return self.is_current(sender, frame) and self._seen.setdefault(sender, Seen()).admits(frame.seq)
+
+    def forget(self, sender: str, seq: int) -> None:
+        """Admit this frame of the sender once more."""
+        self._seen.setdefault(sender, Seen()).forget(seq)
 
 
-@dataclass(frozen=True, slots=True)
-class CurveKeys:
-    """Where one run's CURVE keys are; secret files have mode 0600."""
+@dataclass(slots=True)
+class _Asked:
+    """A request under way."""
 
-    folder: Path
-
-    def secret(self, end: str) -> Path:
-        """Path of the secret key of `end`, 'server' or 'client'."""
-        return self.folder / f"{end}.key_secret"
-
-
-def make_keys(folder: Path) -> CurveKeys:
-    """Create the run's two key pairs in `folder` (mode 0700) unless they are there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    keys = CurveKeys(folder)
-    for end in ("server", "client"):
-        if not keys.secret(end).exists():
-            zmq.auth.create_certificates(folder, end)
-        keys.secret(end).chmod(0o600)
-    return keys
-
-
-def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:
-    """A hub's socket, bound. TCP needs `keys`.
-
-    Raises:
-        zmq.ZMQError: the address cannot be bound.
-    """
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    _never_block(socket)
-    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
-    if keys is not None:
-        public, secret = zmq.auth.load_certificate(keys.secret("server"))
-        assert secret is not None, "the secret file holds the secret key"
-        socket.curve_secretkey, socket.curve_publickey, socket.curve_server = secret, public, True
-    socket.bind(address)
-    return socket
-
-
-def calling_socket(
-    context: zmq.Context[Socket], address: str, identity: str, keys: CurveKeys | None = None
-) -> Socket:
-    """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, identity.encode())
-    _never_block(socket)
-    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
-    if keys is not None:
-        server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
-        public, secret = zmq.auth.load_certificate(keys.secret("client"))
-        assert secret is not None, "the secret file holds the secret key"
-        socket.curve_serverkey = server_public
-        socket.curve_secretkey, socket.curve_publickey = secret, public
-    socket.connect(address)
-    return socket
-
-
-def _never_block(socket: Socket) -> None:
-    """No limit on queued messages: one peer that stands still must not stop what is said to the others.
-
-    What can be queued is bounded by the requests under way.
-    """
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    future: "asyncio.Future[m.Message]"
+    frame: bytes
+    state: Outgoing
+    limit_s: float
+    resend_s: float
+    progress: Progress | None
+    planned_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
 
 
 class Channel:
@@ -136,50 +108,74 @@ class Channel:
 
     Args:
         peer: who is at the other end of a calling socket; empty for a hub, which has many.
+        progress: this process's own, told to whoever asks whether a request is still worked on.
+        resend_s: a request that is not answered is sent again, or asked about, so often; 0 is never, for a
+            line that loses nothing.
     """
 
-    def __init__(self, socket: Socket, *, epoch: int, handler: Handler, peer: str = "") -> None:
+    def __init__(
+        self, socket: Socket, *, epoch: int, handler: Handler, peer: str = "",
+        progress: Progress = lambda: 0, resend_s: float = RESEND_S,
+    ) -> None:  # fmt: skip
         self._socket, self._peer, self._handler = socket, peer, handler
-        self._fence, self._seq = Fence(epoch), itertools.count(1)
-        self._waiting: dict[int, tuple[str, asyncio.Future[m.Message]]] = {}
+        self._progress, self._resend_s = progress, resend_s
+        self._fence, self._seqs = Fence(epoch), Counter[str]()
+        self._asked: dict[tuple[str, int], _Asked] = {}
+        self._answers = Answers(KEPT_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self.num_dropped = 0
+        """Frames that were none."""
         self._loop.add_reader(socket.fileno(), self._drain)
         self._loop.call_soon(self._drain)  # what came before is not told of again
 
-    async def request(self, to: str, body: m.Message, deadline_s: float) -> m.Message:
+    async def request(
+        self, to: str, body: m.Message, deadline_s: float, *,
+        progress: Progress | None = None, is_probed: bool = False,
+    ) -> m.Message:  # fmt: skip
         """Send and wait for the answer.
 
+        Args:
+            deadline_s: how long nothing may move: no answer, no word that it is worked on, no progress.
+            progress: that of the receiver, where it is known here.
+            is_probed: ask the receiver for it also over a line that loses nothing.
+
         Raises:
-            DeadlineExceeded: no answer in time, or nobody there to ask.
+            DeadlineExceeded: nothing moved for so long, or nobody is there to ask.
             CancelledError: the channel was closed meanwhile.
             Exception: whatever `fail_waiting` was given meanwhile.
         """
-        seq = next(self._seq)
+        seq = self._next_seq(to)
+        frame = encode_frame(self._fence.epoch, seq, 0, body)
         future: asyncio.Future[m.Message] = self._loop.create_future()
-        self._waiting[seq] = (to, future)
+        resend_s = RESEND_S if is_probed else self._resend_s
+        asked = _Asked(future, frame, delivery.sent(self._loop.time()), deadline_s, resend_s, progress)
+        self._asked[to, seq] = asked
         try:
-            self._put(to, seq, 0, body)
-            return await within(future, deadline_s)
+            self._put(to, frame)
+            self._arm(to, seq, asked)
+            return await future
         except (TimeoutError, zmq.ZMQError) as error:
             why = str(error) or "silent"
             raise DeadlineExceeded(
                 f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({why})"
             ) from None
         finally:
-            self._waiting.pop(seq, None)
+            self._asked.pop((to, seq), None)
+            if asked.timer is not None:
+                asked.timer.cancel()
 
     async def tell(self, to: str, body: m.Message) -> None:
         """Send without an answer. A receiver that is gone is not an error here."""
         with contextlib.suppress(zmq.ZMQError):
-            self._put(to, next(self._seq), 0, body)
+            self._put(to, encode_frame(self._fence.epoch, self._next_seq(to), 0, body))
 
     def fail_waiting(self, to: str, error: Exception) -> None:
         """End every request to `to` with `error`: its process is gone."""
-        for owner, future in list(self._waiting.values()):
-            if owner == to and not future.done():
-                future.set_exception(error)
+        for (owner, _), asked in list(self._asked.items()):
+            if owner == to and not asked.future.done():
+                asked.future.set_exception(error)
 
     async def close(self) -> None:
         """Stop reading, cancel handlers and requests under way, close the socket."""
@@ -187,19 +183,24 @@ class Channel:
             self._loop.remove_reader(self._socket.fileno())
         if not self._ended.cancel() and not self._ended.cancelled():
             self._ended.exception()  # known to whoever awaited `failure`
-        for _, future in self._waiting.values():
-            future.cancel()
+        for asked in self._asked.values():
+            asked.future.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close(linger=LINGER_MS)
 
     async def failure(self) -> None:
-        """Return never, or raise what ended the reading (StaleEpoch, a frame that is none)."""
+        """Return never, or raise what ended the reading (StaleEpoch, a socket that is gone)."""
         await asyncio.shield(self._ended)
 
-    def _put(self, to: str, seq: int, reply_to: int, body: m.Message) -> None:
-        data = encode_frame(self._fence.epoch, seq, reply_to, body)
+    # ---- sending --------------------------------------------------------------------------------
+
+    def _next_seq(self, to: str) -> int:
+        self._seqs[to] += 1
+        return self._seqs[to]
+
+    def _put(self, to: str, data: bytes) -> None:
         try:
             if not self._peer:
                 self._socket.send(to.encode(), _MORE)
@@ -208,6 +209,34 @@ class Channel:
             # Whoever sends may also take note of what has come, and the descriptor tells of that once.
             if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
                 self._loop.call_soon(self._drain)
+
+    def _arm(self, to: str, seq: int, asked: _Asked) -> None:
+        """Look at the request again when it is due to be sent again, or over."""
+        left_s = max(LEAST_S, asked.limit_s - asked.state.quiet_s)
+        is_watched = asked.resend_s or asked.progress
+        asked.planned_s = min(asked.resend_s or RESEND_S, left_s) if is_watched else left_s
+        asked.timer = self._loop.call_later(asked.planned_s, self._look, to, seq)
+
+    def _look(self, to: str, seq: int) -> None:
+        asked = self._asked.get((to, seq))
+        if asked is None or asked.future.done():
+            return
+        if asked.progress is not None:
+            asked.state = delivery.working(asked.state, asked.progress())
+        asked.state, due = delivery.tick(
+            asked.state, self._loop.time(), planned_s=asked.planned_s, resend_s=asked.resend_s,
+            limit_s=asked.limit_s,
+        )  # fmt: skip
+        if due is Due.EXPIRED:
+            asked.future.set_exception(TimeoutError())
+            return
+        if due is not Due.NOTHING:
+            probe = encode_notice(self._fence.epoch, seq, PROBE)
+            with contextlib.suppress(zmq.ZMQError):
+                self._put(to, asked.frame if due is Due.SEND else probe)
+        self._arm(to, seq, asked)
+
+    # ---- receiving ------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         """Take what has come: all of it, for the descriptor tells only of changes."""
@@ -218,119 +247,96 @@ class Channel:
                 self._take(self._socket.recv_multipart(_NOW))
         except zmq.Again:
             return
-        except Exception as error:  # noqa: BLE001 - handed to whoever awaits `failure`
+        except (zmq.ZMQError, StaleEpoch) as error:
             self._loop.remove_reader(self._socket.fileno())
             self._ended.set_exception(error)
             return
         self._loop.call_soon(self._drain)
 
     def _take(self, parts: list[bytes]) -> None:
-        sender = self._peer or parts[0].decode()
-        frame = decode_frame(parts[-1])
-        if not self._fence.admits(sender, frame):
+        """Act on one frame. What is none costs itself: whoever sent it has the run's keys, or a defect."""
+        try:
+            sender = self._peer or parts[0].decode()
+            frame = decode_frame(parts[-1])
+            if frame.reply_to < 0:
+                self._notice(sender, frame)
+                return
+            body = decode_body(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self.num_dropped += 1
+            if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
+                _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
             return
-        body = decode_body(frame)
-        if not frame.reply_to:
+        if not self._fence.admits(sender, frame):
+            self._repeated(sender, frame)
+        elif frame.reply_to:
+            asked = self._asked.get((sender, frame.reply_to))
+            if asked is not None and not asked.future.done():
+                asked.future.set_result(body)
+        else:
+            self._answers.begin(sender, frame.seq)
             # Not here: what a handler raises is not the end of the reading.
             self._loop.call_soon(self._handle, sender, frame.seq, body)
+
+    def _notice(self, sender: str, frame: m.Frame) -> None:
+        """A word about a request: the other end's about one of ours, or its question about one of its own."""
+        if not self._fence.is_current(sender, frame):
             return
-        _, future = self._waiting.get(frame.reply_to, ("", None))
-        if future is not None and not future.done():
-            future.set_result(body)
+        if frame.reply_to == PROBE:
+            self._say_what_is_known(sender, frame.seq)
+            return
+        asked = self._asked.get((sender, frame.seq))
+        if asked is not None:
+            known = frame.reply_to == WORKING
+            asked.state = (
+                delivery.working(asked.state, decode_progress(frame))
+                if known
+                else delivery.forgotten(asked.state)
+            )
+
+    def _repeated(self, sender: str, frame: m.Frame) -> None:
+        if frame.epoch == self._fence.epoch and not frame.reply_to:
+            self._say_what_is_known(sender, frame.seq)
+
+    def _say_what_is_known(self, sender: str, seq: int) -> None:
+        """Answer a request that comes again, or a probe of it."""
+        answer, epoch = self._answers.answer(sender, seq), self._fence.epoch
+        if answer is None and self._answers.is_working(sender, seq):
+            answer = encode_notice(epoch, seq, WORKING, self._progress())
+        with contextlib.suppress(zmq.ZMQError):
+            self._put(sender, answer or encode_notice(epoch, seq, UNKNOWN))
 
     def _handle(self, sender: str, seq: int, body: m.Message) -> None:
         if self._ended.cancelled():
             return
-        answer = self._handler(sender, body)
+        try:
+            answer = self._handler(sender, body)
+        except Exception as error:  # noqa: BLE001 - answered, or the asker would wait out its deadline
+            answer = _defect(body, error)
         if answer is None or isinstance(answer, m.Message):
             self._answer(sender, seq, answer)
             return
-        task = self._loop.create_task(self._answer_later(sender, seq, answer))
+        task = self._loop.create_task(self._answer_later(sender, seq, body, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer_later(self, sender: str, seq: int, answer: Awaitable[Answer]) -> None:
-        self._answer(sender, seq, await answer)
+    async def _answer_later(self, sender: str, seq: int, body: m.Message, answer: Awaitable[Answer]) -> None:
+        try:
+            given = await answer
+        except Exception as error:  # noqa: BLE001 - as in `_handle`
+            given = _defect(body, error)
+        self._answer(sender, seq, given)
 
     def _answer(self, sender: str, seq: int, answer: Answer) -> None:
+        frame = None
         if answer is not None:
+            frame = encode_frame(self._fence.epoch, self._next_seq(sender), seq, answer)
             with contextlib.suppress(zmq.ZMQError):
-                self._put(sender, next(self._seq), seq, answer)
+                self._put(sender, frame)
+        for gone_sender, gone_seq in self._answers.end(sender, seq, frame if self._resend_s else None):
+            self._fence.forget(gone_sender, gone_seq)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A message from the controller, with the seq an answer refers to."""
-
-    seq: int
-    body: m.Message
-
-
-class WorkerLink:
-    """A worker's line to its controller: blocking, one thread.
-
-    Args:
-        endpoint: the controller's ``ipc://`` address.
-        worker: this worker's name, unique to this start of it.
-    """
-
-    def __init__(self, endpoint: str, *, worker: str, epoch: int) -> None:
-        self._context = zmq.Context()
-        self._socket: Socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, worker.encode())
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.connect(endpoint)
-        self._fence, self._seq = Fence(epoch), itertools.count(1)
-        self.turns = 0
-        """How often the main loop came by: the progress the heartbeat reports."""
-
-    def receive(self, wait_s: float) -> Order | None:
-        """The next order, or None after `wait_s`."""
-        self.turns += 1
-        if not self._socket.poll(int(wait_s * 1000)):
-            return None
-        frame = decode_frame(self._socket.recv())
-        if not self._fence.admits("controller", frame):
-            return None
-        return Order(frame.seq, decode_body(frame))
-
-    def send(self, body: m.Message, reply_to: int = 0) -> None:
-        """Send a message, or the answer to the order with that seq."""
-        self._socket.send(encode_frame(self._fence.epoch, next(self._seq), reply_to, body))
-
-    def close(self) -> None:
-        """Flush for `LINGER_MS` at most, and close: what was sent arrives also if the process ends now."""
-        self._socket.close()
-        self._context.term()
-
-
-class Pulse(threading.Thread):
-    """Renews the lease from a thread of its own, so that a long computation does not lose it.
-
-    A stopped process stops this thread too: then the lease runs out, which is what it is for.
-
-    Args:
-        beat: called each time; gives the token held now (0: none) and the progress counter.
-    """
-
-    def __init__(
-        self, endpoint: str, *, worker: str, epoch: int, renew_s: float, beat: Callable[[], tuple[int, int]]
-    ) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._endpoint, self._worker, self._epoch = endpoint, worker, epoch
-        self._renew_s, self._beat = renew_s, beat
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        """Send a Renew every `renew_s` while a token is held."""
-        link = WorkerLink(self._endpoint, worker=f"{self._worker}/pulse", epoch=self._epoch)
-        while not self._ended.wait(self._renew_s):
-            token, progress = self._beat()
-            if token:
-                link.send(m.Renew(worker=self._worker, token=token, progress=progress))
-        link.close()
-
-    def stop(self) -> None:
-        """End the thread and wait for it."""
-        self._ended.set()
-        self.join(timeout=self._renew_s + 1)
+def _defect(body: m.Message, error: Exception) -> m.Message:
+    _LOG.error("a defect in answering %s", type(body).__name__, exc_info=error)
+    return m.Failed(error=f"a defect at {type(body).__name__}: {error!r}")

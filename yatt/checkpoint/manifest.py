@@ -5,6 +5,8 @@ Layout under the checkpoint URL::
     global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
     manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
     adopted/EPOCH.json                             what a start resumed from, written before it works
+    run_id                                         whose store this is (`yatt.checkpoint.ownership`)
+    started_from                                   the manifest of another run that this one started from
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
 A checkpoint exists iff its manifest does, every file in it has its size, and it is on the lineage of the
@@ -12,6 +14,8 @@ newest start (`yatt.core.epochs`): what a ghost commits after another start went
 reader. Resume lists manifests, newest first, and says why it passed one over; the hint is never read.
 """
 
+import contextlib
+import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +27,25 @@ from yatt.core.epochs import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile
 
-SCHEMA_VERSION = 1
-MANIFESTS, ADOPTED = "manifests", "adopted"
+SCHEMA_VERSION = 2
+MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One committed checkpoint. `common` and `nodes` are JSON: the trainer's scalars, the controllers'
-    states; `row` is the metrics line of the iteration, which is completed after resume."""
+    states; `row` is the metrics line of the iteration, which is completed after resume.
+
+    `parent` is the (iteration, epoch) of the checkpoint that its start resumed from. `seal` is the SHA-256
+    of the manifest as it is encoded with an empty seal.
+    """
 
     schema_version: int = SCHEMA_VERSION
+    seal: str = ""
     iteration: int
     epoch: int
+    parent: tuple[int, int] = (0, 0)
+    run_id: str = ""
     config_hash: str
     files: tuple[ShardFile, ...]
     common: msgspec.Raw
@@ -52,12 +63,45 @@ class Found:
     ghosts: tuple[str, ...] = ()
 
 
-class Checkpoints:
-    """The committed checkpoints of one run."""
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Names of the manifests that count, newest first; and of those that stale attempts left."""
 
-    def __init__(self, store: Store, epoch: int) -> None:
-        self._store, self._epoch = store, epoch
+    names: tuple[str, ...]
+    ghosts: tuple[str, ...]
+
+    def of_iteration(self, iteration: int) -> tuple[str, ...]:
+        """Those of this iteration; all for 0."""
+        prefix = f"{MANIFESTS}/{iteration:08d}."
+        return tuple(name for name in self.names if not iteration or name.startswith(prefix))
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """What every manifest has, of whatever version."""
+
+    schema_version: int
+
+
+class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a start resumed from."""
+
+    iteration: int
+    epoch: int
+
+
+class Checkpoints:
+    """The committed checkpoints of one run.
+
+    Args:
+        epoch: of this attempt; 0 only reads.
+        run_id: manifests of any other run are refused; empty reads any run's.
+    """
+
+    def __init__(self, store: Store, epoch: int, run_id: str = "") -> None:
+        self._store, self._epoch, self._run_id = store, epoch, run_id
         self._has_looked = False
+        self.parent = (0, 0)
+        """(iteration, epoch) of what this start adopted."""
 
     def prefix(self, iteration: int) -> str:
         """A fresh folder for one save: private to this attempt and this try."""
@@ -73,30 +117,42 @@ class Checkpoints:
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
         name = _name(Commit(manifest.iteration, manifest.epoch))
-        if not self._store.create(name, msgspec.json.encode(manifest)):
+        if not self._store.create(name, sealed(manifest)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
             )
         self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
     def newest(self) -> Found:
-        """The newest checkpoint that counts and is whole."""
-        commits = self._commits()  # before the adoptions: a ghost's commit then never lacks its refusal
-        adopted = self._adopted()
-        ghosts = tuple(_name(commit) for commit in refused(commits, adopted))
+        """The newest checkpoint that counts and whose files are there."""
+        candidates = self.candidates()
         skipped: list[str] = []
-        for commit in lineage(commits, adopted):
-            name = _name(commit)
+        for name in candidates.names:
             try:
-                manifest = self.read(name)
+                return Found(self.whole(name), name, tuple(skipped), candidates.ghosts)
             except CheckpointError as error:
                 skipped.append(str(error))
-                continue
-            reason = self._fault(manifest)
-            if not reason:
-                return Found(manifest, name, tuple(skipped), ghosts)
-            skipped.append(f"{name}: {reason}")
-        return Found(None, "", tuple(skipped), ghosts)
+        return Found(None, "", tuple(skipped), candidates.ghosts)
+
+    def candidates(self) -> Candidates:
+        """Everything that may be resumed from, judged by names and adoptions alone."""
+        commits = self._commits()  # before the adoptions: a ghost's commit then never lacks its refusal
+        adopted = self._adopted(commits)
+        return Candidates(
+            tuple(_name(commit) for commit in lineage(commits, adopted)),
+            tuple(_name(commit) for commit in refused(commits, adopted)),
+        )
+
+    def whole(self, name: str) -> Manifest:
+        """A manifest whose files are there with their sizes.
+
+        Raises:
+            CheckpointError: as `read`, or a file is missing or has another size.
+        """
+        manifest = self.read(name)
+        if reason := self._fault(manifest):
+            raise CheckpointError(f"{name}: {reason}")
+        return manifest
 
     def adopt(self, manifest: Manifest | None) -> None:
         """Note what this start goes on from; from then on only its own commits, and older ones, count.
@@ -105,32 +161,70 @@ class Checkpoints:
             CheckpointError: this start has noted something else before.
         """
         commit = Commit(manifest.iteration, manifest.epoch) if manifest else BEGINNING
-        data = msgspec.json.encode({"iteration": commit.iteration, "epoch": commit.epoch})
+        data = msgspec.json.encode(_Adoption(commit.iteration, commit.epoch))
         if not self._store.create(f"{ADOPTED}/{self._epoch:06d}.json", data):
             raise CheckpointError(f"epoch {self._epoch} went on from another checkpoint before")
+        self.parent = (commit.iteration, commit.epoch)
 
     def read(self, name: str) -> Manifest:
         """One manifest.
 
         Raises:
-            CheckpointError: not there, not a manifest, or of an unknown schema version.
+            CheckpointError: not there, not what was sealed, of another name, or of an unknown version.
         """
         data = self._store.read(name)
         try:
+            version = msgspec.json.decode(data, type=_Version).schema_version
+            if version != SCHEMA_VERSION:
+                raise CheckpointError(f"{name}: schema version {version}, known is {SCHEMA_VERSION}")
             manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
-        if manifest.schema_version != SCHEMA_VERSION:
+        if data != sealed(manifest):
+            raise CheckpointError(f"{name}: its content is not what was sealed")
+        if _name(Commit(manifest.iteration, manifest.epoch)) != name:
             raise CheckpointError(
-                f"{name}: schema version {manifest.schema_version}, known is {SCHEMA_VERSION}"
+                f"{name}: holds iteration {manifest.iteration} of epoch {manifest.epoch}, unlike its name"
             )
+        if self._run_id and manifest.run_id != self._run_id:
+            raise CheckpointError(f"{name}: is of run {manifest.run_id}; this run is {self._run_id}")
         return manifest
+
+    def name(self, manifest: Manifest) -> str:
+        """The manifest's name in the store."""
+        return _name(Commit(manifest.iteration, manifest.epoch))
+
+    def origin(self) -> str:
+        """Name of the manifest, in another run's store, that this run started from; empty if from none."""
+        try:
+            return self._store.read(STARTED_FROM).decode(errors="replace").strip()
+        except CheckpointError:
+            return ""
+
+    def note_origin(self, name: str) -> None:
+        """Note what this run started from.
+
+        Raises:
+            CheckpointError: another attempt started from something else.
+        """
+        if not self._store.create(STARTED_FROM, f"{name}\n".encode()):
+            raise CheckpointError(
+                f"{STARTED_FROM} holds another name than {name}: two attempts started at once"
+            )
+
+    def newest_epoch(self) -> int:
+        """The highest epoch that anything is noted of; 0 if nothing is."""
+        commits = self._commits()
+        notes = (name.removesuffix(".json") for name in self._store.names(ADOPTED))
+        return max(
+            (*(commit.epoch for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
+        )
 
     def retain(self, keep: int) -> list[int]:
         """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what ghosts
         committed below that, and files of former starts that none committed; gives the iterations."""
         commits = self._commits()
-        adopted = self._adopted()
+        adopted = self._adopted(commits)
         line = lineage(commits, adopted)
         superseded = line[keep:]
         floor = line[:keep][-1].iteration if len(line) >= keep else 0
@@ -173,21 +267,36 @@ class Checkpoints:
                 found.add(Commit(int(iteration), int(epoch)))
         return found
 
-    def _adopted(self) -> dict[int, Commit]:
-        """By epoch, what each start went on from; a torn note counts as none, its start did not work yet."""
+    def _adopted(self, commits: set[Commit]) -> dict[int, Commit]:
+        """Maps each start's epoch to the commit that it resumed from.
+
+        Where a note is damaged, the manifests of that start say it too. If there are none, the start did not
+        get as far as a checkpoint, and counts as none.
+        """
         found: dict[int, Commit] = {}
         for name in self._store.names(ADOPTED):
-            epoch = name.removesuffix(".json")
-            if not epoch.isdigit():
+            number = name.removesuffix(".json")
+            if not number.isdigit():
                 continue
-            try:
-                data = msgspec.json.decode(self._store.read(f"{ADOPTED}/{name}"), type=dict[str, int])
-            except (msgspec.DecodeError, CheckpointError):
-                continue
-            commit = Commit(data["iteration"], data["epoch"])
-            if commit.epoch < int(epoch):
-                found[int(epoch)] = commit
+            epoch = int(number)
+            commit = self._noted(name) or self._parent_of(epoch, commits)
+            if commit is not None and commit.epoch < epoch:
+                found[epoch] = commit
         return found
+
+    def _noted(self, name: str) -> Commit | None:
+        try:
+            note = msgspec.json.decode(self._store.read(f"{ADOPTED}/{name}"), type=_Adoption)
+        except (msgspec.DecodeError, UnicodeDecodeError, CheckpointError):
+            return None
+        return Commit(note.iteration, note.epoch)
+
+    def _parent_of(self, epoch: int, commits: set[Commit]) -> Commit | None:
+        for commit in sorted(commits):
+            if commit.epoch == epoch:
+                with contextlib.suppress(CheckpointError):
+                    return Commit(*self.read(_name(commit)).parent)
+        return None
 
     def _fault(self, manifest: Manifest) -> str:
         for file in manifest.files:
@@ -200,3 +309,10 @@ class Checkpoints:
 
 def _name(commit: Commit) -> str:
     return f"{MANIFESTS}/{commit.iteration:08d}.{commit.epoch:06d}.json"
+
+
+def sealed(manifest: Manifest) -> bytes:
+    """The manifest's bytes, with its seal."""
+    plain = msgspec.structs.replace(manifest, seal="")
+    digest = hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
+    return msgspec.json.encode(msgspec.structs.replace(plain, seal=digest))

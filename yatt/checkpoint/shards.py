@@ -1,127 +1,216 @@
 """Boxes of global tensors to files and back: any layout reads what any other wrote.
 
-A rank writes one safetensors file with the boxes it is responsible for. Reading intersects the
-boxes wanted with the boxes there are, in any number of dimensions.
+A rank writes one safetensors file with the boxes it is responsible for, piece by piece. Reading intersects
+the boxes wanted with the boxes there are, in any number of dimensions, and fetches the byte ranges of those
+pieces only. Each piece has its own digest, so a part of a file is verified without reading the rest.
 """
 
 import hashlib
+import itertools
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile, TensorPiece
 
+PIECE_BYTES = 16 << 20
+"""Most bytes of a piece (a single longer row of one element's width aside): what a writer holds at a time."""
+FETCH_BYTES = 64 << 20
+"""Bytes that a reader asks for in one call, if no single piece has more."""
+SAFETENSORS_DTYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8",
+}  # fmt: skip
+
+
+def _nothing() -> None:
+    """The tick of nobody."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A box of the global tensor `key`; `tensor` has as many dimensions as the global one.
-
-    `may_grow`: the global shape may differ from the saved one (a padded vocabulary); what was not
-    saved is 0.
-    """
+    """A box of the global tensor `key`; `tensor` has as many dimensions as the global one."""
 
     key: str
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     tensor: Tensor
-    may_grow: bool = False
 
 
-def write_shards(store: Store, path: str, shards: Sequence[Shard]) -> ShardFile:
-    """Write these boxes as one file; its tensors are named by their index."""
-    tensors = {str(index): shard.tensor.detach().cpu().contiguous() for index, shard in enumerate(shards)}
-    pieces = tuple(
-        TensorPiece(
-            key=shard.key,
-            dtype=str(shard.tensor.dtype).removeprefix("torch."),
-            global_shape=shard.global_shape,
-            global_offset=shard.offset,
-            local_shape=tuple(shard.tensor.shape),
-        )
-        for shard in shards
-    )
-    data = save(tensors)
-    store.write(path, data)
-    return ShardFile(path=path, size_bytes=len(data), sha256=_digest(data), tensors=pieces)
+def write_shards(
+    store: Store, path: str, shards: Sequence[Shard], tick: Callable[[], None] = _nothing
+) -> ShardFile:
+    """Write these boxes as one safetensors file whose tensors are named by their index.
+
+    Args:
+        tick: called after each piece.
+    """
+    parts = [part for shard in shards for part in _parts(shard)]
+    header = _header(parts)
+    pieces: list[TensorPiece] = []
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        yield header
+        begin = len(header)
+        for part in parts:
+            data = _bytes_of(part.tensor)
+            pieces.append(_piece(part, begin, data))
+            begin += len(data)
+            yield data
+            tick()
+
+    written = store.write_stream(path, chunks())
+    return ShardFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256, tensors=tuple(pieces))
 
 
 @torch.no_grad()
-def read_shards(store: Store, files: Sequence[ShardFile], wanted: Sequence[Shard]) -> None:
+def read_shards(
+    store: Store, files: Sequence[ShardFile], wanted: Sequence[Shard], tick: Callable[[], None] = _nothing
+) -> None:
     """Fill the tensors of `wanted`, in place, from the files that hold parts of them.
 
+    Args:
+        tick: called after each piece.
+
     Raises:
-        CheckpointError: a file is damaged, or a tensor is not wholly there or of another shape.
+        CheckpointError: a piece is damaged, or a tensor is not wholly there or of another shape or dtype.
     """
-    shapes = {piece.key: piece.global_shape for file in files for piece in file.tensors}
     by_key: dict[str, list[Shard]] = {}
-    missing: dict[int, int] = {}
+    missing = {id(shard): shard.tensor.numel() for shard in wanted}
     for shard in wanted:
         by_key.setdefault(shard.key, []).append(shard)
-        missing[id(shard)] = _num_saved(shard, shapes.get(shard.key))
-        shard.tensor.zero_()
     for file in files:
-        pairs = [
-            (index, shard)
-            for index, piece in enumerate(file.tensors)
-            for shard in by_key.get(piece.key, ())
-            if _overlap(piece.global_offset, piece.local_shape, shard)
+        needed = [
+            (piece, shards)
+            for piece in file.tensors
+            if (shards := [shard for shard in by_key.get(piece.key, ()) if _common(piece, shard)])
         ]
-        tensors = load(_verified(store, file)) if pairs else {}
-        for index, shard in pairs:
-            missing[id(shard)] -= _fill(shard, file.tensors[index], tensors[str(index)])
+        for piece, saved, shards in _fetched(store, file, needed):
+            for shard in shards:
+                missing[id(shard)] -= _fill(shard, piece, saved)
+            tick()
     for shard in wanted:
         if missing[id(shard)]:
             raise CheckpointError(f"the checkpoint lacks {missing[id(shard)]} elements of {shard.key}")
 
 
-def _verified(store: Store, file: ShardFile) -> bytes:
-    """The file's bytes, if they are the ones that were written."""
-    data = store.read(file.path)
-    if len(data) != file.size_bytes or _digest(data) != file.sha256:
+def _parts(shard: Shard) -> Iterator[Shard]:
+    """The same box in pieces of at most PIECE_BYTES, cut along its first dimension that can be cut."""
+    tensor = shard.tensor
+    axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
+    if tensor.nbytes <= PIECE_BYTES or axis is None:
+        yield shard
+        return
+    step = max(1, PIECE_BYTES * tensor.shape[axis] // tensor.nbytes)
+    for first in range(0, tensor.shape[axis], step):
+        offset = list(shard.offset)
+        offset[axis] += first
+        part = tensor.narrow(axis, first, min(step, tensor.shape[axis] - first))
+        yield from _parts(replace(shard, offset=tuple(offset), tensor=part))
+
+
+def _header(parts: Sequence[Shard]) -> bytes:
+    """What a safetensors file begins with: its length, and JSON of names, dtypes, shapes and places.
+
+    Source: the format's description, https://huggingface.co/docs/safetensors.
+    """
+    table, begin = {}, 0
+    for index, part in enumerate(parts):
+        end = begin + part.tensor.nbytes
+        table[str(index)] = {
+            "dtype": SAFETENSORS_DTYPES[part.tensor.dtype],
+            "shape": list(part.tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    body = json.dumps(table).encode()
+    body += b" " * (-len(body) % 8)
+    return len(body).to_bytes(8, "little") + body
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A copy of the tensor's bytes on CPU: storage that numpy has seen cannot be resized any more."""
+    flat = tensor.detach().to("cpu", copy=True).contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _piece(part: Shard, begin: int, data: memoryview) -> TensorPiece:
+    return TensorPiece(
+        key=part.key,
+        dtype=_dtype_name(part.tensor),
+        global_shape=part.global_shape,
+        global_offset=part.offset,
+        local_shape=tuple(part.tensor.shape),
+        begin=begin,
+        size_bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _fetched(
+    store: Store, file: ShardFile, needed: list[tuple[TensorPiece, list[Shard]]]
+) -> Iterator[tuple[TensorPiece, Tensor, list[Shard]]]:
+    """The needed pieces of one file, verified, a few at a time."""
+    total = itertools.accumulate(piece.size_bytes for piece, _ in needed)
+    for _, group in itertools.groupby(zip(total, needed, strict=True), lambda pair: pair[0] // FETCH_BYTES):
+        some = [pair for _, pair in group]
+        ranges = [(piece.begin, piece.begin + piece.size_bytes) for piece, _ in some]
+        for (piece, shards), data in zip(some, store.read_ranges(file.path, ranges), strict=True):
+            yield piece, _verified(file, piece, data), shards
+
+
+def _verified(file: ShardFile, piece: TensorPiece, data: bytes) -> Tensor:
+    """The piece as a tensor, if its bytes are the ones that were written."""
+    digest = hashlib.sha256(data).hexdigest()
+    if len(data) != piece.size_bytes or digest != piece.sha256:
         raise CheckpointError(
-            f"{file.path} is not what was saved: {len(data)} of {file.size_bytes} bytes, "
-            f"sha256 {_digest(data)[:12]} instead of {file.sha256[:12]}"
+            f"{file.path} is not what was saved: of {piece.key} at byte {piece.begin} there are {len(data)} "
+            f"of {piece.size_bytes} bytes, sha256 {digest[:12]} instead of {piece.sha256[:12]}"
         )
-    return data
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _num_saved(shard: Shard, saved_shape: tuple[int, ...] | None) -> int:
-    """How many of the wanted elements lie in the global tensor as it was saved."""
-    if saved_shape is None:
-        return shard.tensor.numel()
-    if saved_shape != shard.global_shape and not shard.may_grow:
-        raise CheckpointError(f"{shard.key} was saved as {saved_shape}, the model wants {shard.global_shape}")
-    return _num_elements(_overlap((0,) * len(saved_shape), saved_shape, shard))
+    dtype = getattr(torch, piece.dtype, None)
+    if dtype not in SAFETENSORS_DTYPES:
+        raise CheckpointError(f"{file.path}: {piece.key} has the unknown dtype '{piece.dtype}'")
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(piece.local_shape)
 
 
 def _fill(shard: Shard, piece: TensorPiece, saved: Tensor) -> int:
     """Copy what both have; gives the number of elements."""
-    ranges = _overlap(piece.global_offset, piece.local_shape, shard)
+    ranges = _common(piece, shard)
     assert ranges is not None, "only boxes with something in common are paired"
+    if piece.dtype != _dtype_name(shard.tensor):
+        raise CheckpointError(
+            f"{shard.key} was saved as {piece.dtype}, the model wants {_dtype_name(shard.tensor)}"
+        )
     there = tuple(slice(b - o, e - o) for (b, e), o in zip(ranges, piece.global_offset, strict=True))
     here = tuple(slice(b - o, e - o) for (b, e), o in zip(ranges, shard.offset, strict=True))
     shard.tensor[here].copy_(saved[there])
-    return _num_elements(ranges)
+    return math.prod(end - begin for begin, end in ranges)
 
 
-def _num_elements(ranges: list[tuple[int, int]] | None) -> int:
-    return 0 if ranges is None else math.prod(end - begin for begin, end in ranges)
+def _common(piece: TensorPiece, shard: Shard) -> list[tuple[int, int]] | None:
+    """Begin and end of the common box in each dimension of the global tensor; None if there is none.
 
-
-def _overlap(offset: tuple[int, ...], shape: tuple[int, ...], shard: Shard) -> list[tuple[int, int]] | None:
-    """Begin and end of the common box in each dimension of the global tensor; None if there is none."""
+    Raises:
+        CheckpointError: they are of tensors of different shapes.
+    """
+    if piece.global_shape != shard.global_shape:
+        raise CheckpointError(
+            f"{shard.key} was saved as {piece.global_shape}, the model wants {shard.global_shape}"
+        )
     ranges = [
         (max(a, b), min(a + m, b + n))
-        for a, m, b, n in zip(offset, shape, shard.offset, shard.tensor.shape, strict=True)
+        for a, m, b, n in zip(
+            piece.global_offset, piece.local_shape, shard.offset, shard.tensor.shape, strict=True
+        )
     ]
     return ranges if all(begin < end for begin, end in ranges) else None

@@ -4,14 +4,28 @@ Everything is written whole. `create` is the one conditional operation, on which
 succeeds for one writer only, also when two try at once.
 """
 
-import errno
+import contextlib
+import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from yatt.adapters import files
-from yatt.errors import CheckpointError, ConfigError
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable, YattError
+
+UPLOAD_PART_BYTES = 32 << 20
+"""Of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a streaming write stored."""
+
+    size_bytes: int
+    sha256: str
 
 
 class Store(Protocol):
@@ -20,6 +34,12 @@ class Store(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Create or replace, whole and durable."""
 
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        """`write` of content that comes in chunks, of which at most a few are in memory at a time.
+
+        Readers see nothing under `name` until all is written. If `chunks` raises, nothing is left.
+        """
+
     def create(self, name: str, data: bytes) -> bool:
         """Create; False if the name is taken by other content."""
 
@@ -27,7 +47,15 @@ class Store(Protocol):
         """Content.
 
         Raises:
-            CheckpointError: not there, or not readable.
+            CheckpointError: not there.
+            StoreUnreachable: any other failure; so for every other method.
+        """
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Parts [begin, end) of the content, in the order asked for; shorter where the content ends.
+
+        Raises:
+            CheckpointError: not there.
         """
 
     def size(self, name: str) -> int | None:
@@ -73,22 +101,26 @@ class FolderStore:
     def write(self, name: str, data: bytes) -> None:
         files.publish(self._path(name), data)
 
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        measured = _Measured(chunks)
+        files.publish_stream(self._path(name), measured)
+        return measured.written
+
     def create(self, name: str, data: bytes) -> bool:
         return files.claim(self._path(name), data) or self.read(name) == data
 
     def read(self, name: str) -> bytes:
-        try:
+        with _reaching(self._root / name):
             return (self._root / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with _reaching(self._root / name), (self._root / name).open("rb") as file:
+            return [_pread(file.fileno(), begin, end) for begin, end in ranges]
 
     def size(self, name: str) -> int | None:
-        try:
+        with contextlib.suppress(CheckpointError), _reaching(self._root / name):
             return (self._root / name).stat().st_size
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            raise CheckpointError(f"{self._root / name}: {error.strerror}") from error
+        return None
 
     def names(self, folder: str) -> list[str]:
         path = self._root / folder
@@ -117,40 +149,69 @@ class ObjectStore:
         self._fs, self._root = filesystem, root
 
     def write(self, name: str, data: bytes) -> None:
-        self._fs.pipe_file(self._path(name), data)
+        with _reaching(self._path(name)):
+            self._fs.pipe_file(self._path(name), data)
         if self.size(name) != len(data):
             raise CheckpointError(f"{self._path(name)}: written {len(data)} bytes, {self.size(name)} arrived")
+
+    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+        """A multipart upload, which becomes visible when it is completed.
+
+        A driver without multipart uploads (memory://) shows what it has so far; no manifest names it yet.
+        """
+        measured, path = _Measured(chunks), self._path(name)
+        file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
+        try:
+            for chunk in measured:
+                file.write(chunk)
+        except BaseException:  # closing it would complete the upload
+            with contextlib.suppress(Exception):
+                file.discard()
+            with contextlib.suppress(AttributeError):
+                file.closed = True
+            self.delete(name)
+            raise
+        with _reaching(path):
+            file.close()
+        if self.size(name) != measured.written.size_bytes:
+            raise CheckpointError(
+                f"{path}: written {measured.written.size_bytes} bytes, {self.size(name)} arrived"
+            )
+        return measured.written
 
     def create(self, name: str, data: bytes) -> bool:
         try:
             self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
             return self.read(name) == data
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, None) and "PreconditionFailed" not in str(error):
-                raise
-            return self.size(name) is not None and self.read(name) == data
+        except Exception as error:  # drivers raise types of their own
+            if self.size(name) is None:
+                raise StoreUnreachable(f"{self._path(name)}: {error}") from error
+            return self.read(name) == data
         return True
 
     def read(self, name: str) -> bytes:
-        try:
+        with _reaching(self._path(name)):
             return bytes(self._fs.cat_file(self._path(name)))
-        except OSError as error:
-            raise CheckpointError(f"{self._path(name)}: {error}") from error
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        path = self._path(name)
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        with _reaching(path):
+            got = self._fs.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")
+            return [bytes(data) for data in got]
 
     def size(self, name: str) -> int | None:
         self._fs.invalidate_cache()
-        try:
+        with contextlib.suppress(CheckpointError), _reaching(self._path(name)):
             return int(self._fs.size(self._path(name)))
-        except FileNotFoundError:
-            return None
+        return None
 
     def names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
-        try:
+        with contextlib.suppress(CheckpointError), _reaching(self._path(folder)):
             return sorted(path.rsplit("/", 1)[1] for path in self._fs.ls(self._path(folder), detail=False))
-        except FileNotFoundError:
-            return []
+        return []
 
     def delete(self, name: str) -> None:
         if self._fs.exists(self._path(name)):
@@ -162,3 +223,48 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+@contextlib.contextmanager
+def _reaching(place: object) -> Iterator[None]:
+    """Tells what is not there from what cannot be reached.
+
+    Raises:
+        CheckpointError: there is nothing of this name.
+        StoreUnreachable: any other failure.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
+    except YattError:
+        raise
+    except Exception as error:  # drivers raise types of their own
+        raise StoreUnreachable(f"{place}: {error}") from error
+
+
+def _pread(descriptor: int, begin: int, end: int) -> bytes:
+    """One read gives 2 GiB at most, and may give less than asked for."""
+    chunks = []
+    while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):
+        chunks.append(chunk)
+        begin += len(chunk)
+    return b"".join(chunks)
+
+
+class _Measured:
+    """Passes chunks on and counts and digests them."""
+
+    def __init__(self, chunks: Iterable[files.Buffer]) -> None:
+        self._chunks, self._digest, self._size_bytes = chunks, hashlib.sha256(), 0
+
+    def __iter__(self) -> Iterator[files.Buffer]:
+        for chunk in self._chunks:
+            self._digest.update(chunk)
+            self._size_bytes += len(chunk)
+            yield chunk
+
+    @property
+    def written(self) -> Written:
+        """Of what was passed on so far."""
+        return Written(self._size_bytes, self._digest.hexdigest())

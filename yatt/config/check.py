@@ -190,6 +190,9 @@ def _learning(config: RunConfig) -> Iterator[Fault]:
 
 
 def _modes(config: RunConfig) -> Iterator[Fault]:
+    origin = config.run.from_checkpoint.url
+    if origin and origin.rstrip("/") == config.checkpoint.url.rstrip("/"):
+        yield "run.from_checkpoint.url", "is checkpoint.url as well; a new run needs a store of its own."
     if config.validation.every and not config.validation.reward:
         yield "validation.reward", "validation.every is set; name the reward that validates."
     if config.launch.device == "cpu" and config.model.spec == "te":

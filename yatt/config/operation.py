@@ -3,6 +3,7 @@
 The other sections, and the whole, are in `yatt.config.schema`.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -31,6 +32,26 @@ def rule(holds: bool, says: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromCheckpointSection:
+    """Another run's checkpoint from which this run starts. It is read, never changed."""
+
+    url: Annotated[str, LINE] = ""
+    """The other run's checkpoint store: a folder or any fsspec URL. Empty: start from `model.path`."""
+
+    storage_options: dict[str, Free] = field(default_factory=dict)
+    """Handed to fsspec."""
+
+    iteration: Annotated[int, COUNT_OR_NONE] = 0
+    """Which checkpoint; 0 is the newest whole one."""
+
+    take: Literal["weights", "state"] = "weights"
+    """weights: fresh optimizer, iteration 0. state: optimizer, schedule, data position and count go on."""
+
+    def __post_init__(self) -> None:
+        rule(bool(self.url) or not self.iteration, "iteration is set, but url is empty; name the store.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSection:
     """The run itself."""
 
@@ -48,6 +69,17 @@ class RunSection:
 
     max_attempts_without_progress: Annotated[int, COUNT] = 3
     """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""
+
+    id: Annotated[str, LINE] = ""
+    """Identifies the run, and owns its checkpoint store. Empty: drawn when the run folder is made. Name the
+    id of a run whose folder is gone to go on with it in a new folder."""
+
+    from_checkpoint: FromCheckpointSection = field(default_factory=FromCheckpointSection)
+    """Start from another run's checkpoint."""
+
+    def __post_init__(self) -> None:
+        is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", self.id) is not None
+        rule(not self.id or is_plain, "id may have letters, digits, '-' and '_', 64 at most.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +100,10 @@ class LaunchSection:
 
     threads_per_worker: Annotated[int, between(1, 65536)] = 1
     """Computing threads of each worker process on CPU."""
+
+    reward_processes: Annotated[int, COUNT_OR_NONE] = 0
+    """Processes of a trainer node that run reward functions; 0: one a core, 8 at most. A synchronous
+    function has its process to itself while it runs."""
 
     scratch_dir: Annotated[str, FILE] = "/tmp"
     """Node-local folder for sockets and journals."""

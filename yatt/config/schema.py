@@ -12,6 +12,9 @@ from yatt.config.operation import (
     CheckpointSection as CheckpointSection,
 )
 from yatt.config.operation import (
+    FromCheckpointSection as FromCheckpointSection,
+)
+from yatt.config.operation import (
     LaunchSection as LaunchSection,
 )
 from yatt.config.operation import (
@@ -63,7 +66,9 @@ class DataSection:
     """Column of the prompt: text, or a list of chat messages."""
 
     ground_truth_key: Annotated[str, LINE] = "reward_model.ground_truth"
-    """Column of the reference answer; dots descend into objects."""
+    """Column of the reference answer, of any type; dots descend into objects. Empty: there is none.
+
+    Where a reward function or a template needs it and no row has it, the run is refused."""
 
     data_source_key: Annotated[str, LINE] = "data_source"
     """Column that names where a row is from, handed to reward functions."""
@@ -73,6 +78,11 @@ class DataSection:
 
     apply_chat_template: bool = True
     """Render chat messages by the model's template. A prompt that is plain text is used as it is."""
+
+    allow_special_tokens: bool = False
+    """Let prompts that are plain text spell the model's control tokens (prompts rendered beforehand).
+    Otherwise what they spell is ordinary text. The contents of chat messages never become control
+    tokens."""
 
     max_prompt_tokens: Annotated[int, COUNT] = 1024
     """Longer prompts are left out and counted."""
@@ -134,10 +144,12 @@ class RolloutSection:
     """No graph capture: starts faster, samples slower."""
 
     max_policy_age: Annotated[int, COUNT_OR_NONE] = 1
-    """An unfinished completion is continued by a policy at most so many versions newer, else begun anew."""
+    """A prompt group is trained on at most so many policy versions after its oldest token was sampled: older
+    completions are begun anew, also those that are complete while others of their group are not."""
 
     request_timeout_s: Annotated[float, SECONDS] = 600.0
-    """A completion not there by then is asked for again from another engine, up to `max_retries`."""
+    """A completion of which nothing is heard for so long, no token and no sign of work, is aborted and
+    asked for again, up to `max_retries` times. Waiting for an engine does not count."""
 
     max_retries: Annotated[int, COUNT_OR_NONE] = 3
 
@@ -159,7 +171,7 @@ class RewardSection:
     """trl: `fn(prompts, completions, **columns) -> list[float]`."""
 
     weight: Annotated[float, FINITE] = 1.0
-    """In the sum that is the reward. 0 only measures."""
+    """In the sum that is the reward. 0 only measures, and what fails then costs no prompt group."""
 
     kwargs: dict[str, Free] = field(default_factory=dict)
     timeout_s: Annotated[float, SECONDS] = 60.0
@@ -176,7 +188,17 @@ class VerdictSection:
     """Regular expression; the *last* match counts, and its group 1 is the verdict."""
 
     scores: dict[str, Annotated[float, FINITE]] = field(default_factory=dict)
-    """Verdict to score. Empty: the verdict is itself a number."""
+    """Verdict to score. Empty: the verdict is itself a plain decimal number."""
+
+    minimum: Annotated[float, FINITE] = -1000.0
+    maximum: Annotated[float, FINITE] = 1000.0
+    """A number outside of these is no verdict."""
+
+    timeout_s: Annotated[float, SECONDS] = 5.0
+    """How long the pattern may search one text."""
+
+    def __post_init__(self) -> None:
+        rule(self.minimum <= self.maximum, f"minimum {self.minimum:g} is above maximum {self.maximum:g}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +228,10 @@ class GenRMSection:
 
     stop: tuple[Annotated[str, FREE], ...] = ()
     retries: Annotated[int, COUNT_OR_NONE] = 1
-    """How often an unreadable verdict is asked for again, with another seed."""
+    """How often an unreadable verdict, or one cut at max_tokens, is asked for again, with another seed."""
+
+    retry_temperature: Annotated[float, between(0, 100)] = 0.6
+    """Of these retries where `temperature` is lower: the same question at 0 gets the same answer."""
 
     on_unparsable: Literal["drop_group", "score"] = "drop_group"
     """After the retries: leave the prompt group out, or give `unparsable_score`. Counted either way."""
@@ -270,6 +295,15 @@ class AlgorithmSection:
     tis_clip: Annotated[float, at_least(0)] = 2.0
     """Truncated importance weight between sampler and trainer; 0 turns the correction off."""
 
+    mask_truncated: bool = False
+    """Completions cut at max_response_tokens are not trained on; their reward still counts for their
+    group."""
+
+    overlong_buffer_tokens: Annotated[int, COUNT_OR_NONE] = 0
+    """DAPO's soft overlong punishment: over the last so many of max_response_tokens the reward falls
+    linearly, by `overlong_penalty_factor` at full length. 0 is off."""
+
+    overlong_penalty_factor: Annotated[float, at_least(0)] = 1.0
     filter_groups: bool = False
     """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
 

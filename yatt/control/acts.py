@@ -11,15 +11,15 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.config.load import config_hash
 from yatt.control.epochs import check_newest
-from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.ports import Ports
+from yatt.control.restoring import Restoring
 from yatt.control.training import head_ranks
 from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED, CheckpointError
+from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -89,26 +89,14 @@ class Acts:
     # ---- phases ---------------------------------------------------------------------------------
 
     async def _build(self) -> int:
-        found = await call_in_thread(self._checkpoints.newest)
-        for reason in found.skipped:
-            self._events.emit("ckpt.skip", reason=reason)
-        for name in found.ghosts:
-            self._events.emit("ckpt.refuse", name=name)
-        manifest = found.manifest
-        if manifest is None and found.skipped:
-            raise CheckpointError("no checkpoint of this run can be read: " + "; ".join(found.skipped))
-        self._check_newest()
-        self._checkpoints.adopt(manifest)
         store = await self._ports.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
-        states = states_for(manifest, len(self._node.placement.owners))
-        orders = [
-            c.BuildTrainer(host=store.host, port=store.port, checkpoint=found.name, state=state)
-            for state in states
-        ]
-        await self._ports.ask_each_owner(orders)
-        resumed = manifest.iteration if manifest else 0
-        self._row = dict(manifest.row) if manifest else {STEP: 0}
+        await self._ports.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
+        restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
+        found = await restoring.run()
+        self._check_newest()
+        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
+        resumed, self._row = found.iteration, found.row
         self._metrics = RowFile(self._node.paths.metrics, resumed, self._check_newest)
         RowFile(self._node.paths.samples, resumed + 1, self._check_newest).close()
         self._events.emit("attempt.resume", iteration=resumed)
@@ -130,16 +118,24 @@ class Acts:
         self._row["perf/weights_bytes"] = first.size_bytes
 
     async def _validate(self, iteration: int) -> None:
-        sums: dict[str, tuple[float, int]] = {}
+        found: dict[str, list[c.SourceScores]] = {}
         for answer in await self._ports.ask_owners(c.ValidateOrder(iteration=iteration)):
             assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
-            for source, (total, count) in answer.sums.items():
-                before = sums.get(source, (0.0, 0))
-                sums[source] = (before[0] + total, before[1] + count)
+            for source, scores in answer.sources.items():
+                found.setdefault(source, []).append(scores)
         section = self._node.config.validation
-        for source, (total, count) in sums.items():
-            key = f"val-core/{source}/{section.reward}/mean@{section.n}"
-            self._row[key] = total / count if count else float("nan")
+        for source, parts in found.items():
+            count = sum(part.count for part in parts)
+            if not count:
+                continue
+            # A completion that could not be sampled or scored counts as 0: a mean over survivors flatters.
+            key = f"{source}/{section.reward}/mean@{section.n}"
+            self._row[f"val-core/{key}"] = sum(part.total for part in parts) / count
+            failed = sum(part.failed for part in parts)
+            self._row[f"val-aux/{source}/{section.reward}/failed"] = failed
+            for name in sorted({name for part in parts for name in part.extras}):
+                total = sum(part.extras.get(name, 0.0) for part in parts)
+                self._row[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
 
     async def _advance(self, act: phases.Act) -> bool:
         """True if groups are still missing after the last scoring."""
@@ -208,7 +204,8 @@ class Acts:
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
-            iteration=iteration, epoch=self._node.epoch, config_hash=config_hash(config),
+            iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
+            run_id=config.run.id, config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
@@ -233,7 +230,11 @@ class Acts:
         self._is_flushed = False
         self._row["rollout/groups"] = len(groups)
         for name in sorted({name for group in groups for name in group.scores}):
-            self._row[f"critic/score/{name}/mean"] = sum(g.scores[name] for g in groups) / len(groups)
+            values = [group.scores[name] for group in groups if name in group.scores]
+            self._row[f"critic/score/{name}/mean"] = sum(values) / len(values)
+        ages = [age for group in groups for age in group.ages]
+        self._row["training/policy_age_mean"] = sum(ages) / len(ages)
+        self._row["training/policy_age_max"] = max(ages)
         for name in {name for node in trained for name in node.timing_s}:
             self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
         self._row["perf/total_num_tokens"] = tokens
@@ -266,22 +267,3 @@ class Acts:
             pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
             for _ in range(section.probe_prompts)
         )
-
-
-def states_for(manifest: Manifest | None, owners: int) -> list[bytes]:
-    """Each owner's controller state; with another number of owners than saved, dealt anew."""
-    if manifest is None:
-        return [b""] * owners
-    if len(manifest.nodes) == owners:
-        return [bytes(state) for state in manifest.nodes]
-    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
-    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
-    next_number = max(state.next_number for state in saved) - len(saved) + 1
-    accepted = [group for state in saved for group in state.accepted]
-    unfinished = [group for state in saved for group in state.unfinished]
-    return [
-        msgspec.json.encode(
-            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
-        )
-        for i in range(owners)
-    ]

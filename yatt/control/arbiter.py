@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.deadline import within
+from yatt.adapters.deadline import while_moving
 from yatt.adapters.process import END
 from yatt.control.node import Node
 from yatt.control.proof import prover_for
 from yatt.control.supervisor import Supervisor, Worker
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
+from yatt.core.liveness import AwakeClock
 from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
@@ -72,6 +73,7 @@ class Arbiter:
         self._doomed: set[str] = set()
         self._settling: dict[asyncio.Future[None], tuple[Slab, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clock = AwakeClock(real_s=clock.monotonic_s())
 
     def lease(self, slab: Slab) -> SlabLease:
         """The slab's state now."""
@@ -85,6 +87,7 @@ class Arbiter:
     async def run(self) -> None:
         """Let time pass, for ever."""
         while True:
+            self._clock = self._clock.tick(clock.monotonic_s(), period_s=TICK_S)
             for slab in self._leases:
                 self._vouch_for_starting(slab)
                 self._step(slab, rules.Tick())
@@ -129,15 +132,14 @@ class Arbiter:
 
         Raises:
             WorkerFailed: the slab is quarantined.
-            DeadlineExceeded: neither in time.
+            DeadlineExceeded: neither, and nothing moved on this node for so long.
         """
 
-        until_s = clock.monotonic_s() + deadline_s
         while not self._is_settled(slab, role):
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling[settled] = slab, role
             try:
-                await within(settled, until_s - clock.monotonic_s())
+                await while_moving(settled, deadline_s, self._supervisor.progress)
             except TimeoutError:
                 raise DeadlineExceeded(self._unsettled(slab, role, deadline_s)) from None
             finally:
@@ -158,7 +160,10 @@ class Arbiter:
 
     def _step(self, slab: Slab, event: rules.Event) -> None:
         before = self._leases[slab]
-        after, actions = rules.step(before, event, clock.monotonic_s(), self._timing)
+        now_s = self._clock.at(
+            clock.monotonic_s(), period_s=TICK_S
+        )  # what the arbiter slept counts for nobody
+        after, actions = rules.step(before, event, now_s, self._timing)
         self._leases[slab] = after
         if after.stage is not before.stage:
             self._note(slab, before, after)

@@ -5,18 +5,20 @@ It owns its node's leases and processes, and on a node with trainer ranks also a
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
 
 from yatt.adapters.wire import Channel
 from yatt.control.arbiter import Arbiter, Holding
-from yatt.control.engines import LocalEngines, Router
+from yatt.control.engines import Bounced, LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.owner import Owner
 from yatt.control.peers import Peers
 from yatt.control.publications import Publications
-from yatt.control.supervisor import Supervisor, Worker
+from yatt.control.rewards import RewardPool
+from yatt.control.supervisor import REWARD, Supervisor, Worker
 from yatt.control.workers import Workers
 from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
@@ -37,11 +39,13 @@ class Parts:
         trouble: Callable[[str, int], None], on_exit: Callable[[Worker, str], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.supervisor = Supervisor(node, events, on_exit)
-        self.engines = LocalEngines(hub)
+        self.engines = LocalEngines(hub, node.config, self._room_changed)
         self.publications = Publications(node, peers, events)
         self.workers = Workers(node, self.supervisor, self.engines, self.publications, events, trouble)
+        self.rewards = RewardPool(node.config, self.supervisor, hub, events, trouble)
         self.router = Router(node, self.engines, peers)
-        self.peers, self.trouble = peers, trouble
+        self.peers, self.trouble, self._node = peers, trouble, node
+        self._tasks: set[asyncio.Task[None]] = set()
         holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
 
         def quarantined(slab: Slab, cause: str) -> None:
@@ -50,6 +54,26 @@ class Parts:
             trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
         self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)
+
+    def lose(self, index: int, why: str) -> None:
+        """A node is gone: nothing is asked of it any more, and what was is asked elsewhere."""
+        self.peers.exclude(index, why)
+        self.router.lose(index)
+
+    def _room_changed(self, role: str) -> None:
+        """Tell every trainer node, this one too, how many requests the engines here take now."""
+        node, room, version = self._node, self.engines.room(role), self.engines.version
+        if node.is_owner:
+            self.router.room(role, node.index, room, version)
+        for index in set(node.placement.owners) - {node.index}:
+            task = asyncio.get_running_loop().create_task(self._tell_room(index, role, room, version))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tell_room(self, index: int, role: str, room: int, version: int) -> None:
+        limit_s = self._node.config.launch.phase_timeout_s
+        with contextlib.suppress(YattError):  # lost nodes are the leader's to see
+            await self.peers.request(index, c.EngineRoom(role=role, room=room, version=version), limit_s)
 
 
 class Controller:
@@ -75,6 +99,10 @@ class Controller:
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
         """An order of the leader, or a peer's message. What fails is answered by Failed."""
+        if isinstance(body, c.EngineRoom):
+            index = int(sender.removeprefix("node"))
+            self._parts.router.room(body.role, index, body.room, body.version)
+            return m.Done()
         if (order := self._orders.get(type(body))) is None:
             return c.OrderFailed(
                 error=f"{type(body).__name__} is no order for this node", exit_code=EXIT_FAILED
@@ -86,9 +114,9 @@ class Controller:
         except asyncio.CancelledError:
             error_text = f"{type(body).__name__} from {sender} was broken off"
             return c.OrderFailed(error=error_text, exit_code=EXIT_FAILED)
-        except OSError as error:  # a full or lost filesystem is the user's to mend
+        except OSError as error:  # a filesystem's trouble: another attempt may meet none
             says = f"{error.filename or 'writing'}: {error.strerror or error}"
-            return c.OrderFailed(error=says, exit_code=EXIT_USER_MISTAKE)
+            return c.OrderFailed(error=says, exit_code=EXIT_FAILED)
         except Exception as error:  # noqa: BLE001 (answered, or the asker would wait out its deadline)
             _LOG.exception("a defect in answering %s", type(body).__name__)
             return c.OrderFailed(error=f"a defect at {type(body).__name__}: {error!r}", exit_code=EXIT_FAILED)
@@ -99,19 +127,30 @@ class Controller:
         if worker is None:
             return None
         match body:
-            case m.Hello():
-                worker.hello_bytes = self._parts.arbiter.weigh(worker)
-                worker.hello.set()
             case m.Failed() if body.user:
                 self._parts.trouble(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
+                worker.progress = body.progress
                 self._parts.arbiter.renewed(worker, body.token, body.progress)
             case m.Completed():
                 self._parts.engines.completed(sender, body)
             case m.Ask():
-                assert self._owner is not None, "only owners have a reward process"
+                assert self._owner is not None, "only trainer nodes have reward processes"
                 return await self._owner.asked(body)
+            case _:
+                self._started(worker, body)
         return None
+
+    def _started(self, worker: Worker, body: m.Message) -> None:
+        """The first words of a worker's process."""
+        match body:
+            case m.RewardsLoaded():
+                self._parts.rewards.loaded(body)
+            case m.Hello():
+                worker.hello_bytes = self._parts.arbiter.weigh(worker)
+                worker.hello.set()
+                if worker.role == REWARD:
+                    self._parts.rewards.ready(worker)
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
         workers = list(self._parts.supervisor.workers.values())
@@ -128,9 +167,8 @@ class Controller:
             kept = arbiter.lease(slab).holder == role and arbiter.lease(slab).stage is Stage.HELD
             wanted[slab] = role if order.part == "enter" or kept else ""
             arbiter.want(slab, wanted[slab])
-        limit_s = self._node.config.launch.phase_timeout_s
         for slab, role in wanted.items():
-            await arbiter.settled(slab, role, limit_s)
+            await arbiter.settled(slab, role, self._node.config.launch.phase_timeout_s)
         return m.Done()
 
     async def _publish(self, order: c.PublishOrder) -> m.Message:
@@ -141,14 +179,22 @@ class Controller:
         return m.Done()
 
     async def _peer_lost(self, order: c.PeerLost) -> None:
-        self._parts.peers.exclude(order.node, order.why)
+        self._parts.lose(order.node, order.why)
 
     async def _forward(self, order: c.Forward) -> m.Message:
-        limit_s = self._node.config.rollout.request_timeout_s
-        return await self._parts.engines.complete(order.role, order.sample, limit_s)
+        engines, role = self._parts.engines, order.role
+        try:
+            completed = await engines.complete(role, order.sample)
+        except Bounced as error:
+            return c.ForwardBounced(why=str(error), room=engines.room(role), version=engines.version)
+        origin = order.sample.request_id.partition("/")[0]
+        return c.Forwarded(
+            completed=completed, room=engines.room(role), version=engines.version,
+            elsewhere=engines.num_under_way(role, but=origin),
+        )  # fmt: skip
 
     async def _forward_abort(self, order: c.ForwardAbort) -> None:
-        await self._parts.engines.abort(order.role, order.origin)
+        await self._parts.engines.abort(order.role, order.origin, order.request_ids)
 
     async def _quit(self, order: c.Quit) -> m.Message:
         if order.exit_code:
@@ -174,4 +220,5 @@ class Controller:
             assert self._owner is not None, "only owners have trainer ranks"
             self._owner.training.lost(worker, how)
         elif worker.slab is None and not self.quit.is_set():
+            self._parts.rewards.ended(worker, how)
             self._parts.supervisor.start(worker)

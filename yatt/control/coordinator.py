@@ -1,7 +1,6 @@
 """Drives the iterations from metadata: the leader's loop around `yatt.core.phases`.
 
-Every transition is journalled before anything acts on it, every action may happen twice, and a wait
-that runs out of time is an event that names who owed the answer.
+Every transition is journalled before anything acts on it, and every action may happen twice.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ from typing import Self
 import msgspec
 
 from yatt import clock
-from yatt.adapters.deadline import within
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.control.acts import Acts
 from yatt.control.node import Node
@@ -23,11 +21,13 @@ from yatt.control.ports import Ports
 from yatt.core import phases
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
+from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, HandOver
 
 _LOG = logging.getLogger(__name__)
+CAUSE_S = 2.0
+"""How long the cause of a failure may take to be heard of, beside a dead node's silence."""
 
 
 class Coordinator:
@@ -53,9 +53,9 @@ class Coordinator:
         """Wish for an early end, to be continued."""
         self._tell(phases.StopWanted(reason))
 
-    def fail(self, error: str, exit_code: int) -> None:
-        """Something that ends the attempt."""
-        self._tell(phases.Failure(error, exit_code))
+    def fail(self, error: str, exit_code: int, *, is_symptom: bool = False) -> None:
+        """Something that ends the attempt; a symptom waits for its cause."""
+        self._tell(phases.Failure(error, exit_code, is_symptom))
 
     def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
         """A node is gone; `why` is the end of a sentence about it."""
@@ -74,7 +74,7 @@ class Coordinator:
                     self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
                     await self._acts.end(self._end)
                     return self._end
-                event = await self._next(state)
+                event = await self._next()
                 state, actions = phases.step(state, event, self._program)
                 journal.append(event, state, is_acted_on=bool(actions))
 
@@ -83,19 +83,12 @@ class Coordinator:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def _next(self, state: RunState) -> phases.Event:
-        limit_s = self._node.config.launch.phase_timeout_s
-        try:
-            if not self._inbox:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await within(self._arrival, limit_s)
-            return self._inbox.popleft()
-        except TimeoutError:
-            owed = ", ".join(f"node{index}" for index in sorted(state.owed)) or "the leader's own act"
-            return phases.Failure(
-                f"{state.phase.value}/{state.part.value} had no answer from {owed} for {limit_s:g} s",
-                EXIT_FAILED,
-            )
+    async def _next(self) -> phases.Event:
+        """The next event. There is always one to come: every order and act has a deadline of its own."""
+        if not self._inbox:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._inbox.popleft()
 
     def _enter(self, state: RunState) -> None:
         """Note phase changes."""
@@ -125,8 +118,16 @@ class Coordinator:
                 await self._ports.ask_owners(BreakOffSampling())
             case phases.Exclude():
                 await self._exclude(action)
+            case phases.AwaitCause():
+                self._spawn(self._await_cause())
             case phases.End():
                 self._end = action
+
+    async def _await_cause(self) -> None:
+        """A dead node is known by its silence; on a single node the cause comes at once."""
+        is_alone = len(self._program.owners) == 1
+        await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
+        self._tell(phases.PatienceOver())
 
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
@@ -164,9 +165,9 @@ class Coordinator:
             try:
                 await work
             except YattError as error:
-                self.fail(str(error), error.exit_code)
-            except OSError as error:  # a full or lost filesystem is the user's to mend
-                self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_USER_MISTAKE)
+                self.fail(str(error), error.exit_code, is_symptom=isinstance(error, WorkerFailed))
+            except OSError as error:  # a filesystem's trouble: another attempt may meet none
+                self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)

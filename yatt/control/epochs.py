@@ -34,6 +34,13 @@ def claim_epoch(paths: RunPaths) -> int:
     return state.epoch
 
 
+def skip_epochs(paths: RunPaths, newest: int) -> None:
+    """See to it that the next claim is above `newest`: a folder that was made anew, of a run that is not."""
+    if newest_epoch(paths) < newest:
+        make_within(paths.root, paths.epochs)
+        _try(paths, newest)
+
+
 def _try(paths: RunPaths, epoch: int) -> Found:
     who = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
     path = paths.epochs / f"{epoch:06d}"

@@ -1,41 +1,81 @@
 """Prompt groups of one controller: what was sampled and scored so far, and whether it may be trained on.
 
-A prompt group lives on the controller that opened it until the iteration that trains on it is done.
-Groups that are accepted beyond what an iteration needs, and groups broken off in the middle, are
-carried to the next one; all of it is part of a checkpoint.
+A prompt group lives on the controller that opened it until the iteration that trains on it is done. Groups
+that are accepted beyond what an iteration needs, and groups broken off in the middle, are carried to the
+next one; all of it is part of a checkpoint. Token ids and log-probs are packed: 8 bytes a token.
 """
 
 import msgspec
 
-from yatt.records.message import Rollout, SampleFact, pack_floats, pack_ids
+from yatt.core.rewards import Shaping, shaped
+from yatt.records.message import Rollout, SampleFact, pack_ids, unpack_ids
 
 EQUAL_REWARDS = 1e-6  # a group whose rewards differ by less teaches a group-relative estimator nothing
+TRUNCATED = "length"
+"""Finish reason of a completion that was cut."""
+
+MOST_VERDICT = 2000
+"""Characters of a verdict's end that are kept for people."""
 
 
 class SampleState(msgspec.Struct, kw_only=True):
     """One completion on its way. `finish_reason` is '' until it is complete."""
 
     index: int
-    completion_ids: list[int] = []
-    logprobs: list[float] = []
+    completion: bytes = b""
+    """Token ids, little-endian int32."""
+
+    logprobs: bytes = b""
+    """Little-endian float32."""
+
     spans: list[tuple[int, int, int]] = []
     finish_reason: str = ""
     text: str = ""
-    scores: dict[str, float] = {}
-    verdicts: dict[str, str] = {}
-    failed: str = ""
+    """Decoded while the sample is scored; decoded anew where it is shown."""
 
-    def extend(self, ids: list[int], logprobs: list[float], policy_version: int) -> None:
-        """Append tokens that `policy_version` sampled."""
-        start = len(self.completion_ids)
-        self.completion_ids = self.completion_ids + ids
-        self.logprobs = self.logprobs + logprobs
+    scores: dict[str, float] = {}
+    extras: dict[str, float] = {}
+    """Other numbers of the reward functions, by 'name/key'."""
+
+    verdicts: dict[str, str] = {}
+    unmeasured: dict[str, str] = {}
+    """Why scores of weight 0 are missing."""
+
+    failed: str = ""
+    is_users_failure: bool = False
+    """`failed` is what the user's code or a judge's text came to, not a machine's trouble."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.completion) // 4
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Unpacked."""
+        return unpack_ids(self.completion)
+
+    def extend(self, ids: bytes, logprobs: bytes, policy_version: int) -> None:
+        """Append packed tokens that `policy_version` sampled."""
+        start = self.num_tokens
+        self.completion += ids
+        self.logprobs += logprobs
         if ids:
-            self.spans = [*self.spans, (policy_version, start, start + len(ids))]
+            self.spans = [*self.spans, (policy_version, start, self.num_tokens)]
 
     def restart(self) -> None:
-        """Forget what was sampled."""
-        self.completion_ids, self.logprobs, self.spans, self.finish_reason = [], [], [], ""
+        """Forget what was sampled, and what was made of it."""
+        fresh = SampleState(index=self.index)
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(fresh, name))
+
+    def fail(self, why: str, *, is_users: bool = False) -> None:
+        """This sample cannot be trained on."""
+        self.failed, self.is_users_failure = why, is_users
+
+    def oldest_version(self, now: int) -> int:
+        """The policy version of its oldest token; `now` if it has none."""
+        return min((version for version, _, _ in self.spans), default=now)
 
 
 class PromptGroup(msgspec.Struct, kw_only=True):
@@ -44,55 +84,78 @@ class PromptGroup(msgspec.Struct, kw_only=True):
     number: int
     row: int
     prompt_text: str
-    prompt_ids: list[int]
+    """For people and functions: without the model's control tokens."""
+
+    prompt: bytes
+    """Token ids, packed."""
+
     samples: list[SampleState]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt) // 4
 
     def is_sampled(self) -> bool:
         """Whether every completion is complete or has failed."""
         return all(s.finish_reason or s.failed for s in self.samples)
 
     def is_scored(self, names: tuple[str, ...]) -> bool:
-        """Whether every completion has all scores, or has failed."""
-        return all(s.failed or (s.finish_reason and set(names) <= set(s.scores)) for s in self.samples)
+        """Whether every completion has all scores, or why one of weight 0 is missing, or has failed."""
+        wanted = set(names)
+        return all(
+            s.failed or (s.finish_reason and wanted <= s.scores.keys() | s.unmeasured.keys())
+            for s in self.samples
+        )
 
-    def failure(self) -> str:
-        """Why the group cannot be trained on whole, or ''."""
-        return next((s.failed for s in self.samples if s.failed), "")
+    def failure(self) -> SampleState | None:
+        """The first sample that keeps the group from being trained on whole."""
+        return next((s for s in self.samples if s.failed), None)
 
-    def rewards(self, weights: dict[str, float]) -> list[float]:
-        """Weighted sum of the scores of each completion."""
-        return [sum(w * s.scores[name] for name, w in weights.items() if w) for s in self.samples]
+    def restart_older(self, oldest: int, now: int) -> bool:
+        """Begin completions anew that have tokens of a policy before `oldest`; whether there were any."""
+        old = [s for s in self.samples if s.oldest_version(now) < oldest]
+        for sample in old:
+            sample.restart()
+        return bool(old)
 
-    def is_flat(self, weights: dict[str, float]) -> bool:
-        """Whether all rewards are equal."""
-        rewards = self.rewards(weights)
-        return max(rewards) - min(rewards) < EQUAL_REWARDS
+    def rewards(self, weights: dict[str, float], shaping: Shaping) -> list[float]:
+        """Weighted sum of the scores of each completion, less the punishment of its length."""
+        sums = (sum(w * s.scores[name] for name, w in weights.items() if w) for s in self.samples)
+        return [shaped(reward, s.num_tokens, shaping) for reward, s in zip(sums, self.samples, strict=True)]
 
     def sample_id(self, sample: SampleState) -> int:
         """Unique over the run."""
         return self.number * len(self.samples) + sample.index
 
-    def facts(self, weights: dict[str, float]) -> tuple[SampleFact, ...]:
+    def facts(self, weights: dict[str, float], shaping: Shaping) -> tuple[SampleFact, ...]:
         """Metadata of the group's samples."""
+        rewards = self.rewards(weights, shaping)
         return tuple(
-            SampleFact(self.sample_id(s), self.number, reward, len(self.prompt_ids), len(s.completion_ids))
-            for s, reward in zip(self.samples, self.rewards(weights), strict=True)
-        )
+            SampleFact(
+                sample_id=self.sample_id(s), prompt_group=self.number, reward=reward,
+                num_prompt_tokens=self.num_prompt_tokens, num_completion_tokens=s.num_tokens,
+                is_masked=shaping.masks_truncated and s.finish_reason == TRUNCATED,
+            )
+            for s, reward in zip(self.samples, rewards, strict=True)
+        )  # fmt: skip
 
     def mean_scores(self) -> dict[str, float]:
-        """Mean of each score over the completions."""
-        names = sorted({name for s in self.samples for name in s.scores})
-        return {n: sum(s.scores.get(n, 0.0) for s in self.samples) / len(self.samples) for n in names}
+        """Mean of each score, and of each other number, over the completions that have it."""
+        found: dict[str, list[float]] = {}
+        for sample in self.samples:
+            for name, value in (*sample.scores.items(), *sample.extras.items()):
+                found.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in sorted(found.items())}
 
     def rollouts(self) -> dict[int, Rollout]:
         """What the trainer gets, by sample id."""
-        prompt = pack_ids(self.prompt_ids)
         return {
             self.sample_id(s): Rollout(
                 sample_id=self.sample_id(s),
-                prompt_ids=prompt,
-                completion_ids=pack_ids(s.completion_ids),
-                sampler_logprobs=pack_floats(s.logprobs),
+                prompt_ids=self.prompt,
+                completion_ids=s.completion,
+                sampler_logprobs=s.logprobs,
                 policy_versions=tuple((v, a, b) for v, a, b in s.spans),
                 finish_reason=s.finish_reason,
             )
@@ -100,10 +163,21 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         }
 
 
+def is_flat(rewards: list[float]) -> bool:
+    """Whether all rewards are equal."""
+    return max(rewards) - min(rewards) < EQUAL_REWARDS
+
+
+def new_group(number: int, row: int, text: str, ids: list[int], n: int) -> PromptGroup:
+    """A prompt group with nothing sampled yet."""
+    samples = [SampleState(index=index) for index in range(n)]
+    return PromptGroup(number=number, row=row, prompt_text=text, prompt=pack_ids(ids), samples=samples)
+
+
 class NodeState(msgspec.Struct, kw_only=True):
     """A controller's part of a checkpoint."""
 
-    version: int = 1
+    version: int = 2
     next_number: int
     accepted: list[PromptGroup]
     unfinished: list[PromptGroup]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from yatt.adapters.tokenizer import Part
 from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.sampling import Sampler
@@ -39,7 +40,7 @@ class Owner:
         self._acting: asyncio.Task[m.Message] | None = None
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
-            c.Advance: self._advance, c.BreakOffSampling: self._break_off,
+            c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
             c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.Parcel: training.parcel,
             c.CommitNotice: self._commit, c.SaveOrder: self._save,
         }  # fmt: skip
@@ -50,7 +51,8 @@ class Owner:
         if genrm is None:
             return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", user=True)
         try:
-            completed = await self._scorer.ask_genrm(genrm, ask)
+            # The function's own text, with a completion in it: what it spells is no control token.
+            completed = await self._scorer.ask_genrm(genrm, ask, [Part(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
         if completed.finish_reason == "error":
@@ -60,9 +62,15 @@ class Owner:
 
     async def _build(self, order: c.BuildTrainer) -> m.Message:
         await self.training.build(order)
-        if order.state:
-            self._sampler.restore(msgspec.json.decode(order.state, type=NodeState))
         return m.Done()
+
+    async def _restore(self, order: c.RestoreTrainer) -> m.Message:
+        restored = await self.training.restore(order)
+        if (
+            order.state and not restored.fault
+        ):  # another node may still find one: then an older state replaces this
+            self._sampler.restore(msgspec.json.decode(order.state, type=NodeState))
+        return restored
 
     async def _advance(self, order: c.Advance) -> m.Message:
         async def act() -> m.Message:

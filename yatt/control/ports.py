@@ -6,6 +6,7 @@ A node that is lost is left out: it is not asked, and an order to many is answer
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from yatt.adapters.deadline import while_moving
 from yatt.control.node import Node
 from yatt.control.peers import Peers
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
@@ -20,12 +21,18 @@ class Ports:
 
     Args:
         own: the leader's own controller.
+        progress: of the leader's own workers.
+        lose: called with (node, why) when the leader's own controller is to do without a node.
         peers: lines to the others.
         gave_up: called with (node, why) when a node that only runs engines fails at an order.
     """
 
-    def __init__(self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, str], None],
+        progress: Callable[[], int], lose: Callable[[int, str], None],
+    ) -> None:  # fmt: skip
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
+        self._progress, self._lose = progress, lose
 
     async def ask(self, index: int, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """One node's answer.
@@ -33,23 +40,23 @@ class Ports:
         Raises:
             WorkerFailed: the node is lost, or could not do it; `exit_code` is what the attempt should
                 end with.
-            DeadlineExceeded: no answer in time.
+            DeadlineExceeded: nothing moved there for so long.
         """
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
         if index == self._node.index:
             answer = await self._ask_own(body, limit_s)
         else:
             answer = await self._peers.request(index, body, limit_s)
-        if isinstance(answer, OrderFailed):
+        if isinstance(answer, OrderFailed | m.Failed):
             failure = WorkerFailed(f"node{index}: {answer.error}")
-            failure.exit_code = answer.exit_code
+            failure.exit_code = answer.exit_code if isinstance(answer, OrderFailed) else EXIT_FAILED
             raise failure
         assert answer is not None, f"{type(body).__name__} has an answer"
         return answer
 
     async def _ask_own(self, body: m.Message, limit_s: float) -> m.Message | None:
         try:
-            return await asyncio.wait_for(self._own(self._node.name, body), limit_s)
+            return await while_moving(self._own(self._node.name, body), limit_s, self._progress)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{self._node.name} did not answer {type(body).__name__} within {limit_s:g} s"
@@ -100,7 +107,7 @@ class Ports:
 
     async def exclude(self, index: int, why: str) -> None:
         """Leave this node out from now on, tell the owners so, and tell it to end itself if it can hear."""
-        self._peers.exclude(index, why)
+        self._lose(index, why)
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
         for owner in self._node.placement.owners:
             if owner != self._node.index and not self.is_lost(owner):

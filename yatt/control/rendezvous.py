@@ -9,8 +9,9 @@ import asyncio
 import zmq
 
 from yatt import clock
+from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
-from yatt.adapters.wire import Channel, CurveKeys, Handler, Socket, calling_socket, listening_socket
+from yatt.adapters.wire import Channel, Handler, Progress
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 
@@ -18,7 +19,7 @@ POLL_S = 0.05
 
 
 async def meet(
-    node: Node, context: zmq.Context[Socket], handler: Handler
+    node: Node, context: zmq.Context[Socket], handler: Handler, progress: Progress
 ) -> tuple[Channel, dict[int, Channel]]:
     """Open this node's hub for peers and a line to every other node.
 
@@ -32,7 +33,7 @@ async def meet(
     keys = CurveKeys(node.paths.keys)
     socket = listening_socket(context, f"tcp://{node.host}:*", keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    hub = Channel(socket, epoch=node.epoch, handler=handler)
+    hub = Channel(socket, epoch=node.epoch, handler=handler, progress=progress)
     own = node.paths.roster(node.epoch, node.index)
     make_within(node.paths.root, own.parent)
     publish(own, sealed({"address": address, "node": node.index}, node.epoch))
@@ -40,7 +41,7 @@ async def meet(
     peers = {
         index: Channel(
             calling_socket(context, peer_address, node.name, keys),
-            epoch=node.epoch, handler=handler, peer=f"node{index}",
+            epoch=node.epoch, handler=handler, peer=f"node{index}", progress=progress,
         )
         for index, peer_address in addresses.items()
         if index != node.index

@@ -14,22 +14,25 @@ import json
 from collections import Counter
 from functools import partial
 
+from yatt.adapters.crowd import Crowd
+from yatt.adapters.dataset import Row
 from yatt.adapters.files import append_line
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.engines import ABORTED, Router
-from yatt.control.groups import NodeState, PromptGroup, SampleState
+from yatt.control.groups import NodeState, PromptGroup, SampleState, is_flat
 from yatt.control.node import Node
-from yatt.control.scoring import Scorer
+from yatt.control.scoring import Scorer, Subject
 from yatt.control.shard import DataShard
 from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import Quota, first_number, sample_seed
-from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed
+from yatt.core.prompts import Quota, Trials, first_number, opening_limit, sample_seed
+from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP
 from yatt.records import cluster as c
 from yatt.records import message as m
-from yatt.records.message import pack_ids, unpack_floats, unpack_ids
+
+FLAT = "all its rewards are equal"
 
 
 class Sampler:
@@ -48,11 +51,13 @@ class Sampler:
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
         self._unfinished: dict[int, PromptGroup] = {}
+        self._rows: dict[int, Row] = {}  # of living groups, by number of the group
         self._quota = Quota(target=0)
-        self._policy_version = 0
-        self._iteration, self._dropped, self._last_drop = 0, 0, ""
+        self._trials = Trials()
+        self._policy_version = self._iteration = 0
+        self._last_drop, self._is_users_drop = "", False
         self._breaking_off = False
-        self.counters: Counter[str] = Counter()
+        self._counted: dict[int, Counter[str]] = {}  # by prompt number, not told to the leader yet
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -81,24 +86,28 @@ class Sampler:
     def trained(self, numbers: set[int]) -> None:
         """Drop groups that were trained on; in deterministic mode also all that lies beyond them."""
         self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
+        self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
         owners = len(self._node.placement.owners)
         mine = {n for n in numbers if n % owners == self._node.index}
         if self._node.config.run.deterministic and mine:
             self._next_number = self._base_number = max(mine) + owners
-            self._accepted, self._unfinished = {}, {}
+            self._accepted, self._unfinished, self._rows, self._counted = {}, {}, {}, {}
 
     def show(self, numbers: set[int], iteration: int) -> None:
         """Keep a few of an iteration's completions, with their verdicts, for the report."""
-        limit, weights = self._node.config.logging.samples_per_iteration, self._scorer.weights
+        limit, scorer = self._node.config.logging.samples_per_iteration, self._scorer
         groups = [g for n, g in sorted(self._accepted.items()) if n in numbers]
-        shown = [(g, s, r) for g in groups for s, r in zip(g.samples, g.rewards(weights), strict=True)]
+        rewards = [(g, g.rewards(scorer.weights, scorer.shaping)) for g in groups]
+        shown = [(g, s, r) for g, values in rewards for s, r in zip(g.samples, values, strict=True)]
         for group, sample, reward in shown[:: max(1, len(shown) // limit)][:limit] if limit else ():
-            row = {
-                STEP: iteration, "prompt": group.prompt_text, "completion": sample.text,
+            row = self._rows.get(group.number)
+            line = {
+                STEP: iteration, "prompt": group.prompt_text,
+                "completion": self._tokenizer.decode(sample.token_ids),
                 "verdicts": sample.verdicts, "scores": sample.scores, "reward": reward,
-                "ground_truth": self._shard.row(group.row).ground_truth,
+                "ground_truth": row.ground_truth if row else None,
             }  # fmt: skip
-            append_line(self._node.paths.samples, json.dumps(row))
+            append_line(self._node.paths.samples, json.dumps(line, default=str))
 
     # ---- one phase ------------------------------------------------------------------------------
 
@@ -106,47 +115,78 @@ class Sampler:
         """Open, sample and score until nothing moves any more with the engines of `order.roles`.
 
         Raises:
-            ConfigError: so many groups were dropped that the target is out of reach.
+            ConfigError: so many groups were dropped that the target is out of reach, or all of them failed.
+            WorkerFailed: the same, and not for what the user wrote.
         """
         self._breaking_off = False
-        self._policy_version = order.policy_version
+        if order.iteration != self._iteration:
+            self._begin_iteration(order)
         may_open = ROLLOUT in order.roles
         factor = self._node.config.algorithm.max_groups_opened_factor
         self._quota = Quota(
-            target=order.target, accepted=len(self._accepted), dropped=self._dropped,
-            in_flight=len(self._unfinished),
-            limit=max(order.target, int(order.target * factor)),
+            target=order.target, accepted=len(self._accepted), dropped=self._quota.dropped,
+            in_flight=len(self._unfinished), limit=opening_limit(order.target, factor),
+            acceptance=self._quota.acceptance,
         )  # fmt: skip
-        tasks = {self._pursue_later(group, order.roles) for group in self._unfinished.values()}
-        try:
-            while True:
-                if may_open and not self._breaking_off:
-                    tasks |= {self._pursue_later(group, order.roles) for group in await self._open()}
-                if not tasks:
-                    break
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                if self._is_enough() and tasks:
-                    await self.break_off()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._until_nothing_moves(order.roles, may_open=may_open)
         if may_open and not self._breaking_off and self._quota.is_exhausted():
             raise self._out_of_reach()
 
+    async def _until_nothing_moves(self, roles: tuple[str, ...], *, may_open: bool) -> None:
+        """Pursue every group by a task of its own; each that ends may let others be opened."""
+        crowd = Crowd()
+        for group in list(self._unfinished.values()):
+            crowd.start(self._pursue(group, roles))
+        try:
+            while True:
+                for group in await self._open() if may_open and not self._breaking_off else ():
+                    crowd.start(self._pursue(group, roles))
+                if not crowd:
+                    return
+                await crowd.one_end()
+                if crowd and self._is_enough():
+                    await self.break_off()
+        finally:
+            await crowd.cancel()
+
+    def _begin_iteration(self, order: c.Advance) -> None:
+        """Count dropped groups anew, and begin completions anew that have become too old to be trained on."""
+        self._iteration, self._policy_version = order.iteration, order.policy_version
+        self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
+        oldest = order.policy_version - self._node.config.rollout.max_policy_age
+        for number, group in {**self._accepted, **self._unfinished}.items():
+            if group.restart_older(oldest, order.policy_version):
+                self._counts(number)["rollout/restarted_groups"] += 1
+                self._accepted.pop(number, None)
+                self._unfinished[number] = group
+
     def advanced(self, target: int) -> c.Advanced:
         """What the leader needs to know afterwards; counters start again from zero."""
-        weights = self._scorer.weights
+        scorer, now = self._scorer, self._policy_version
         facts = tuple(
-            c.GroupFact(number=g.number, samples=g.facts(weights), scores=g.mean_scores())
+            c.GroupFact(
+                number=g.number, samples=g.facts(scorer.weights, scorer.shaping), scores=g.mean_scores(),
+                ages=tuple(now - s.oldest_version(now) for s in g.samples),
+            )
             for g in self.chosen(target)
-        )
-        counters = {name: float(n) for name, n in (self.counters + self._scorer.counters).items()}
-        self.counters.clear()
-        self._scorer.counters.clear()
+        )  # fmt: skip
+        counters = {name: float(n) for name, n in self._take_counters(facts).items()}
         return c.Advanced(groups=facts, missing=target - len(facts), counters=counters)
+
+    def _counts(self, number: int) -> "Counter[str]":
+        return self._counted.setdefault(number, Counter())
+
+    def _take_counters(self, chosen: tuple[c.GroupFact, ...]) -> "Counter[str]":
+        """Sums over resolved groups since the last time; in deterministic mode only up to the last chosen
+        one, for how far sampling got beyond it is a matter of time."""
+        last = max((fact.number for fact in chosen), default=0)
+        is_limited = self._node.config.run.deterministic and chosen
+        told = [
+            number
+            for number in self._counted
+            if number not in self._unfinished and (not is_limited or number <= last)
+        ]
+        return sum((self._counted.pop(number) for number in told), Counter())
 
     async def break_off(self) -> None:
         """Stop what is under way; completions come back as far as they are."""
@@ -166,15 +206,15 @@ class Sampler:
         opened: list[PromptGroup] = []
         skipped = 0
         while len(opened) < self._quota.num_to_open():
-            group = await call_in_thread(partial(self._shard.open, self._next_number))
+            group, row = await call_in_thread(partial(self._shard.open, self._next_number))
             self._next_number += len(self._node.placement.owners)
             if group is None:
-                self.counters["rollout/too_long"] += 1
+                self._counts(self._next_number - len(self._node.placement.owners))["rollout/too_long"] += 1
                 skipped += 1
                 self._check_some_fit(skipped)
             else:
                 opened.append(group)
-                self._unfinished[group.number] = group
+                self._unfinished[group.number], self._rows[group.number] = group, row
         self._quota = self._quota.opened(len(opened))
         if opened:
             self._events.emit("rollout.group.open", numbers=[g.number for g in opened])
@@ -188,11 +228,19 @@ class Sampler:
                 f"every prompt of data.train_files is longer than data.max_prompt_tokens ({limit}); raise it."
             )
 
-    def _pursue_later(self, group: PromptGroup, roles: tuple[str, ...]) -> "asyncio.Task[None]":
-        return asyncio.get_running_loop().create_task(self._pursue(group, roles))
-
     async def _pursue(self, group: PromptGroup, roles: tuple[str, ...]) -> None:
-        await asyncio.gather(*(self._pursue_sample(group, sample, roles) for sample in group.samples))
+        if group.number not in self._rows:  # carried over from a former attempt
+            self._rows[group.number] = await call_in_thread(partial(self._shard.row, group.row))
+        tasks = [asyncio.ensure_future(self._pursue_sample(group, s, roles)) for s in group.samples]
+        try:
+            for done in asyncio.as_completed(tasks):
+                await done
+                if group.failure() is not None and not self._node.config.run.deterministic:
+                    break  # the others would be sampled and scored for nothing
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if group.failure() or (group.is_sampled() and group.is_scored(self._scorer.names())):
             self._resolve(group)
 
@@ -200,59 +248,71 @@ class Sampler:
         if not sample.finish_reason and ROLLOUT in roles and not self._breaking_off:
             await self._sample(group, sample)
         if sample.finish_reason and not sample.failed:
-            await self._scorer.score(group, sample, self._shard.row(group.row), roles)
+            sample.text = sample.text or self._tokenizer.decode(sample.token_ids)
+            subject = Subject(
+                group=group, sample=sample, row=self._rows[group.number], ref=self._shard.ref(group.row),
+                counters=self._counts(group.number),
+            )  # fmt: skip
+            await self._scorer.score(subject, roles)
 
     async def _sample(self, group: PromptGroup, sample: SampleState) -> None:
-        if sample.spans and self._age(sample) > self._node.config.rollout.max_policy_age:
-            sample.restart()
-        section, have = self._node.config.rollout, sample.completion_ids
+        section, num_tokens = self._node.config.rollout, sample.num_tokens
         request = m.Sample(
-            token=0, request_id=f"{group.number}/{sample.index}/{len(have)}",
-            prompt_ids=pack_ids(group.prompt_ids + have),
-            seed=sample_seed(self._node.config.run.seed, group.number, sample.index, len(have)),
+            token=0, request_id=f"{group.number}/{sample.index}/{num_tokens}",
+            prompt_ids=group.prompt + sample.completion,
+            seed=sample_seed(self._node.config.run.seed, group.number, sample.index, num_tokens),
             temperature=section.temperature, top_p=section.top_p, top_k=section.top_k,
-            max_tokens=section.max_response_tokens - len(have),
-            stop=section.stop, ignore_eos=section.ignore_eos,
+            max_tokens=section.max_response_tokens - num_tokens,
+            stop=section.stop, ignore_eos=section.ignore_eos, group=f"{group.number}",
         )  # fmt: skip
         try:
             completed = await self._router.complete(ROLLOUT, request)
         except (WorkerFailed, DeadlineExceeded) as error:
-            sample.failed = f"prompt {group.number}, sample {sample.index}: {error}"
+            sample.fail(f"prompt {group.number}, sample {sample.index}: {error}")
             return
         if completed.finish_reason == "error":
-            sample.failed = f"prompt {group.number}, sample {sample.index}: {completed.error}"
+            sample.fail(f"prompt {group.number}, sample {sample.index}: {completed.error}")
             return
-        ids = unpack_ids(completed.token_ids)
-        sample.extend(ids, unpack_floats(completed.logprobs), completed.policy_version)
-        self.counters["rollout/tokens"] += len(ids)
+        sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
+        self._counts(group.number)["rollout/tokens"] += len(completed.token_ids) // 4
         if completed.finish_reason != ABORTED:
             sample.finish_reason = completed.finish_reason
-            sample.text = self._tokenizer.decode(sample.completion_ids)
-
-    def _age(self, sample: SampleState) -> int:
-        return self._policy_version - min(version for version, _, _ in sample.spans)
 
     def _resolve(self, group: PromptGroup) -> None:
         self._unfinished.pop(group.number, None)
-        reason = group.failure()
-        flat = not reason and group.is_flat(self._scorer.weights)
+        failed = group.failure()
+        scorer = self._scorer
+        flat = failed is None and is_flat(group.rewards(scorer.weights, scorer.shaping))
+        counts = self._counts(group.number)
         if flat:
-            self.counters["rollout/flat_groups"] += 1
-        drop = bool(reason) or (flat and self._node.config.algorithm.filter_groups)
+            counts["rollout/flat_groups"] += 1
+        for sample in group.samples:
+            sample.text = ""
+        drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
         self._quota = self._quota.resolved(accepted=not drop)
-        if drop:
-            self.counters["rollout/failed_groups" if reason else "rollout/dropped_groups"] += 1
-            self._dropped, self._last_drop = self._dropped + 1, reason or "all its rewards are equal"
-            self._events.emit("rollout.group.drop", number=group.number, reason=self._last_drop)
+        self._trials = self._trials.after(is_users_failure=failed is not None and failed.is_users_failure)
+        if not drop:
+            self._accepted[group.number] = group
+            self._events.emit("rollout.group.accept", number=group.number)
             return
-        self._accepted[group.number] = group
-        self._events.emit("rollout.group.accept", number=group.number)
+        self._rows.pop(group.number, None)
+        counts["rollout/failed_groups" if failed else "rollout/dropped_groups"] += 1
+        self._last_drop = failed.failed if failed else FLAT
+        self._is_users_drop = failed is None or failed.is_users_failure
+        self._events.emit("rollout.group.drop", number=group.number, reason=self._last_drop)
+        if self._trials.is_hopeless:
+            raise ConfigError(
+                f"the first {self._trials.failed} prompt groups all failed; the last: {self._last_drop}. "
+                "Mend it and run the same again."
+            )
 
-    def _out_of_reach(self) -> ConfigError:
+    def _out_of_reach(self) -> YattError:
         quota = self._quota
-        return ConfigError(
+        says = (
             f"{quota.dropped} of {quota.accepted + quota.dropped} prompt groups were dropped and "
-            f"{quota.accepted} of {quota.target} accepted: too few to go on. The last was dropped because: "
-            f"{self._last_drop}. The event log (rollout.group.drop) has all; mend the reward, or raise "
-            "algorithm.max_groups_opened_factor."
+            f"{quota.accepted} of {quota.target} accepted in this iteration: too few to go on. The last was "
+            f"dropped because: {self._last_drop}. The event log (rollout.group.drop) has all"
         )
+        if not self._is_users_drop:  # engines, a filesystem: another attempt may do better
+            return WorkerFailed(f"{says}.")
+        return ConfigError(f"{says}; mend the reward, or raise algorithm.max_groups_opened_factor.")

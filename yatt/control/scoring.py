@@ -1,21 +1,22 @@
-"""Scores of one completion: the user's functions in the reward process, GenRMs by template and verdict.
+"""Scores of one completion: the user's functions in reward processes, GenRMs by template and verdict.
 
-A sample whose function raises, or whose verdict stays unreadable, is *failed* with its reason, or gets
-the score the config names for that case. It is counted either way and never silently a zero.
+A sample whose function raises, or whose verdict stays unreadable, is *failed* with its reason, or gets the
+score the config names for that case. It is counted either way and never silently a zero. A score of weight
+0 only measures: what it lacks is counted and costs nothing.
 """
 
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass, field
 
-from yatt.adapters.dataset import Row
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.dataset import Row, prompt_text, truth_text
+from yatt.adapters.tokenizer import Part, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.control.groups import PromptGroup, SampleState
+from yatt.control.groups import MOST_VERDICT, TRUNCATED, PromptGroup, SampleState
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
-from yatt.core.verdict import JudgedSample, parse, render
+from yatt.core.rewards import Shaping
+from yatt.core.verdict import JudgedSample, render
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.message import pack_ids, unpack_ids
@@ -24,125 +25,168 @@ Complete = Callable[[str, m.Sample], Awaitable[m.Completed]]
 CallReward = Callable[[m.Score], Awaitable[m.Message]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One completion to be scored, and the data row it answers."""
+
+    group: PromptGroup
+    sample: SampleState
+    row: Row
+    ref: m.RowRef
+    counters: "Counter[str]" = field(default_factory=Counter)
+    is_held_out: bool = False
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"prompt {self.group.number}, sample {self.sample.index}"
+
+
 class Scorer:
     """Scores completions of one node.
 
     Args:
         complete: ask an engine of a role.
-        call_reward: ask this node's reward process.
+        call_reward: ask one of this node's reward processes.
     """
 
     def __init__(self, config: RunConfig, complete: Complete, call_reward: CallReward) -> None:
         self._config, self._complete, self._call_reward = config, complete, call_reward
         self._tokenizers = {g.name: Tokenizer(g.model) for g in config.genrms}
-        self.counters: Counter[str] = Counter()
+        self._genrms = {g.name: g for g in config.genrms}
+        section = config.algorithm
+        self.shaping = Shaping(
+            max_tokens=config.rollout.max_response_tokens, buffer_tokens=section.overlong_buffer_tokens,
+            factor=section.overlong_penalty_factor, masks_truncated=section.mask_truncated,
+        )  # fmt: skip
+        self.weights = {r.name: r.weight for r in config.rewards} | {g.name: g.weight for g in config.genrms}
+        """Weight of each score in the reward."""
 
     def names(self, roles: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """Scores that a trained sample needs; with `roles`, those that can be made now."""
-        genrms = [g for g in self._config.genrms if g.weight]
-        if roles is not None:
-            genrms = [g for g in genrms if genrm_role(g.name) in roles]
-        return (*(r.name for r in self._config.rewards if r.weight), *(g.name for g in genrms))
+        """Scores of a trained sample; with `roles`, those that can be made now."""
+        genrms = [g for g in self._config.genrms if roles is None or genrm_role(g.name) in roles]
+        return (*(r.name for r in self._config.rewards), *(g.name for g in genrms))
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """Weight of each score in the reward."""
-        pairs = [(r.name, r.weight) for r in self._config.rewards]
-        return dict(pairs + [(g.name, g.weight) for g in self._config.genrms])
-
-    async def score(self, group: PromptGroup, sample: SampleState, row: Row, roles: tuple[str, ...]) -> None:
+    async def score(self, subject: Subject, roles: tuple[str, ...]) -> None:
         """Add every score that can be made now and is missing; stop at the first failure."""
-        wanted = [name for name in self.names(roles) if name not in sample.scores]
-        for name in wanted:
+        sample = subject.sample
+        have = sample.scores.keys() | sample.unmeasured.keys()
+        for name in self.names(roles):
             if sample.failed:
                 return
-            genrm = next((g for g in self._config.genrms if g.name == name), None)
-            if genrm is None or genrm.path:
-                await self.call_function(name, group, sample, row)
-            else:
-                await self._judge(genrm, group, sample, row)
+            if name not in have:
+                await self.score_one(name, subject)
 
-    async def call_function(self, name: str, group: PromptGroup, sample: SampleState, row: Row) -> None:
-        """One of the user's functions on one completion."""
-        order = m.Score(
-            reward=name,
-            prompt=group.prompt_text,
-            completion=sample.text,
-            row=json.dumps(_row_for_function(row), default=str).encode(),
-        )
+    async def score_one(self, name: str, subject: Subject) -> None:
+        """One score. Trouble of whatever kind is this sample's alone."""
+        genrm = self._genrms.get(name)
         try:
-            answer = await self._call_reward(order)
-        except (WorkerFailed, DeadlineExceeded) as lost:
-            answer = m.Failed(error=str(lost))
-        if isinstance(answer, m.Scored):
-            sample.scores = {**sample.scores, name: answer.score}
-            return
-        self.counters[f"reward/{name}/failed"] += 1
-        why = answer.error if isinstance(answer, m.Failed) else f"answered {type(answer).__name__}"
-        sample.failed = f"reward '{name}', prompt {group.number}, sample {sample.index}: {why}"
+            if genrm is None or genrm.path:
+                await self._call_function(name, subject)
+            else:
+                await self._judge(genrm, subject)
+        except (WorkerFailed, DeadlineExceeded) as error:
+            self._failed(name, subject, str(error), is_users=False)
 
-    async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask) -> m.Completed:
-        """Let a GenRM complete a text."""
-        prompt_ids = self._prompt_ids(genrm, ask.text)
+    async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask, parts: list[Part]) -> m.Completed:
+        """Let a GenRM complete a text.
+
+        Raises:
+            WorkerFailed | DeadlineExceeded: it did not, after the retries.
+        """
+        prompt_ids = self._prompt_ids(genrm, parts)
         sample = m.Sample(
             token=0, request_id=f"{genrm.name}/{ask.seed}", prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
             stop=genrm.stop,
         )  # fmt: skip
-        self.counters[f"genrm/{genrm.name}/asked"] += 1
         return await self._complete(genrm_role(genrm.name), sample)
 
     def text_of(self, genrm: GenRMSection, completed: m.Completed) -> str:
         """A GenRM's completion as text."""
         return self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
 
-    async def _judge(self, genrm: GenRMSection, group: PromptGroup, sample: SampleState, row: Row) -> None:
-        judged = JudgedSample(
-            prompt=group.prompt_text, completion=sample.text,
-            ground_truth=row.ground_truth, data_source=row.data_source,
-        )  # fmt: skip
-        text = render(genrm.template, judged)
-        for retry in range(genrm.retries + 1):
-            seed = sample_seed(self._config.run.seed, group.number, sample.index, retry)
-            ask = m.Ask(
-                genrm=genrm.name, text=text, seed=seed,
-                max_tokens=genrm.max_tokens, temperature=genrm.temperature,
-            )  # fmt: skip
-            completed = await self.ask_genrm(genrm, ask)
-            if completed.finish_reason == "error":
-                sample.failed = f"genrm '{genrm.name}', prompt {group.number}: {completed.error}"
-                return
-            verdict = self.text_of(genrm, completed)
-            sample.verdicts = {**sample.verdicts, genrm.name: verdict}
-            score = parse(verdict, genrm.verdict)
-            if score is not None:
-                sample.scores = {**sample.scores, genrm.name: score}
-                return
-            self.counters[f"genrm/{genrm.name}/unparsable"] += 1
-        self._give_up(genrm, group, sample)
+    # ---- functions ------------------------------------------------------------------------------
 
-    def _give_up(self, genrm: GenRMSection, group: PromptGroup, sample: SampleState) -> None:
-        if genrm.on_unparsable == "score":
-            sample.scores = {**sample.scores, genrm.name: genrm.unparsable_score}
+    async def _call_function(self, name: str, subject: Subject) -> None:
+        answer = await self._call_reward(self._order(name, subject, subject.sample.text))
+        if isinstance(answer, m.Scored):
+            self._scored(name, subject.sample, answer)
             return
-        seen = sample.verdicts.get(genrm.name, "")
-        sample.failed = (
-            f"genrm '{genrm.name}', prompt {group.number}, sample {sample.index}: no verdict in {seen!r}"
-        )
+        subject.counters[f"reward/{name}/failed"] += 1
+        error = answer.error if isinstance(answer, m.Failed) else f"answered {type(answer).__name__}"
+        is_users = isinstance(answer, m.Failed) and answer.user
+        self._failed(name, subject, error, is_users=is_users)
 
-    def _prompt_ids(self, genrm: GenRMSection, text: str) -> list[int]:
+    def _order(self, name: str, subject: Subject, text: str) -> m.Score:
+        group, sample = subject.group, subject.sample
+        return m.Score(
+            reward=name, prompt=group.prompt_text, completion=text, row=subject.ref,
+            is_held_out=subject.is_held_out, finish_reason=sample.finish_reason,
+            num_prompt_tokens=group.num_prompt_tokens, num_completion_tokens=sample.num_tokens,
+        )  # fmt: skip
+
+    def _scored(self, name: str, sample: SampleState, answer: m.Scored) -> None:
+        sample.scores = {**sample.scores, name: answer.score}
+        extras = {f"{name}/{key}": value for key, value in answer.extra.items()}
+        sample.extras = {**sample.extras, **extras}
+
+    def _failed(self, name: str, subject: Subject, why: str, *, is_users: bool) -> None:
+        kind = "genrm" if name in self._genrms else "reward"
+        told = f"{kind} '{name}', {subject.place}: {why}"
+        if self.weights[name] or subject.is_held_out:
+            subject.sample.fail(told, is_users=is_users)
+            return
+        subject.counters[f"{kind}/{name}/unmeasured"] += 1
+        subject.sample.unmeasured = {**subject.sample.unmeasured, name: told}
+
+    # ---- GenRMs ---------------------------------------------------------------------------------
+
+    async def _judge(self, genrm: GenRMSection, subject: Subject) -> None:
+        judged = JudgedSample(
+            prompt=prompt_text(subject.row.prompt), completion=subject.sample.text,
+            ground_truth=truth_text(subject.row.ground_truth), data_source=subject.row.data_source,
+        )  # fmt: skip
+        parts = [Part(text, is_own) for text, is_own in render(genrm.template, judged)]
+        for retry in range(genrm.retries + 1):
+            ask = m.Ask(
+                genrm=genrm.name, text="", max_tokens=genrm.max_tokens,
+                seed=sample_seed(self._config.run.seed, subject.group.number, subject.sample.index, retry),
+                temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
+            )  # fmt: skip
+            subject.counters[f"genrm/{genrm.name}/asked"] += 1
+            completed = await self.ask_genrm(genrm, ask, parts)
+            if completed.finish_reason == "error":
+                self._failed(genrm.name, subject, completed.error, is_users=False)
+                return
+            if await self._read(genrm, subject, completed):
+                return
+        self._give_up(genrm, subject)
+
+    async def _read(self, genrm: GenRMSection, subject: Subject, completed: m.Completed) -> bool:
+        """Whether there is a verdict. One that was cut is none: its last words may have been others."""
+        sample, text = subject.sample, self.text_of(genrm, completed)
+        sample.verdicts = {**sample.verdicts, genrm.name: text[-MOST_VERDICT:]}
+        if completed.finish_reason == TRUNCATED:
+            subject.counters[f"genrm/{genrm.name}/truncated"] += 1
+            return False
+        answer = await self._call_reward(self._order(genrm.name, subject, text))
+        if isinstance(answer, m.Scored):
+            self._scored(genrm.name, sample, answer)
+            return True
+        subject.counters[f"genrm/{genrm.name}/unparsable"] += 1
+        return False
+
+    def _give_up(self, genrm: GenRMSection, subject: Subject) -> None:
+        if genrm.on_unparsable == "score":
+            self._scored(genrm.name, subject.sample, m.Scored(score=genrm.unparsable_score))
+            return
+        seen = subject.sample.verdicts.get(genrm.name, "")
+        self._failed(genrm.name, subject, f"no verdict in {seen!r}", is_users=True)
+
+    def _prompt_ids(self, genrm: GenRMSection, parts: list[Part]) -> list[int]:
         tokenizer = self._tokenizers[genrm.name]
         if not genrm.chat:
-            return tokenizer.encode(text)
-        rendered = tokenizer.render_chat([{"role": "user", "content": text}])
-        return tokenizer.encode_rendered(rendered)
-
-
-def _row_for_function(row: Row) -> dict[str, Any]:
-    return {
-        "data_source": row.data_source,
-        "ground_truth": row.ground_truth,
-        "extra_info": row.raw.get("extra_info"),
-        "columns": row.raw,
-    }
+            return tokenizer.encode_parts(parts, adds_special=True)
+        return tokenizer.encode_chat([{"role": "user", "content": parts}])

@@ -12,14 +12,16 @@ from typing import Any
 import zmq
 
 from yatt import clock
-from yatt.adapters.dataset import read_rows
+from yatt.adapters.curve import listening_socket
+from yatt.adapters.dataset import RowFiles
 from yatt.adapters.files import append_line
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.wire import Channel, listening_socket
+from yatt.adapters.wire import Channel
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.control.acts import Acts
@@ -42,6 +44,7 @@ from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
 from yatt.errors import EXIT_FAILED, WorkerFailed
 from yatt.obs.events import EventLog
+from yatt.paths import rows_folder
 from yatt.records import cluster as c
 from yatt.records import message as m
 
@@ -81,15 +84,16 @@ class Session:
         """Until the leader says Quit; gives the exit code."""
         node, context = self._node, zmq.Context()
         hub = Channel(
-            listening_socket(context, self._node.endpoint), epoch=self._node.epoch, handler=self._from_worker
-        )
+            listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
+            handler=self._from_worker, resend_s=0,  # inside a node nothing is lost but by a process's end
+        )  # fmt: skip
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         lasting = []  # from before the meeting: a leader may be lost while it is waited for
         if node.is_leader:
             lasting.append(asyncio.ensure_future(raise_pulse(node.paths, node.epoch)))
         elif node.succession is not None:
             lasting.append(asyncio.ensure_future(self._stand_by(node.succession)))
-        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer)
+        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer, self._progress)
         self._liveness = Liveness(self._node, self._peers, self._lost)
         lasting.append(asyncio.ensure_future(self._liveness.run()))
         try:
@@ -111,22 +115,34 @@ class Session:
         owner = await call_in_thread(partial(self._owner, parts)) if node.is_owner else None
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
-            ports = Ports(node, self._controller.handle, self._peers, self._gave_up)
-            store = await call_in_thread(partial(open_run_store, node.config, node.paths.root))
+            ports = Ports(
+                node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
+            )
+            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
             acts = Acts(
-                node, ports, Checkpoints(store, node.epoch), self._events, vocab_size(node.config.model.path)
+                node,
+                ports,
+                Checkpoints(store, node.epoch, node.config.run.id),
+                self._events,
+                vocab_size(node.config.model.path),
             )
             self._coordinator = Coordinator(node, ports, acts, self._events)
+
+    def _progress(self) -> int:
+        """Changes while this node's workers get on."""
+        return self._parts.supervisor.progress() if self._parts is not None else 0
 
     def _owner(self, parts: Parts) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
-        rows, tokenizer = read_rows(config.data.train_files, config.data), Tokenizer(config.model.path)
-        scorer = Scorer(config, parts.router.complete, parts.workers.reward)
+        rows = RowFiles(config.data.train_files, config.data, rows_folder(node.scratch, is_held_out=False))
+        tokenizer = Tokenizer(config.model.path)
+        scorer = Scorer(config, parts.router.complete, parts.rewards.call)
         sampler = Sampler(node, DataShard(config, rows, tokenizer), scorer, parts.router, self._events)
         validator = None
         if config.validation.reward:
-            held_out = read_rows(config.data.val_files, config.data)
+            folder = rows_folder(node.scratch, is_held_out=True)
+            held_out = RowFiles(config.data.val_files, config.data, folder)
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)
@@ -156,16 +172,16 @@ class Session:
         if end.exit_code:
             sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
 
-    def trouble(self, error: str, exit_code: int) -> None:
+    def trouble(self, error: str, exit_code: int, is_symptom: bool = False) -> None:
         """Something this node cannot mend: the leader decides."""
-        self._trouble.put_nowait(c.Trouble(error=error, exit_code=exit_code))
+        self._trouble.put_nowait(c.Trouble(error=error, exit_code=exit_code, is_symptom=is_symptom))
 
     async def _report_trouble(self) -> None:
         while True:
             trouble = await self._trouble.get()
             self._events.emit("trouble", error=trouble.error, exit_code=trouble.exit_code)
             if self._coordinator is not None:
-                self._coordinator.fail(trouble.error, trouble.exit_code)
+                self._coordinator.fail(trouble.error, trouble.exit_code, is_symptom=trouble.is_symptom)
             else:
                 await self._peers.tell(0, trouble)
 
@@ -246,7 +262,8 @@ class Session:
         if index not in self._node.placement.owners and trouble.exit_code == EXIT_FAILED:
             self._gave_up(index, trouble.error)
         elif self._coordinator is not None:
-            self._coordinator.fail(f"node{index}: {trouble.error}", trouble.exit_code)
+            says = f"node{index}: {trouble.error}"
+            self._coordinator.fail(says, trouble.exit_code, is_symptom=trouble.is_symptom)
 
     async def _refuse(self, index: int, body: m.Message) -> None:
         """A node that was declared lost and only stood still: nothing it says counts, and it has to end."""
@@ -283,7 +300,23 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
     Raises:
         ConfigError: its URL cannot be used.
     """
-    return open_store(config.checkpoint.url or str(root / "checkpoints"), config.checkpoint.storage_options)
+    return open_store(store_url(config, root), config.checkpoint.storage_options)
+
+
+def store_url(config: RunConfig, root: Path) -> str:
+    """Where the run's checkpoints are."""
+    return config.checkpoint.url or str(root / "checkpoints")
+
+
+def claimed_run_store(config: RunConfig, root: Path) -> Store:
+    """The run's checkpoint store, made sure to be this run's.
+
+    Raises:
+        ConfigError: it belongs to another run.
+    """
+    store = open_run_store(config, root)
+    claim_store(store, store_url(config, root), config.run.id)
+    return store
 
 
 def vocab_size(model: str) -> int:

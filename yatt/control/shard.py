@@ -1,64 +1,75 @@
-"""This controller's stripe of the prompts: rows to prompt groups, in the run's order."""
+"""This controller's data shard: rows to prompt groups, in the run's order."""
 
 import functools
+from array import array
 
-from yatt.adapters.dataset import Row
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.dataset import Row, RowFiles, prompt_text
+from yatt.adapters.tokenizer import Part, Tokenizer
 from yatt.config.schema import RunConfig
-from yatt.control.groups import PromptGroup, SampleState
+from yatt.control.groups import PromptGroup, new_group
 from yatt.core.prompts import row_order
+from yatt.records.message import RowRef
 
 
 class DataShard:
-    """Opens prompt groups by number.
+    """Opens prompt groups by number. Reads the disk: call it in a thread.
 
     Args:
-        rows: every row of the training files; only this node's stripe is ever tokenised.
+        rows: every row of the training files; only this node's share is ever read.
     """
 
-    def __init__(self, config: RunConfig, rows: list[Row], tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RunConfig, rows: RowFiles, tokenizer: Tokenizer) -> None:
         self._config, self._rows, self._tokenizer = config, rows, tokenizer
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard a process)
-    def _order(self, data_epoch: int) -> list[int]:
-        return row_order(
-            len(self._rows),
-            seed=self._config.run.seed,
-            data_epoch=data_epoch,
-            shuffle=self._config.data.shuffle,
+    def _order(self, data_epoch: int) -> "array[int]":
+        section = self._config.data
+        order = row_order(
+            len(self._rows), seed=self._config.run.seed, data_epoch=data_epoch, shuffle=section.shuffle
         )
+        return array("Q", order)
 
     @property
     def num_rows(self) -> int:
         """Rows of a data epoch, of all nodes together."""
         return len(self._rows)
 
-    def row(self, index: int) -> Row:
-        """One row."""
-        return self._rows[index]
+    def ref(self, index: int) -> RowRef:
+        """Where a row is; does not read it."""
+        return self._rows.ref(index)
 
-    def open(self, number: int) -> PromptGroup | None:
-        """The prompt group of a prompt number, or None if its prompt is too long."""
+    def row(self, index: int) -> Row:
+        """One row.
+
+        Raises:
+            WorkerFailed: its file cannot be read any more.
+        """
+        return self._rows.row(index)
+
+    def open(self, number: int) -> tuple[PromptGroup | None, Row]:
+        """The prompt group of a prompt number, None if its prompt is too long; and its row.
+
+        Raises:
+            WorkerFailed: as `row`.
+        """
         data_epoch, position = divmod(number, len(self._rows))
         index = self._order(data_epoch)[position]
-        text, ids = encode_prompt(self._rows[index], self._tokenizer, self._config)
+        row = self._rows.row(index)
+        text, ids = encode_prompt(row, self._tokenizer, self._config)
         if len(ids) > self._config.data.max_prompt_tokens:
-            return None
-        return new_group(number, index, text, ids, self._config.rollout.n)
+            return None, row
+        return new_group(number, index, text, ids, self._config.rollout.n), row
 
 
 def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> tuple[str, list[int]]:
-    """Text and token ids of a row's prompt; chat messages go through the model's template."""
+    """Text for people and functions, and token ids, of a row's prompt.
+
+    Chat messages go through the model's template; what their contents spell never becomes a control token.
+    """
+    text = prompt_text(row.prompt)
     if isinstance(row.prompt, str):
-        return row.prompt, tokenizer.encode(row.prompt)
+        return text, tokenizer.encode_parts([Part(text, config.data.allow_special_tokens)], adds_special=True)
     if not config.data.apply_chat_template:
-        text = "\n".join(str(message["content"]) for message in row.prompt)
-        return text, tokenizer.encode(text)
-    text = tokenizer.render_chat(row.prompt)
-    return text, tokenizer.encode_rendered(text)
-
-
-def new_group(number: int, row: int, text: str, ids: list[int], n: int) -> PromptGroup:
-    """A prompt group with nothing sampled yet."""
-    samples = [SampleState(index=index) for index in range(n)]
-    return PromptGroup(number=number, row=row, prompt_text=text, prompt_ids=ids, samples=samples)
+        joined = "\n".join(str(message["content"]) for message in row.prompt)
+        return joined, tokenizer.encode_parts([Part(joined, False)], adds_special=True)
+    return text, tokenizer.encode_chat(row.prompt)

@@ -18,6 +18,8 @@ from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
 REWARD = "reward"
+ASYNC = "async"
+"""Ends the name of the reward process that runs asynchronous functions."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class Worker:
     child: Child | None = None
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     hello_bytes: int = 0
+    progress: int = 0
+    """Of its main loop, as it told last."""
 
     @property
     def wire(self) -> str:
@@ -64,6 +68,10 @@ class Supervisor:
     def of(self, role: str, slab: Slab) -> list[Worker]:
         """The workers that hold `slab` when `role` does."""
         return [w for w in self.workers.values() if w.role == role and w.slab == slab]
+
+    def progress(self) -> int:
+        """Changes while any worker gets on with its work."""
+        return sum(worker.starts + worker.progress for worker in self.workers.values())
 
     def by_wire(self, wire: str) -> Worker | None:
         """The worker whose present process has this name on the hub."""
@@ -166,8 +174,10 @@ def planned_workers(node: Node) -> list[Worker]:
         if TRAINER in node.placement.roles_of(slab)
         for gpu in slab.gpus
     ]  # fmt: skip
-    if _needs_reward_process(node):
-        workers.append(Worker(f"reward-n{node.index}", REWARD, None, ("yatt.reward", *common), ()))
+    workers += [
+        Worker(f"reward-n{node.index}{name}", REWARD, None, ("yatt.reward", *common), ())
+        for name in _reward_processes(node)
+    ]
     return workers
 
 
@@ -183,6 +193,11 @@ def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
     return Worker(f"genrm-{genrm}-{slab.name}", role, slab, argv, slab.gpus)
 
 
-def _needs_reward_process(node: Node) -> bool:
-    has_functions = bool(node.config.rewards) or any(genrm.path for genrm in node.config.genrms)
-    return node.is_owner and has_functions
+def _reward_processes(node: Node) -> list[str]:
+    """One for each synchronous call at a time, and one for all asynchronous ones."""
+    config = node.config
+    if not node.is_owner or not (config.rewards or config.genrms):
+        return []
+    count = config.launch.reward_processes or min(8, os.cpu_count() or 1)
+    has_functions = bool(config.rewards) or any(genrm.path for genrm in config.genrms)
+    return [*(f"p{number}" for number in range(count)), *([ASYNC] if has_functions else [])]

@@ -5,8 +5,10 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 """
 
 import asyncio
+import signal
 from collections.abc import Callable
 
+from yatt.adapters.process import describe_exit
 from yatt.control.groups import PromptGroup
 from yatt.control.node import Node
 from yatt.control.peers import Peers
@@ -22,27 +24,29 @@ class NodeTraining:
 
     Args:
         peers: lines to the other controllers.
-        trouble: called with (error, exit code) for what this node cannot mend.
+        trouble: called with (error, exit code, whether it may only be a symptom) for what this node cannot
+            mend.
     """
 
     def __init__(
-        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int], None]
+        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int, bool], None]
     ) -> None:
         self._node, self._workers, self._peers, self._trouble = node, workers, peers, trouble
         self._parcels: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
 
     def lost(self, worker: Worker, how: str) -> None:
-        """A trainer rank is gone."""
+        """A trainer rank is gone. One that was not killed may have ended for want of another one."""
         log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED)
+        was_killed = how == describe_exit(-signal.SIGKILL)
+        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED, not was_killed)
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
         """Let global rank 0 host the process group's store."""
         return await self._workers.order(self._workers.trainers()[0], m.OpenStore(host=self._node.host))
 
     async def build(self, order: c.BuildTrainer) -> None:
-        """Join the process group and build or load model and optimizer."""
+        """Join the process group and build model and optimizer."""
         world_size = self._node.placement.world_size
 
         def join(rank: int) -> m.Join:
@@ -50,7 +54,17 @@ class NodeTraining:
 
         joins = (self._workers.order(worker, join(rank)) for rank, worker in self._local_ranks())
         await asyncio.gather(*joins)
-        await self._workers.order_trainers(m.Build(token=0, checkpoint=order.checkpoint))
+        await self._workers.order_trainers(m.Build(token=0))
+
+    async def restore(self, order: c.RestoreTrainer) -> m.Restored:
+        """Let every local rank fill itself from a checkpoint; gives the first fault."""
+        body = m.Restore(
+            token=0, checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
+        )
+        answers = await self._workers.order_trainers(body)
+        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
+        assert len(faults) == len(answers), "Restore is answered by Restored"
+        return m.Restored(fault=next((fault for fault in faults if fault), ""))
 
     async def parcel(self, order: c.Parcel) -> m.Message:
         """Samples of another node for this one's ranks."""

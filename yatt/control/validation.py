@@ -2,64 +2,76 @@
 
 import asyncio
 
-from yatt.adapters.dataset import Row
+from yatt.adapters.dataset import Row, RowFiles
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.engines import Router
-from yatt.control.groups import PromptGroup
+from yatt.control.groups import PromptGroup, new_group
 from yatt.control.node import Node
-from yatt.control.scoring import Scorer
-from yatt.control.shard import encode_prompt, new_group
+from yatt.control.scoring import Scorer, Subject
+from yatt.control.shard import encode_prompt
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import sample_seed
 from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.records import cluster as c
 from yatt.records import message as m
-from yatt.records.cluster import ValidatedNode
-from yatt.records.message import pack_ids, unpack_ids
 
 
 class Validator:
     """This node's stripe of the held-out prompts."""
 
-    def __init__(self, node: Node, rows: list[Row], scorer: Scorer, router: Router) -> None:
+    def __init__(self, node: Node, rows: RowFiles, scorer: Scorer, router: Router) -> None:
         section, self._node = node.config.validation, node
         self._scorer, self._router = scorer, router
-        self._rows = list(enumerate(rows[: section.max_prompts]))[node.index :: len(node.placement.owners)]
+        numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.owners)]
+        self._rows = [(number, rows.ref(number), rows.row(number)) for number in numbers]
         self._tokenizer = Tokenizer(node.config.model.path)
 
-    async def run(self) -> ValidatedNode:
+    async def run(self) -> c.ValidatedNode:
         """Score all of them with the weights the engines have now."""
-        groups = await asyncio.gather(*(self._one(number, row) for number, row in self._rows))
-        sums: dict[str, tuple[float, int]] = {}
-        failed = 0
-        for (_, row), group in zip(self._rows, groups, strict=True):
-            name = self._node.config.validation.reward
+        groups = await asyncio.gather(*(self._one(*place) for place in self._rows))
+        name = self._node.config.validation.reward
+        found: dict[str, c.SourceScores] = {}
+        for (_, _, row), group in zip(self._rows, groups, strict=True):
             scores = [s.scores[name] for s in group.samples if name in s.scores]
-            failed += len(group.samples) - len(scores)
-            total, count = sums.get(row.data_source, (0.0, 0))
-            sums[row.data_source] = (total + sum(scores), count + len(scores))
-        return ValidatedNode(sums=sums, failed=failed)
+            before = found.get(row.data_source, c.SourceScores())
+            extras = dict(before.extras)
+            for sample in group.samples:
+                for key, value in sample.extras.items():
+                    extras[key] = extras.get(key, 0.0) + value
+            found[row.data_source] = c.SourceScores(
+                total=before.total + sum(scores), count=before.count + len(group.samples),
+                failed=before.failed + len(group.samples) - len(scores), extras=extras,
+            )  # fmt: skip
+        return c.ValidatedNode(sources=found)
 
-    async def _one(self, number: int, row: Row) -> PromptGroup:
+    async def _one(self, number: int, ref: m.RowRef, row: Row) -> PromptGroup:
         text, ids = encode_prompt(row, self._tokenizer, self._node.config)
         group = new_group(number, number, text, ids, self._node.config.validation.n)
-        await asyncio.gather(*(self._sample(group, index, row) for index in range(len(group.samples))))
+        subjects = [
+            Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)
+            for sample in group.samples
+        ]
+        await asyncio.gather(*map(self._sample, subjects))
         return group
 
-    async def _sample(self, group: PromptGroup, index: int, row: Row) -> None:
-        config, sample = self._node.config, group.samples[index]
+    async def _sample(self, subject: Subject) -> None:
+        config, group, sample = self._node.config, subject.group, subject.sample
         request = m.Sample(
-            token=0, request_id=f"val/{group.number}/{index}", prompt_ids=pack_ids(group.prompt_ids),
-            seed=sample_seed(config.run.seed, -1 - group.number, index),
+            token=0, request_id=f"val/{group.number}/{sample.index}", prompt_ids=group.prompt,
+            seed=sample_seed(config.run.seed, -1 - group.number, sample.index),
             temperature=config.validation.temperature, top_p=1.0, top_k=-1,
             max_tokens=config.rollout.max_response_tokens, stop=config.rollout.stop,
+            group=f"val{group.number}",
         )  # fmt: skip
         try:
             completed = await self._router.complete(ROLLOUT, request)
         except (WorkerFailed, DeadlineExceeded) as error:
-            sample.failed = str(error)
+            sample.fail(str(error))
             return
         if completed.finish_reason in ("error", "abort"):
-            sample.failed = completed.error or completed.finish_reason
+            sample.fail(completed.error or completed.finish_reason)
             return
-        sample.text = self._tokenizer.decode(unpack_ids(completed.token_ids))
-        await self._scorer.call_function(config.validation.reward, group, sample, row)
+        sample.extend(completed.token_ids, b"", completed.policy_version)
+        sample.finish_reason = completed.finish_reason
+        sample.text = self._tokenizer.decode(sample.token_ids)
+        await self._scorer.score_one(config.validation.reward, subject)

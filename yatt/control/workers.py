@@ -14,7 +14,7 @@ from yatt.config.schema import RunConfig
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
 from yatt.control.publications import Publications, Published
-from yatt.control.supervisor import REWARD, Supervisor, Worker
+from yatt.control.supervisor import Supervisor, Worker
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
 from yatt.obs.events import EventLog
@@ -70,7 +70,7 @@ class Workers:
         if "token" in body.__struct_fields__:
             body = msgspec.structs.replace(body, token=self._tokens.get(worker.name, 0))
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
-        answer = await self._hub.request(worker.wire, body, limit_s)
+        answer = await self._hub.request(worker.wire, body, limit_s, progress=lambda: worker.progress)
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)
             failure = WorkerFailed(f"{worker.name}: {answer.error}")
@@ -87,12 +87,6 @@ class Workers:
         """The same order to every local rank."""
         return list(await asyncio.gather(*(self.order(w, body) for w in self.trainers())))
 
-    async def reward(self, body: m.Score) -> m.Message:
-        """Ask the reward process."""
-        worker = next(w for w in self._supervisor.workers.values() if w.role == REWARD)
-        await self._supervisor.ready(worker)
-        return await self._hub.request(worker.wire, body, self._node.config.rollout.request_timeout_s)
-
     async def wake(self, slab: Slab, role: str, token: int) -> None:
         """The arbiter's grant: bring every worker of `role` on the slab up."""
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
@@ -107,7 +101,7 @@ class Workers:
 
     def forget(self, worker: Worker, how: str) -> None:
         """A worker's process has ended."""
-        self._engines.remove(worker.wire, f"ended: {how}")
+        self._engines.remove(worker.wire, f"ended: {how}", is_blamed=True)
         self._hub.fail_waiting(worker.wire, WorkerFailed(f"{worker.name} ended: {how}"))
 
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:

@@ -1,4 +1,4 @@
-"""Who has been silent for how long: the observer's rule, pure.
+"""Who has been silent for how long, and how much time counts: the observer's rules, pure.
 
 Before its first word a peer is given a grace: it may still be looking for the others' addresses. Only time
 in which the observer itself was awake counts. Each tick adds the time since the last one, but never more
@@ -42,3 +42,22 @@ def tick(watched: Watched, now_s: float, *, period_s: float, limit_s: float) -> 
     fallen = [] if is_late else [peer for peer, silent in silences if silent >= limit_s]
     newly = [peer for peer in fallen if peer not in watched.lost]
     return Watched(silences=silences, lost=watched.lost | set(newly), ticked_s=now_s), newly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwakeClock:
+    """Seconds that an observer was awake: between two ticks at most twice the period it ticks with.
+
+    What happened while it stood still is unread when it wakes, so that time must be nobody's silence.
+    """
+
+    real_s: float
+    awake_s: float = 0.0
+
+    def at(self, now_s: float, *, period_s: float) -> float:
+        """The awake time at `now_s`."""
+        return self.awake_s + min(max(0.0, now_s - self.real_s), 2 * period_s)
+
+    def tick(self, now_s: float, *, period_s: float) -> "AwakeClock":
+        """The observer is awake now."""
+        return AwakeClock(real_s=now_s, awake_s=self.at(now_s, period_s=period_s))

@@ -7,8 +7,11 @@ all have entered, so no role of one node ever works beside a role of another pha
 
 An answer counts once and only with the seq it was asked under, so every message may be repeated
 or come late. A wait that ends without its answers is a `Failure` like any other. Stopping early
-is a wish (`StopWanted`): the act under way is broken off, what is not saved is saved, and the run
-ends so that it can be continued.
+is a wish (`StopWanted`): the act under way is broken off where it can be, none but a save is begun any more,
+what is not saved is saved, and the run ends so that it can be continued.
+
+A failure may only be what followed from another one (`Failure.is_symptom`): when a trainer node dies, the
+ranks on the others fail as well, and may be heard of first. Such a failure waits a while for its cause.
 
 A node that only runs engines may be lost (`NodeLost`): nothing is owed by it or ordered from it any more,
 and the run goes on as long as every role has a node left. The loss of any other is a failure.
@@ -97,6 +100,8 @@ class RunState:
     stop: str = ""
     failure: str = ""
     lost: frozenset[int] = frozenset()
+    symptom: "Failure | None" = None
+    """A failure that waits for its cause; until then nothing else goes on."""
 
     @property
     def iteration(self) -> int:
@@ -136,10 +141,19 @@ class StopWanted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """This attempt cannot go on; `exit_code` says whether another one could."""
+    """This attempt cannot go on; `exit_code` says whether another one could.
+
+    `is_symptom`: it may only follow from something that is not known yet.
+    """
 
     error: str
     exit_code: int
+    is_symptom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceOver:
+    """No cause of the symptom came to light in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +164,7 @@ class NodeLost:
     why: str
 
 
-Event = Answered | Acted | StopWanted | Failure | NodeLost
+Event = Answered | Acted | StopWanted | Failure | NodeLost | PatienceOver
 
 # ---- actions ------------------------------------------------------------------------------------
 
@@ -193,6 +207,11 @@ class Exclude:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitCause:
+    """Give the symptom's cause some time, then say `PatienceOver`."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Nothing more to do."""
 
@@ -200,7 +219,7 @@ class End:
     reason: str
 
 
-Action = Order | Act | BreakOff | Exclude | End
+Action = Order | Act | BreakOff | Exclude | AwaitCause | End
 Result = tuple[RunState, tuple[Action, ...]]
 
 _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
@@ -217,19 +236,31 @@ def step(state: RunState, event: Event, program: Program) -> Result:
     if state.phase is Phase.ENDED:
         return state, ()
     match event:
-        case Failure(error, exit_code):
-            ended = replace(state, phase=Phase.ENDED, failure=error)
-            return ended, (End(exit_code, error),)
-        case StopWanted(reason):
-            return _stop(state, reason, program)
+        case Failure() | PatienceOver():
+            return _failing(state, event)
         case NodeLost():
             return _lost(state, event, program)
+        case _ if state.symptom:
+            return state, ()
+        case StopWanted(reason):
+            return _stop(state, reason, program)
         case Answered(node, seq):
             return _answered(state, node, seq, program)
         case Acted() if event.seq == state.seq and state.part is Part.ACT:
             return _acted(state, event, program)
         case _:
             return state, ()
+
+
+def _failing(state: RunState, event: Failure | PatienceOver) -> Result:
+    """Of several symptoms the first is kept: those after it are further from the cause."""
+    if isinstance(event, Failure) and event.is_symptom:
+        return (state, ()) if state.symptom else (replace(state, symptom=event), (AwaitCause(),))
+    failure = event if isinstance(event, Failure) else state.symptom
+    if failure is None:
+        return state, ()
+    ended = replace(state, phase=Phase.ENDED, failure=failure.error)
+    return ended, (End(failure.exit_code, failure.error),)
 
 
 def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) -> Result:
@@ -268,8 +299,12 @@ def _owing(state: RunState, program: Program) -> Result:
     if owed:
         return state, ()
     if state.part is Part.PREPARE:
+        if state.stop and state.phase is not Phase.SAVE:
+            return _begin(state, _stopping(state), program)
         entering = replace(state, part=Part.ENTER, seq=state.seq + 1, owed=program.nodes - state.lost)
         return entering, _orders(entering)
+    if state.stop and state.phase is not Phase.SAVE:
+        return _begin(state, _stopping(state), program)
     acting = replace(state, part=Part.ACT, seq=state.seq + 1, owed=owed)
     return acting, (_act(acting),)
 
@@ -283,8 +318,8 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
     if cause:
         error = f"node{event.node} {event.why}; {cause}"
         return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))
-    if event.node not in state.owed:
-        return without, (exclude,)
+    if event.node not in state.owed or state.symptom:
+        return replace(without, owed=state.owed - {event.node}), (exclude,)
     after, actions = _owing(replace(without, owed=state.owed - {event.node}), program)
     return after, (exclude, *actions)
 
@@ -302,10 +337,14 @@ def _acted(state: RunState, event: Acted, program: Program) -> Result:
     return _begin(after, phase, program, scoring)
 
 
+def _stopping(state: RunState) -> Phase:
+    """Where a run goes that is to stop."""
+    return Phase.SAVE if state.trained > state.saved else Phase.ENDED
+
+
 def _next(state: RunState, event: Acted, after: RunState, program: Program) -> tuple[Phase, int]:
     if after.stop:
-        unsaved = after.trained > after.saved and state.phase is not Phase.SAVE
-        return (Phase.SAVE if unsaved else Phase.ENDED), 0
+        return _stopping(after), 0
     match state.phase:
         case Phase.JOIN:
             return Phase.BUILD, 0

@@ -33,30 +33,64 @@ def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> in
     return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)
 
 
+WINDOW = 128
+"""Prompt groups after which an outcome weighs about a third in the estimate of the acceptance rate."""
+
+MOST_AHEAD = 4
+"""Groups in flight for each one that is missing, at most: a bad estimate must not flood the engines."""
+
+LEAST_OPENED = 48
+"""Groups that may always be opened in an iteration: a small share is exhausted by bad luck otherwise."""
+
+
+def opening_limit(target: int, factor: float) -> int:
+    """Most groups that a trainer node may open in one iteration for a share of `target` groups."""
+    return max(target, int(target * factor), LEAST_OPENED)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How many of the newest prompt groups were accepted, with older outcomes fading out."""
+
+    accepted: float = 0.0
+    resolved: float = 0.0
+
+    def after(self, *, accepted: bool) -> "Acceptance":
+        """The estimate with one more outcome."""
+        keep = 1.0 - 1.0 / WINDOW
+        return Acceptance(self.accepted * keep + accepted, self.resolved * keep + 1.0)
+
+    @property
+    def rate(self) -> float:
+        """Share that is accepted, in (0, 1], by Laplace's rule of succession: a bad start does not flood."""
+        return (self.accepted + 1.0) / (self.resolved + 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """One owner's prompt groups of one iteration, counted."""
+    """Counts one trainer node's prompt groups of one iteration. `dropped` are this iteration's only."""
 
     target: int
     accepted: int = 0
     dropped: int = 0
     in_flight: int = 0
     limit: int = 0
-    """Most groups that may be opened in all."""
+    """Most groups that may be opened in one iteration."""
+
+    acceptance: Acceptance = Acceptance()
+    """Outlives the iteration: the next one begins with what this one learnt."""
 
     def num_to_open(self) -> int:
         """Groups to open now, so that what is in flight will probably fill the target.
 
-        Without dropped groups that is what is missing; with them it is divided by the acceptance
-        rate seen so far (Laplace's rule of succession, so that one bad start does not flood).
+        That is what is missing, divided by the acceptance rate of late, and at most `MOST_AHEAD` for each
+        missing one.
         """
         missing = self.target - self.accepted
         if missing <= 0:
             return 0
-        resolved = self.accepted + self.dropped
-        rate = (self.accepted + 1) / (resolved + 1)
-        wanted = math.ceil(missing / rate) - self.in_flight
-        left = self.limit - resolved - self.in_flight
+        wanted = min(math.ceil(missing / self.acceptance.rate), MOST_AHEAD * missing) - self.in_flight
+        left = self.limit - self.accepted - self.dropped - self.in_flight
         return max(0, min(wanted, left))
 
     def is_exhausted(self) -> bool:
@@ -74,4 +108,28 @@ class Quota:
             in_flight=self.in_flight - 1,
             accepted=self.accepted + accepted,
             dropped=self.dropped + (not accepted),
+            acceptance=self.acceptance.after(accepted=accepted),
         )
+
+
+HANDFUL = 8
+"""Prompt groups that may fail by the user's code before the first success, until the run is ended for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Whether the user's functions ever worked: failures before the first group that did not fail by them."""
+
+    failed: int = 0
+    has_worked: bool = False
+
+    def after(self, *, is_users_failure: bool) -> "Trials":
+        """One more group is resolved."""
+        if self.has_worked or not is_users_failure:
+            return Trials(self.failed, True)
+        return Trials(self.failed + 1)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether going on would only repeat the failure."""
+        return not self.has_worked and self.failed >= HANDFUL

@@ -5,7 +5,6 @@ format specification. What is filled in is never read as a template again, so br
 completion are harmless.
 """
 
-import math
 import re
 import string
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ class JudgedSample:
     ground_truth: str
     data_source: str
 
+
+_NUMBER = re.compile(r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?|[-+]?\.[0-9]{1,15}", re.ASCII)
+"""Plain decimal numbers: 1_0, 1e308 and numbers in other scripts are none."""
 
 FIELDS = ("prompt", "completion", "ground_truth", "data_source")
 
@@ -68,20 +70,24 @@ def check_verdict(verdict: VerdictSection, key: str) -> None:
         )
 
 
-def render(template: str, sample: JudgedSample) -> str:
-    """The template with its fields filled. It must have passed `check_template`."""
-    parts: list[str] = []
+def render(template: str, sample: JudgedSample) -> list[tuple[str, bool]]:
+    """The template with its fields filled, as pieces of text; True: the template's own.
+
+    It must have passed `check_template`. Only the template's own text may be trusted with control tokens.
+    """
+    parts: list[tuple[str, bool]] = []
     for text, name, _, _ in string.Formatter().parse(template):
-        parts.append(text)
+        parts.append((text, True))
         if name is not None:
-            parts.append(getattr(sample, name))
-    return "".join(parts)
+            parts.append((getattr(sample, name), False))
+    return [(text, is_own) for text, is_own in parts if text]
 
 
 def parse(text: str, verdict: VerdictSection) -> float | None:
     """The score of the last match in `text`, or None where there is no readable one.
 
-    The last counts because a model that reasons first quotes the choices before it decides.
+    The last counts because a model that reasons first quotes the choices before it decides. The time that a
+    pattern takes is not bounded here: call it where it can be killed.
     """
     found = None
     for found in re.finditer(verdict.pattern, text):  # noqa: B007 - the last one is wanted
@@ -91,8 +97,7 @@ def parse(text: str, verdict: VerdictSection) -> float | None:
     word = found.group(1).strip()
     if verdict.scores:
         return verdict.scores.get(word)
-    try:
-        value = float(word)
-    except ValueError:
+    if not _NUMBER.fullmatch(word):
         return None
-    return value if math.isfinite(value) else None
+    value = float(word)
+    return value if verdict.minimum <= value <= verdict.maximum else None

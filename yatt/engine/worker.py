@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
-from yatt.adapters.wire import Order, Pulse, WorkerLink
 from yatt.adapters.worker_arguments import WorkerArguments
+from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library

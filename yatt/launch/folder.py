@@ -1,32 +1,45 @@
 """The run folder at the start: made, or found and compared."""
 
 import os
+import secrets
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_private, publish, read_or_none, share_with
+from yatt.adapters.curve import make_keys
+from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.lines import make_ready
-from yatt.adapters.wire import make_keys
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import claim_store
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
-from yatt.errors import ConfigError
+from yatt.control.epochs import skip_epochs
+from yatt.control.session import open_run_store, store_url
+from yatt.errors import ConfigError, YattError
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
 
 def completed(config: RunConfig) -> RunConfig:
-    """The same config with every path absolute and model limits filled in: it means the same anywhere.
+    """The same config with every path absolute, model limits and the run's id filled in: it means the same
+    anywhere.
 
     Raises:
         ConfigError: the folder that relative paths start in cannot be part of a batch script.
     """
     if wrong := FILE.fault(str(Path.cwd())):
         raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; start from another one.")
+    folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
     return replace(
         config,
-        run=replace(config.run, dir=_absolute(config.run.dir)),
+        run=replace(
+            config.run,
+            dir=folder,
+            id=config.run.id or _known_id(RunPaths(Path(folder))) or new_id(),
+            from_checkpoint=replace(origin, url=_absolute_url(origin.url)),
+        ),
         data=replace(
             config.data,
             train_files=tuple(map(_absolute, config.data.train_files)),
@@ -47,6 +60,16 @@ def completed(config: RunConfig) -> RunConfig:
         ),
         checkpoint=replace(config.checkpoint, url=_absolute_url(config.checkpoint.url)),
     )
+
+
+def new_id() -> str:
+    """A random run id; begins with a letter, so that YAML reads it as text."""
+    return f"r{secrets.token_hex(6)}"
+
+
+def _known_id(paths: RunPaths) -> str:
+    """The id of the run that is in the folder already, if one is."""
+    return _config_of(paths).run.id if paths.config.is_file() else ""
 
 
 def _absolute(path: str) -> str:
@@ -71,16 +94,22 @@ def check_folder(config: RunConfig) -> RunPaths:
 
 
 def open_folder(config: RunConfig) -> RunPaths:
-    """Make the run's folder, or find it with the same config.
+    """Make the run's folder, or find it with the same config; claim its checkpoint store.
 
     Raises:
-        ConfigError: the folder cannot be written to, or belongs to a run with another config.
+        ConfigError: the folder cannot be written to, or it or the store belongs to another run.
     """
     paths = check_folder(config)
-    is_there = paths.config.exists()
+    is_new = not paths.root.exists()
     make_root(paths.root, config.run.share)
-    if not is_there:
-        publish(paths.config, resolved_text(config).encode())
+    if not claim(paths.config, resolved_text(config).encode()):
+        _compare(_config_of(paths), config, paths.root)
+    try:
+        _claim_store(config, paths)
+    except YattError:
+        if is_new:  # with another config the next try would be refused for this one's sake
+            shutil.rmtree(paths.root)
+        raise
     make_keys(paths.keys)
     return paths
 
@@ -132,6 +161,15 @@ def make_root(root: Path, share: str) -> None:
     share_with(share)
     if share == "group":
         root.chmod(0o750)
+
+
+def _claim_store(config: RunConfig, paths: RunPaths) -> None:
+    """A store that outlived its run's folder has commits of attempts that the new folder knows nothing of:
+    its attempts are numbered from there on."""
+    store = open_run_store(config, paths.root)
+    claim_store(store, store_url(config, paths.root), config.run.id)
+    if newest := Checkpoints(store, 0).newest_epoch():
+        skip_epochs(paths, newest)
 
 
 def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:

@@ -33,6 +33,10 @@ from yatt.paths import RunPaths
 
 POLL_S = 0.1
 END_TOGETHER_S = 15.0
+"""After the first controller that trains has ended, the others may take so long."""
+
+ORPHANS_S = 1.0
+"""After one that was killed they only burn time."""
 
 
 @dataclass(slots=True)

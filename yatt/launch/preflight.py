@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.dataset import read_rows
+from yatt.adapters.dataset import check_rows
 from yatt.adapters.tokenizer import Tokenizer
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
-from yatt.config.schema import RunConfig
+from yatt.config.schema import FromCheckpointSection, RunConfig
 from yatt.core.verdict import check_template, check_verdict
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, StoreUnreachable
 from yatt.reward.functions import load_genrm_function, load_reward
 from yatt.trainer.layout import check_layout
 from yatt.weights.shape import read_shape
@@ -58,9 +60,9 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     yield partial(
         check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
     )
-    yield partial(read_rows, config.data.train_files, config.data)
+    yield partial(_check_data, config, config.data.train_files)
     if config.data.val_files:
-        yield partial(read_rows, config.data.val_files, config.data)
+        yield partial(_check_data, config, config.data.val_files)
     for index, genrm in enumerate(config.genrms):
         key = f"genrms[{index}]"
         yield partial(check_model, genrm.model, f"{key}.model")
@@ -70,11 +72,39 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(check_template, genrm.template, f"{key}.template")
             yield partial(check_verdict, genrm.verdict, f"{key}.verdict")
         else:
-            yield partial(load_genrm_function, genrm, config.rollout.request_timeout_s)
+            yield partial(load_genrm_function, genrm)
     for reward in config.rewards:
         yield partial(load_reward, reward)
-    yield partial(open_store, config.checkpoint.url or config.run.dir, config.checkpoint.storage_options)
+    if config.checkpoint.url:
+        yield partial(check_store, config)
+    if config.run.from_checkpoint.url:
+        yield partial(check_origin, config.run.from_checkpoint)
     yield partial(_engines_installed, config)
+
+
+def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
+    """Every row must be usable, and have a ground truth where something needs one."""
+    counts, data = check_rows(files, config.data), config.data
+    if not data.ground_truth_key or not counts.without_truth or not _needs_truth(config):
+        return
+    if counts.without_truth == counts.rows:
+        raise ConfigError(
+            f"data.ground_truth_key: no row of {', '.join(files)} has a column '{data.ground_truth_key}', "
+            "which reward functions and templates are given as ground_truth; name the column, or write "
+            "ground_truth_key: '' if there is none."
+        )
+    sys.stderr.write(
+        f"yatt: note: {counts.without_truth} of {counts.rows} rows of {', '.join(files)} have no "
+        f"'{data.ground_truth_key}': their ground_truth is None.\n"
+    )
+
+
+def _needs_truth(config: RunConfig) -> bool:
+    return (
+        any(reward.style == "verl" for reward in config.rewards)
+        or any(genrm.path for genrm in config.genrms)
+        or any("{ground_truth}" in genrm.template for genrm in config.genrms)
+    )
 
 
 def check_model(folder: str, key: str) -> dict[str, object]:
@@ -152,6 +182,39 @@ def _check_fits(config: RunConfig) -> None:
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.num_heads} heads of "
             f"{config.model.path}; write a divisor."
         )
+
+
+def check_store(config: RunConfig) -> None:
+    """The checkpoint store must answer and must not be another run's.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    url = config.checkpoint.url
+    try:
+        check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
+    except StoreUnreachable as error:
+        raise ConfigError(
+            f"checkpoint.url: {url} cannot be used from here ({error}). Check the address, "
+            "checkpoint.storage_options and your credentials."
+        ) from error
+
+
+def check_origin(origin: FromCheckpointSection) -> None:
+    """The checkpoint to start from must be there.
+
+    Raises:
+        ConfigError: it is not, or its store does not answer.
+    """
+    key = "run.from_checkpoint"
+    try:
+        checkpoints = Checkpoints(open_store(origin.url, origin.storage_options), 0)
+        names = checkpoints.candidates().of_iteration(origin.iteration)
+    except StoreUnreachable as error:
+        raise ConfigError(f"{key}.url: {origin.url} cannot be used from here ({error}).") from error
+    if not names:
+        wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
+        raise ConfigError(f"{key}: {origin.url} has no {wanted}; look into its folder `manifests`.")
 
 
 def _engines_installed(config: RunConfig) -> None:

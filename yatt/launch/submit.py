@@ -102,10 +102,10 @@ def resume_submitted(
 
 
 def _with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
-    """Checkpoints go to the site's object store, unless the run names another place."""
+    """Checkpoints go to a place of the run's own in the site's object store, unless it names another."""
     if config.checkpoint.url or not site.checkpoint_url_prefix:
         return config
-    url = f"{site.checkpoint_url_prefix.rstrip('/')}/{Path(config.run.dir).name}"
+    url = f"{site.checkpoint_url_prefix.rstrip('/')}/{Path(config.run.dir).name}-{config.run.id}"
     options = {**site.storage_options, **config.checkpoint.storage_options}
     return replace(config, checkpoint=replace(config.checkpoint, url=url, storage_options=options))
 

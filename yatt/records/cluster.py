@@ -2,7 +2,7 @@
 
 import msgspec
 
-from yatt.records.message import Message, MiniBatchPlan, Rollout, Sample, SampleFact, ShardFile
+from yatt.records.message import Completed, Message, MiniBatchPlan, Rollout, Sample, SampleFact, ShardFile
 
 
 class OrderFailed(Message, frozen=True, kw_only=True):
@@ -32,12 +32,22 @@ class OpenTrainerStore(Message, frozen=True, kw_only=True):
 
 
 class BuildTrainer(Message, frozen=True, kw_only=True):
-    """Join the process group and build. `state`: this node's part of the checkpoint. Answer: Done."""
+    """Join the process group and build from the Hugging Face folder. Answer: Done."""
 
     host: str
     port: int
-    checkpoint: str = ""
-    state: bytes = b""
+
+
+class RestoreTrainer(Message, frozen=True, kw_only=True):
+    """Fill what was built from a checkpoint; `state` is this node's part of it, empty for weights only.
+
+    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. Answer: Restored.
+    """
+
+    checkpoint: str
+    state: bytes
+    is_origin: bool = False
+    weights_only: bool = False
 
 
 class Advance(Message, frozen=True, kw_only=True):
@@ -53,11 +63,15 @@ class Advance(Message, frozen=True, kw_only=True):
 
 
 class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted prompt group, as metadata. `scores`: mean of each score over its completions."""
+    """One accepted prompt group, as metadata. `scores`: mean of each score over its completions.
+
+    `ages`: of each sample, how many policy versions ago its oldest token was sampled.
+    """
 
     number: int
     samples: tuple[SampleFact, ...]
     scores: dict[str, float]
+    ages: tuple[int, ...]
 
 
 class Advanced(Message, frozen=True, kw_only=True):
@@ -205,28 +219,67 @@ class EventLines(Message, frozen=True, kw_only=True):
     lines: bytes
 
 
-class ValidatedNode(Message, frozen=True, kw_only=True):
-    """By data source: (sum of scores, number of completions)."""
+class SourceScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Held-out completions of one data source: sums over those scored, and how many there are and failed."""
 
-    sums: dict[str, tuple[float, int]]
+    total: float = 0.0
+    count: int = 0
     failed: int = 0
+    extras: dict[str, float] = {}
+
+
+class ValidatedNode(Message, frozen=True, kw_only=True):
+    """Scores by data source."""
+
+    sources: dict[str, SourceScores]
 
 
 class Forward(Message, frozen=True, kw_only=True):
     """Let an engine of `role` on the receiver's node do this; its token is filled in there.
 
-    Answer: Completed.
+    Answer: Forwarded, ForwardBounced or OrderFailed.
     """
 
     role: str
     sample: Sample
 
 
+class Forwarded(Message, frozen=True, kw_only=True):
+    """The completion; how many requests the node's engines of the role take, and how many others have
+    there."""
+
+    completed: Completed
+    room: int
+    version: int
+    elsewhere: int
+
+
+class ForwardBounced(Message, frozen=True, kw_only=True):
+    """The request is not to blame for coming back: ask for it again, here only if there is room."""
+
+    why: str
+    room: int
+    version: int
+
+
+class EngineRoom(Message, frozen=True, kw_only=True):
+    """To trainer nodes: so many requests do this node's awake engines of `role` take now. Answer: Done.
+
+    `version` rises with every change; a lower one is out of date.
+    """
+
+    role: str
+    room: int
+    version: int
+
+
 class ForwardAbort(Message, frozen=True, kw_only=True):
-    """Break off what node `origin` has under way in the receiver's engines of `role`."""
+    """Break off what node `origin` has under way in the receiver's engines of `role`, or these requests of
+    it."""
 
     role: str
     origin: str
+    request_ids: tuple[str, ...] = ()
 
 
 class CommitNotice(Message, frozen=True, kw_only=True):
@@ -244,10 +297,14 @@ class Quit(Message, frozen=True, kw_only=True):
 
 
 class Trouble(Message, frozen=True, kw_only=True):
-    """To the leader: something here that this node cannot mend."""
+    """To the leader: something here that this node cannot mend.
+
+    `is_symptom`: it may only follow from what happened on another node.
+    """
 
     error: str
     exit_code: int
+    is_symptom: bool = False
 
 
 class StatusQuery(Message, frozen=True, kw_only=True):

@@ -28,6 +28,24 @@ def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message) -> bytes:
     return _ENCODER.encode(m.Frame(epoch, seq, reply_to, raw))
 
 
+PROBE, WORKING, UNKNOWN = -1, -2, -3
+"""In place of `reply_to`: is the request of this seq worked on? It is; it is not known here."""
+
+
+def encode_notice(epoch: int, seq: int, kind: int, progress: int = 0) -> bytes:
+    """A frame about the request with this seq, instead of a message."""
+    return _ENCODER.encode(m.Frame(epoch, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
+
+
+def decode_progress(frame: m.Frame) -> int:
+    """The progress that a WORKING notice tells.
+
+    Raises:
+        msgspec.ValidationError: not a number.
+    """
+    return msgspec.msgpack.decode(frame.body, type=int)
+
+
 def decode_frame(data: bytes) -> m.Frame:
     """The envelope; its body stays encoded until `decode_body`.
 

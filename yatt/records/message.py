@@ -19,7 +19,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Envelope. `seq` rises with every frame of a sender; `reply_to` is the seq it answers, or 0."""
+    """Envelope. `seq` rises by one with every frame to the same receiver.
+
+    `reply_to` is the seq it answers, or 0. Below 0 it is a notice about the request of this seq
+    (`yatt.records.codec`), not a message.
+    """
 
     epoch: int
     seq: int
@@ -109,6 +113,11 @@ class Sample(Message, frozen=True, kw_only=True):
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    group: str = ""
+    """Requests of one group share a prompt, so that they are best served by one engine."""
+
+    suspicion: int = 0
+    """How many engines died with this request in them (`yatt.core.dispatch`)."""
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -187,10 +196,27 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Build(Message, frozen=True, kw_only=True):
-    """Build model and optimizer from the Hugging Face folder, or whole from `checkpoint`. Answer: Done."""
+    """Build model and optimizer from the Hugging Face folder. Answer: Done."""
 
     token: int
-    checkpoint: str = ""
+
+
+class Restore(Message, frozen=True, kw_only=True):
+    """Fill model, optimizer and schedule, or the weights only, from the checkpoint of this manifest.
+
+    `is_origin`: the manifest is in the store of `run.from_checkpoint`. Answer: Restored.
+    """
+
+    token: int
+    checkpoint: str
+    is_origin: bool = False
+    weights_only: bool = False
+
+
+class Restored(Message, frozen=True, kw_only=True):
+    """`fault` says why the checkpoint cannot be restored; empty if it was."""
+
+    fault: str = ""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +238,8 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     num_prompt_tokens: int
     num_completion_tokens: int
+    is_masked: bool = False
+    """Its reward counts in its group's baseline; its tokens are not trained on."""
 
 
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -275,13 +303,19 @@ class SaveShards(Message, frozen=True, kw_only=True):
 
 
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index."""
+    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
+
+    `begin` and `size_bytes` are its place in the file, `sha256` is of these bytes.
+    """
 
     key: str
     dtype: str
     global_shape: tuple[int, ...]
     global_offset: tuple[int, ...]
     local_shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+    sha256: str
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,13 +345,35 @@ class ExportHF(Message, frozen=True, kw_only=True):
 # ---- reward worker ------------------------------------------------------------------------------
 
 
+class RewardsLoaded(Message, frozen=True, kw_only=True):
+    """From a reward process, before its Hello: which of its functions are asynchronous."""
+
+    asynchronous: tuple[str, ...]
+
+
+class RowRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
+
+    file: int
+    at: int
+    size: int
+
+
 class Score(Message, frozen=True, kw_only=True):
-    """Call one reward function on one completion; `row` is JSON of the data row. Answer: Scored."""
+    """Call one reward function, or read one verdict, on one completion. Answer: Scored, or Failed.
+
+    The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
+    template `completion` is the GenRM's text.
+    """
 
     reward: str
     prompt: str
     completion: str
-    row: bytes
+    row: RowRef
+    is_held_out: bool = False
+    finish_reason: str = ""
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
 
 
 class Scored(Message, frozen=True, kw_only=True):

@@ -1,50 +1,63 @@
-"""The reward process of a node: ``python -m yatt.reward --run RUN --epoch N --worker NAME --endpoint E``.
+"""A reward process: ``python -m yatt.reward --run RUN --epoch N --worker NAME --endpoint E``.
 
-The user's code runs here and nowhere else, so that what it imports, leaks or crashes touches no
-controller. Many Score orders run at once: async functions on the event loop, sync ones in threads. A
-function that raises, or takes too long, fails its sample with one sentence; the process goes on.
+The user's code runs here and nowhere else, and verdicts are read here, so that what it imports, leaks or
+crashes touches no controller. A node has several such processes; each is killed by its controller when a
+call in it takes too long (`yatt.control.rewards`). A synchronous function has the process to itself,
+asynchronous ones share one. A function that raises fails its sample with one sentence; the process goes on.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 
-import msgspec
 import zmq
 
+from yatt.adapters.curve import calling_socket
+from yatt.adapters.dataset import RowReader
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
-from yatt.adapters.wire import Channel, WorkerLink, calling_socket
+from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
+from yatt.adapters.worker_link import WorkerLink
 from yatt.config.load import load_attempt
-from yatt.config.schema import GenRMSection, RunConfig
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceeded, StaleEpoch
-from yatt.paths import RunPaths
+from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
+from yatt.core.verdict import parse
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceeded, StaleEpoch, WorkerFailed
+from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
 from yatt.reward.functions import (
     RewardFunction,
     ScoredSample,
-    asking_limit_s,
     call_reward,
     load_rewards,
     where_raised,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
 
-MAX_THREADS = 32
 PARENT_CHECK_S = 1.0
 _SHOWN_CHARACTERS = 60
 _LOG = logging.getLogger("yatt.reward")
 
 
 class RewardWorker:
-    """Score orders of one controller."""
+    """Score orders of one controller.
 
-    def __init__(self, config: RunConfig, functions: dict[str, RewardFunction]) -> None:
+    Args:
+        scratch: the node's, with the controller's copies of parquet files.
+    """
+
+    def __init__(self, config: RunConfig, functions: dict[str, RewardFunction], scratch: Path) -> None:
         self._config, self._functions = config, functions
         self._genrms: dict[str, GenRMSection] = {genrm.name: genrm for genrm in config.genrms}
-        self._threads = asyncio.Semaphore(MAX_THREADS)
+        self._verdicts = {genrm.name: genrm.verdict for genrm in config.genrms if genrm.template}
+        self._rows = {
+            is_held_out: RowReader(files, config.data, rows_folder(scratch, is_held_out=is_held_out))
+            for is_held_out, files in ((False, config.data.train_files), (True, config.data.val_files))
+        }
         self._channel: Channel | None = None
         self.stopped = asyncio.Event()
 
@@ -59,6 +72,8 @@ class RewardWorker:
             return m.Done()
         if not isinstance(body, m.Score):
             return m.Failed(error=f"{type(body).__name__} is no order for a reward process")
+        if body.reward in self._verdicts:
+            return read_verdict(body.completion, self._verdicts[body.reward])
         function = self._functions.get(body.reward)
         if function is None:
             known = ", ".join(self._functions) or "none"
@@ -66,18 +81,36 @@ class RewardWorker:
         return await self._score(function, body)
 
     async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
-        sample = _sample(order)
+        sample = None
         try:
-            score, extra = await call_reward(
-                function, sample, client=self._client(function), threads=self._threads
-            )
+            sample = self._sample(order)
+            score, extra = await call_reward(function, sample, client=self._client(function))
         except DeadlineExceeded as error:
-            return m.Failed(error=f"{error}, on {_shown(sample)}")
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; its sample fails
+            return m.Failed(error=f"{error}, on {_shown(sample)}", user=True)
+        except WorkerFailed as error:  # a row that cannot be read, or a GenRM that cannot answer
+            return m.Failed(error=str(error))
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
             place = where_raised(error, function.path)
             cause = f"{type(error).__name__}: {error}"
-            return m.Failed(error=f"{function.place} failed at {place} on {_shown(sample)}: {cause}")
+            return m.Failed(
+                error=f"{function.place} failed at {place} on {_shown(sample)}: {cause}",
+                trace="".join(traceback.format_exception(error)), user=True,
+            )  # fmt: skip
         return m.Scored(score=score, extra=extra)
+
+    def _sample(self, order: m.Score) -> ScoredSample:
+        row = self._rows[order.is_held_out].read(order.row)
+        return ScoredSample(
+            prompt=order.prompt, completion=order.completion, data_source=row.data_source,
+            ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
+            facts={
+                "finish_reason": order.finish_reason, "num_prompt_tokens": order.num_prompt_tokens,
+                "num_completion_tokens": order.num_completion_tokens,
+                "max_response_tokens": self._config.rollout.max_response_tokens,
+            },
+        )  # fmt: skip
 
     def _client(self, function: RewardFunction) -> GenRMClient | None:
         genrm = self._genrms.get(function.name)
@@ -85,30 +118,22 @@ class RewardWorker:
             return None
         assert self._channel is not None, "attached before the first order"
         return GenRMClient(
-            self._channel, genrm, run_seed=self._config.run.seed, limit_s=asking_limit_s(self._config)
+            self._channel,
+            genrm,
+            run_seed=self._config.run.seed,
+            limit_s=self._config.rollout.request_timeout_s,
         )
 
 
-class _Row(msgspec.Struct, frozen=True):
-    data_source: str = ""
-    ground_truth: str = ""
-    extra_info: object = None
-    columns: dict[str, object] = {}
+def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
+    """The score in a GenRM's text, or Failed."""
+    score = parse(text, verdict)
+    return m.Failed(error="no verdict") if score is None else m.Scored(score=score)
 
 
-def _sample(order: m.Score) -> ScoredSample:
-    row = msgspec.json.decode(order.row, type=_Row)
-    return ScoredSample(
-        prompt=order.prompt,
-        completion=order.completion,
-        data_source=row.data_source,
-        ground_truth=row.ground_truth,
-        extra_info=row.extra_info,
-        row=dict(row.columns),
-    )
-
-
-def _shown(sample: ScoredSample) -> str:
+def _shown(sample: ScoredSample | None) -> str:
+    if sample is None:
+        return "a sample"
     end = "..." if len(sample.prompt) > _SHOWN_CHARACTERS else ""
     return f"the {sample.data_source} sample with prompt {sample.prompt[:_SHOWN_CHARACTERS]!r}{end}"
 
@@ -117,10 +142,16 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     """Take orders until Stop or until the controller is gone; gives the exit code."""
     context = zmq.Context()
     socket = calling_socket(context, arguments.endpoint, arguments.worker)
-    worker = RewardWorker(config, functions)
-    channel = Channel(socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER)
+    scratch = Path(arguments.endpoint.removeprefix("ipc://")).parent
+    worker = RewardWorker(config, functions, scratch)
+    channel = Channel(
+        socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER,
+        progress=lambda: int(time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
+    )  # fmt: skip
     worker.attach(channel)
     try:
+        names = tuple(f.name for f in functions.values() if inspect.iscoroutinefunction(f.call))
+        await channel.tell(CONTROLLER, m.RewardsLoaded(asynchronous=names))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
         return await _until_stopped(worker, channel)
     finally:

@@ -7,15 +7,15 @@ from typing import Any
 _FINAL_ANSWER = re.compile(r"####\s*([^\n]+)")
 
 
-def gsm8k(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:  # noqa: ARG001
+def gsm8k(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:  # noqa: ARG001
     """1 if the last `#### answer` of the completion is the ground truth, as numbers where they are."""
     answers = _FINAL_ANSWER.findall(solution_str)
-    return float(bool(answers) and _normalised(answers[-1]) == _normalised(_last_answer(ground_truth)))
+    return float(bool(answers) and _normalised(answers[-1]) == _normalised(_last_answer(str(ground_truth))))
 
 
-def exact(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:  # noqa: ARG001
+def exact(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:  # noqa: ARG001
     """1 if the completion, without blanks around it, is the ground truth."""
-    return float(solution_str.strip() == ground_truth.strip())
+    return float(solution_str.strip() == str(ground_truth).strip())
 
 
 BUILTINS: dict[str, Callable[..., float]] = {"gsm8k": gsm8k, "exact": exact}

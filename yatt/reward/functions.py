@@ -16,14 +16,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from yatt.adapters.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError, DeadlineExceeded
 from yatt.reward.builtins import BUILTINS
 
+if TYPE_CHECKING:
+    from yatt.reward.genrm_client import GenRMClient
+
 _BUILTIN = "builtin:"
+MOST_SCORE = 1e9
+"""Beyond this, sums of rewards and their squares are not finite in float32."""
+
+GENRM_FUNCTION_S = 60.0
+"""How long a GenRM's function may take beside waiting for the GenRM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +40,12 @@ class ScoredSample:
     prompt: str
     completion: str
     data_source: str
-    ground_truth: str
+    ground_truth: Any
     extra_info: Any
     row: dict[str, Any]
+    facts: dict[str, Any]
+    """What the sampler knows: `finish_reason`, `num_prompt_tokens`, `num_completion_tokens`, and the
+    limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +72,7 @@ def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
         ConfigError: one of them cannot be loaded.
     """
     functions = {reward.name: load_reward(reward) for reward in config.rewards}
-    limit_s = asking_limit_s(config)
-    return functions | {
-        genrm.name: load_genrm_function(genrm, limit_s) for genrm in config.genrms if genrm.path
-    }
-
-
-def asking_limit_s(config: RunConfig) -> float:
-    """How long a GenRM's answer may take: it may be asked for again from other engines."""
-    return config.rollout.request_timeout_s * (config.rollout.max_retries + 1)
+    return functions | {genrm.name: load_genrm_function(genrm) for genrm in config.genrms if genrm.path}
 
 
 def load_reward(reward: RewardSection) -> RewardFunction:
@@ -100,7 +102,7 @@ def load_reward(reward: RewardSection) -> RewardFunction:
     )
 
 
-def load_genrm_function(genrm: GenRMSection, timeout_s: float) -> RewardFunction:
+def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
     """The function of an entry of `genrms` that has a path.
 
     Raises:
@@ -119,7 +121,7 @@ def load_genrm_function(genrm: GenRMSection, timeout_s: float) -> RewardFunction
         path=path,
         style="genrm",
         kwargs={},
-        timeout_s=timeout_s,
+        timeout_s=GENRM_FUNCTION_S,
     )
 
 
@@ -166,33 +168,37 @@ def where_raised(error: BaseException, path: Path | None) -> str:
 
 
 async def call_reward(
-    function: RewardFunction, sample: ScoredSample, *, client: object, threads: asyncio.Semaphore
+    function: RewardFunction, sample: ScoredSample, *, client: "GenRMClient | None"
 ) -> tuple[float, dict[str, float]]:
     """The score of one sample, and what else the function measured.
 
+    A synchronous function runs here and now, in the process's main thread (some graders use signals):
+    nothing else does meanwhile, and only the controller's SIGKILL bounds it. An asynchronous one is bounded
+    by its own limit; time in which it waits for a GenRM is not counted.
+
     Args:
-        client: handed to a GenRM's function, unused for others.
-        threads: bounds how many sync functions run at once.
+        client: handed to a GenRM's function, None for others.
 
     Raises:
-        DeadlineExceeded: not there within the function's own limit, counted from when it starts.
+        DeadlineExceeded: an asynchronous function took longer than its limit.
         ValueError: its result is no score.
         Exception: whatever the function raises.
     """
     arguments = _arguments(function, sample, client)
-    try:
-        if inspect.iscoroutinefunction(function.call):
+    if not inspect.iscoroutinefunction(function.call):
+        result = function.call(**arguments)
+    else:
+        try:
             async with asyncio.timeout(function.timeout_s) as limit:
+                if client is not None:
+                    client.pauses(limit)
                 result = await function.call(**arguments)
-        else:
-            async with threads, asyncio.timeout(function.timeout_s) as limit:
-                result = await call_in_thread(lambda: function.call(**arguments))
-    except TimeoutError:
-        if not limit.expired():  # the function's own
-            raise
-        raise DeadlineExceeded(
-            f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
-        ) from None
+        except TimeoutError:
+            if not limit.expired():  # the function's own
+                raise
+            raise DeadlineExceeded(
+                f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
+            ) from None
     return _read_trl(result) if function.style == "trl" else _read_verl(result)
 
 
@@ -203,11 +209,17 @@ def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -
         "data_source": sample.data_source,
         "solution_str": sample.completion,
         "ground_truth": sample.ground_truth,
-        "extra_info": sample.extra_info,
+        "extra_info": _extra_info(sample),
     }
     if function.style == "genrm":
         return plain | {"prompt": sample.prompt, "client": client}
     return plain | function.kwargs
+
+
+def _extra_info(sample: ScoredSample) -> Any:
+    """The row's own, and the facts beside it; a row's keys win. What is no dict is left as it is."""
+    own = sample.extra_info
+    return {**sample.facts, **(own or {})} if own is None or isinstance(own, dict) else own
 
 
 def _trl_arguments(sample: ScoredSample) -> dict[str, Any]:
@@ -232,7 +244,7 @@ def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
     extra = {
         str(name): float(value)
         for name, value in result.items()
-        if name != "score" and isinstance(value, numbers.Real)
+        if name != "score" and isinstance(value, numbers.Real) and math.isfinite(value)
     }
     return _finite(result["score"]), extra
 
@@ -244,10 +256,13 @@ def _read_trl(result: Any) -> tuple[float, dict[str, float]]:
 
 
 def _finite(value: Any) -> float:
+    """numpy's and torch's scalars are numbers too."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"its score is {value!r}, not a number") from None
     if not math.isfinite(number):
         raise ValueError(f"its score is {number}")
+    if abs(number) > MOST_SCORE:
+        raise ValueError(f"its score is {number:g}; more than {MOST_SCORE:g} is no reward")
     return number

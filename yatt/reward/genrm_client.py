@@ -4,8 +4,11 @@ A request goes to the controller, which sends it to whichever engine of that Gen
 The seed comes from (run seed, text, number of the call), so a rerun asks for the same completions.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import itertools
+from collections.abc import Iterator
 
 from yatt.adapters.wire import Channel
 from yatt.config.schema import GenRMSection
@@ -19,13 +22,19 @@ class GenRMClient:
     """One GenRM, for one sample.
 
     Args:
-        limit_s: how long one completion may take.
+        limit_s: how long the controller may be silent about one completion.
     """
 
     def __init__(self, channel: Channel, genrm: GenRMSection, *, run_seed: int, limit_s: float) -> None:
         self._channel, self._genrm = channel, genrm
         self._run_seed, self._limit_s = run_seed, limit_s
         self._calls = itertools.count()
+        self._function_limit: asyncio.Timeout | None = None
+        self._under_way, self._left_s = 0, 0.0
+
+    def pauses(self, limit: asyncio.Timeout) -> None:
+        """Stop this clock of the function while it waits for the GenRM."""
+        self._function_limit = limit
 
     async def complete(
         self, text: str, *, max_tokens: int | None = None, temperature: float | None = None
@@ -43,11 +52,26 @@ class GenRMClient:
             max_tokens=self._genrm.max_tokens if max_tokens is None else max_tokens,
             temperature=self._genrm.temperature if temperature is None else temperature,
         )
-        answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
+        with self._paused():
+            answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
         if isinstance(answer, m.Failed):
             raise WorkerFailed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
         assert isinstance(answer, m.Answered), f"an Ask is answered by Answered, not {answer!r}"
         return answer.text
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        limit, loop = self._function_limit, asyncio.get_running_loop()
+        self._under_way += 1
+        if limit is not None and self._under_way == 1:
+            self._left_s = (limit.when() or loop.time()) - loop.time()
+            limit.reschedule(None)
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if limit is not None and not self._under_way and not limit.expired():
+                limit.reschedule(loop.time() + self._left_s)
 
 
 def _seed(run_seed: int, text: str, call: int) -> int:

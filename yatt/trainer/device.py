@@ -26,10 +26,6 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
 
         cpu_shim.install()
         device = torch.device("cpu")
-
-    from yatt.trainer import mcore_fixes
-
-    mcore_fixes.install()
     return device
 
 

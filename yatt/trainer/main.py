@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.wire import Order, Pulse, WorkerLink
+from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.checkpoint.store import open_store
 from yatt.config.load import load_attempt
 from yatt.errors import ConfigError

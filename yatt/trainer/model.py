@@ -5,6 +5,7 @@ that a run file can spring are dealt with here; layouts that cannot be are refus
 """
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,8 @@ from torch import nn
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
+from yatt.trainer.adam_state import create_adam_state
 from yatt.trainer.layout import steps_per_iteration
-from yatt.trainer.mcore_fixes import create_adam_state
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
 from yatt.weights.shape import ModelShape
@@ -83,18 +84,23 @@ def parallel_groups() -> ParallelGroups:
 
 
 def build_policy(
-    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors | None
+    config: RunConfig,
+    shape: ModelShape,
+    device: torch.device,
+    source: HFTensors | None,
+    tick: Callable[[], None],
 ) -> Policy:
     """Model, optimizer and schedule of this rank. Collective.
 
     Args:
         source: weights to start from; None draws them from the seed.
+        tick: called after each tensor that is loaded.
     """
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     groups = parallel_groups()
     if source is not None:
-        load_weights(models, source, shape, groups.tp)
+        load_weights(models, source, shape, groups.tp, tick)
     chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
     create_adam_state(optimizer)
@@ -116,12 +122,12 @@ def build_policy(
 
 
 def build_reference(
-    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors
+    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors, tick: Callable[[], None]
 ) -> list[nn.Module]:
     """The frozen model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
-    load_weights(models, source, shape, parallel_groups().tp)
+    load_weights(models, source, shape, parallel_groups().tp, tick)
     for model in models:
         model.requires_grad_(False)
         model.eval()

@@ -115,7 +115,8 @@ def train_sft(
     dist.init_process_group(collective_backend(device), store=HashStore(), rank=0, world_size=1)
     try:
         join_model_parallel(config.trainer, settings.seed)
-        policy = build_policy(config, shape, device, HFTensors(str(start)) if is_folder else None)
+        source = HFTensors(str(start)) if is_folder else None
+        policy = build_policy(config, shape, device, source, lambda: None)
         result = _learn(policy, batches, settings, should_stop)
         export_hf(policy, folder, writes=True)
     finally:

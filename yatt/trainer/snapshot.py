@@ -1,26 +1,22 @@
-"""megatron-core's sharded state to checkpoint files and back.
+"""The trained state to checkpoint files and back, under any layout.
 
-megatron-core says which box of which global tensor each rank holds (`sharded_state_dict`, optimizer
-in its fully reshardable form); the files are ours. Trainers draw no random numbers once built
-(dropout is refused), so there is no generator state to keep.
+Each data-parallel rank (context-parallel ranks count as such) writes the flat ranges that its part of the
+distributed optimizer owns: the main copy and Adam's two moments, and the same range of the model's own
+parameter where that has another dtype. Nothing is gathered and nothing is written twice. megatron-core's own
+`fully_reshardable` form is not used: it gathers the optimizer on every rank, and 0.16.1 saves buckets that
+are no multiple of lcm(DP x CP, 128) shifted.
+
+Trainers draw no random numbers once built (dropout is refused), so there is no generator state to keep.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state as mpu
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge, nested_values
-from megatron.core.dist_checkpointing.mapping import (
-    ShardedObject,
-    ShardedTensor,
-    apply_factory_merges,
-    is_main_replica,
-)
-from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
-from megatron.core.dist_checkpointing.utils import extract_sharded_base
+from torch import Tensor, nn
 
 from yatt.checkpoint.manifest import Manifest
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
@@ -29,94 +25,188 @@ from yatt.clock import monotonic_s
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardsSaved
 from yatt.trainer.model import Policy
+from yatt.weights.boxes import blocks_of, boxes_of, full_shape
+from yatt.weights.convert import global_name
+from yatt.weights.names import EMBEDDING, Entry, entries
 
-SHARDING = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+MODEL, MAIN = "model", "main"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+"""What tells parameter groups apart, as in megatron-core."""
 
 
-def save_shards(policy: Policy, store: Store, prefix: str) -> ShardsSaved:
-    """Write this rank's part of the state under an attempt-private prefix. Collective.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """A parameter of this rank. `is_copy`: another pipeline stage has the same one (tied embeddings)."""
+
+    entry: Entry
+    parameter: nn.Parameter
+    is_copy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owned:
+    """The flat range [begin, end) of a local parameter that this rank's optimizer updates."""
+
+    local: _Local
+    begin: int
+    end: int
+    main: Tensor
+    state: dict[str, Tensor]
+
+
+def save_shards(policy: Policy, store: Store, prefix: str, tick: Callable[[], None]) -> ShardsSaved:
+    """Write this rank's part of the state under an attempt-private prefix. No communication.
 
     Rank 0 fills `common`.
+
+    Args:
+        tick: called after each piece of a tensor.
     """
-    begin_s = monotonic_s()
-    state, _, _ = load_preprocess(_sharded_state(policy, is_loading=False))
-    sharded, common = extract_sharded_base(state)
-    shards = [_shard_of(tensor) for tensor in _tensors(sharded) if is_main_replica(tensor.replica_id)]
-    rank = dist.get_rank()
-    files = (write_shards(store, f"{prefix}/rank-{rank:05d}.safetensors", shards),) if shards else ()
-    common |= {"scheduler": policy.scheduler.state_dict()}
-    return ShardsSaved(
-        files=files,
-        common=json.dumps(common).encode() if rank == 0 else b"{}",
-        stall_s=monotonic_s() - begin_s,
-    )
+    begin_s, rank = monotonic_s(), dist.get_rank()
+    shards = [shard for owned in _owned(policy) if _writes(policy, owned) for shard in _saved(policy, owned)]
+    path = f"{prefix}/rank-{rank:05d}.safetensors"
+    files = (write_shards(store, path, shards, tick),) if shards else ()
+    common = json.dumps(_common_of(policy)).encode() if rank == 0 else b"{}"
+    return ShardsSaved(files=files, common=common, stall_s=monotonic_s() - begin_s)
 
 
-def restore(policy: Policy, store: Store, manifest: Manifest) -> None:
-    """Fill model, optimizer and schedule from a checkpoint of any layout. Collective.
+@torch.no_grad()
+def restore(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
+    """Fill model, optimizer and schedule from a checkpoint of any layout. No communication.
+
+    Can be called again after a failure: everything is written anew.
+
+    Args:
+        tick: called after each piece of a tensor.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or of another model.
+        CheckpointError: the checkpoint is damaged, of another model, or contradicts itself.
     """
-    state, nonpersistent, factories = load_preprocess(_sharded_state(policy, is_loading=True))
-    sharded, _ = extract_sharded_base(state)
-    tensors = list(_tensors(sharded))
-    # A tensor to be filled must not be the live one: merging factories and loading copy from it.
-    wanted = [_shard_of(tensor, torch.empty_like(tensor.data)) for tensor in tensors]
-    read_shards(store, manifest.files, wanted)
-    filled = {
-        id(tensor): shard.tensor.view(tensor.local_shape)
-        for tensor, shard in zip(tensors, wanted, strict=True)
+    owned = list(_owned(policy))
+    restore_weights(policy, store, manifest, tick)
+    wanted = [shard for one in owned for name in MOMENTS for shard in _blank(policy, one.local, one, name)]
+    read_shards(store, manifest.files, wanted, tick)
+    common = json.loads(bytes(manifest.common))
+    for one in owned:
+        if "step" in one.state:
+            one.state["step"].fill_(common["step"])
+    _set_groups(policy, common["param_groups"])
+    policy.scheduler.num_steps = 0  # loading adds the saved number
+    policy.scheduler.load_state_dict(common["scheduler"])
+
+
+@torch.no_grad()
+def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
+    """Fill the model and the optimizer's main copies only; moments and schedule stay as they are.
+
+    Raises:
+        CheckpointError: as `restore`.
+    """
+    owned = list(_owned(policy))
+    key = MODEL if _has_main_copies(policy) else MAIN
+    wanted = [shard for local in _locals(policy) for shard in _blank(policy, local, None, key)]
+    if _has_main_copies(policy):
+        wanted += [shard for one in owned for shard in _blank(policy, one.local, one, MAIN)]
+    read_shards(store, manifest.files, wanted, tick)
+    for one in owned:
+        mine = one.local.parameter.view(-1)[one.begin : one.end]
+        if not torch.equal(mine, one.main.to(mine.dtype)):
+            raise CheckpointError(
+                f"checkpoint {manifest.iteration}: elements {one.begin} to {one.end} of "
+                f"{one.local.entry.name} are not the rounded main copies that were saved with them"
+            )
+
+
+def _has_main_copies(policy: Policy) -> bool:
+    """In float32 the main copies are views of the parameters, which are then saved once."""
+    return policy.mcore.params_dtype is not torch.float32
+
+
+def _locals(policy: Policy) -> Iterator[_Local]:
+    table = {entry.name: entry for entry in entries(policy.shape)}
+    for model in policy.models:
+        for name, parameter in model.named_parameters():
+            entry = table.get(global_name(name, model))
+            yield _Local(entry=entry or table[EMBEDDING], parameter=parameter, is_copy=entry is None)
+
+
+def _owned(policy: Policy) -> Iterator[_Owned]:
+    parts = getattr(policy.optimizer, "chained_optimizers", [policy.optimizer])
+    for local in _locals(policy):
+        for part in parts:
+            place = part.model_param_group_index_map.get(local.parameter)
+            if place is None:
+                continue
+            main = part.optimizer.param_groups[place[0]]["params"][place[1]]
+            flat = part._get_model_param_range_map(local.parameter)["param"]
+            state = part.optimizer.state[main]
+            yield _Owned(local=local, begin=flat.start, end=flat.end, main=main, state=state)
+
+
+def _writes(policy: Policy, owned: _Owned) -> bool:
+    """Whether this rank writes the range: of a parameter that several ranks have whole, one does."""
+    is_first = owned.local.entry.cut != "whole" or policy.groups.tp.rank() == 0
+    return is_first and not owned.local.is_copy
+
+
+def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
+    tensors = {MAIN: owned.main.detach(), **{name: owned.state[name] for name in MOMENTS}}
+    if _has_main_copies(policy):
+        tensors[MODEL] = owned.local.parameter.detach().view(-1)[owned.begin : owned.end]
+    for kind, tensor in tensors.items():
+        yield from _shards(policy, owned.local, kind, tensor, owned.begin)
+
+
+def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> Iterator[Shard]:
+    """The live tensors to be filled, set to 0 before: what pads the vocabulary is in no checkpoint."""
+    if owned is None:
+        tensor = local.parameter.detach().view(-1)
+    else:
+        tensor = owned.main.detach() if kind == MAIN else owned.state[kind]
+    tensor.zero_()
+    yield from _shards(policy, local, kind, tensor, owned.begin if owned else 0)
+
+
+def _shards(policy: Policy, local: _Local, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
+    """Views of `flat`, elements `begin` and following of the local parameter, as boxes of the global one."""
+    tp = policy.groups.tp
+    blocks = blocks_of(local.entry, policy.shape, rank=tp.rank(), size=tp.size())
+    for box in boxes_of(blocks, begin, begin + flat.numel()):
+        first = box.start - begin
+        yield Shard(
+            key=f"{kind}.{local.entry.name}",
+            global_shape=full_shape(local.entry, policy.shape),
+            offset=box.offset,
+            tensor=flat[first:][: _numel(box.shape)].view(box.shape),
+        )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _common_of(policy: Policy) -> dict[str, Any]:
+    """Scalars that are the same on every rank."""
+    groups = [{key: v for key, v in g.items() if key != "params"} for g in policy.optimizer.param_groups]
+    steps = {float(one.state["step"]) for one in _owned(policy) if "step" in one.state}
+    assert len(steps) <= 1, f"parameters were updated {sorted(steps)} times"
+    return {
+        "step": max(steps, default=0.0),  # a fused Adam has it in its groups
+        "param_groups": groups,
+        "scheduler": policy.scheduler.state_dict(),
     }
-    dict_list_map_inplace(lambda leaf: filled.get(id(leaf), leaf), sharded)
-    loaded = merge(merge(_with_tuples(json.loads(bytes(manifest.common))), nonpersistent), sharded)
-    loaded = apply_factory_merges(loaded, factories)
-    for index, model in enumerate(policy.models):
-        _load_model(model, loaded[f"model{index}"])
-    policy.optimizer.load_state_dict(loaded["optimizer"])
-    policy.scheduler.load_state_dict(loaded["scheduler"])
 
 
-def _sharded_state(policy: Policy, *, is_loading: bool) -> dict[str, Any]:
-    metadata = {**SHARDING, "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True)}
-    state: dict[str, Any] = {
-        f"model{index}": model.sharded_state_dict(metadata=metadata)
-        for index, model in enumerate(policy.models)
-    }
-    state["optimizer"] = policy.optimizer.sharded_state_dict(
-        dict(state), is_loading=is_loading, metadata=metadata
-    )
-    return state
+def _set_groups(policy: Policy, saved: list[dict[str, Any]]) -> None:
+    """Saved scalars into the parameter groups, whose order may differ from rank to rank."""
+    by_identity = {_identity(group): group for group in saved}
+    for group in policy.optimizer.param_groups:
+        found = by_identity.get(_identity(group))
+        if found is None:
+            raise CheckpointError(f"the checkpoint has no parameter group {_identity(group)}")
+        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in found.items()})
 
 
-def _tensors(sharded: dict[str, Any]) -> Iterator[ShardedTensor]:
-    """The tensors; other sharded objects are Transformer Engine's fp8 state, which is not used."""
-    for leaf in nested_values(sharded):
-        if isinstance(leaf, ShardedTensor):
-            yield leaf
-
-
-def _shard_of(tensor: ShardedTensor, target: torch.Tensor | None = None) -> Shard:
-    data = tensor.data if target is None else target
-    return Shard(
-        key=tensor.key,
-        global_shape=tuple(tensor.global_shape),
-        offset=tuple(tensor.global_offset),
-        tensor=data.view((1,) * tensor.prepend_axis_num + tuple(tensor.local_shape)),
-        may_grow=tensor.allow_shape_mismatch,
-    )
-
-
-def _load_model(model: torch.nn.Module, state: dict[str, Any]) -> None:
-    tensors = {name: value for name, value in state.items() if not isinstance(value, ShardedObject)}
-    missing, unknown = model.load_state_dict(tensors, strict=False)
-    lost = [name for name in missing if not name.endswith("_extra_state")]
-    if lost or unknown:
-        raise CheckpointError(f"the checkpoint is of another model: missing {lost}, unknown {unknown}")
-
-
-def _with_tuples(common: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples, and AdamW's betas are one."""
-    for group in common["optimizer"]["optimizer"]["param_groups"]:
-        group["betas"] = tuple(group["betas"])
-    return dict(common)
+def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group.get(key, group.get(f"pre_{key}")) for key in GROUP_KEYS)

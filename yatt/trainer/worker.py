@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
-from yatt.errors import LeaseLost, WorkerFailed
+from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
 from yatt.records import message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -24,7 +24,7 @@ from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
 from yatt.trainer.publish import copy_side_files, export_hf, probe_logprobs, publish_weights
 from yatt.trainer.ranks import Meeting
-from yatt.trainer.snapshot import restore, save_shards
+from yatt.trainer.snapshot import restore, restore_weights, save_shards
 from yatt.trainer.update import Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
 from yatt.weights.shape import read_shape
@@ -44,7 +44,7 @@ class TrainerRank:
     Args:
         store: where checkpoints lie.
         local_rank: the rank that is 0 writes files for its node.
-        tick: called once a micro-batch.
+        tick: called after each micro-batch, and after each tensor that is loaded or saved.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class TrainerRank:
             m.OpenStore: self._open_store,
             m.Join: self._join,
             m.Build: self._build,
+            m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
             m.Train: self._train,
@@ -111,20 +112,33 @@ class TrainerRank:
         self._meeting.join(order)
         return m.Done()
 
-    def _build(self, order: m.Build) -> m.Message:
+    def _build(self, _: m.Build) -> m.Message:
         config = self._config
         shape = read_shape(config.model.path)
         check_layout(shape, config.trainer, dist.get_world_size())
         source = HFTensors(config.model.path)
-        policy = build_policy(config, shape, self._device, source)
+        policy = build_policy(config, shape, self._device, source, self._tick)
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":
-            reference = build_reference(config, shape, self._device, source)
-        if order.checkpoint:
-            restore(policy, self._store, Checkpoints(self._store, epoch=0).read(order.checkpoint))
+            reference = build_reference(config, shape, self._device, source, self._tick)
         self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
         self._trained = None
         return m.Done()
+
+    def _restore(self, order: m.Restore) -> m.Message:
+        """A damaged checkpoint is an answer: the leader tries an older one."""
+        try:
+            store = self._origin() if order.is_origin else self._store
+            fill = restore_weights if order.weights_only else restore
+            fill(self._policy, store, Checkpoints(store, epoch=0).read(order.checkpoint), self._tick)
+        except CheckpointError as error:
+            return m.Restored(fault=str(error))
+        return m.Restored()
+
+    def _origin(self) -> Store:
+        """The store of the run that this one starts from."""
+        origin = self._config.run.from_checkpoint
+        return open_store(origin.url, origin.storage_options)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:
@@ -154,7 +168,7 @@ class TrainerRank:
         return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
 
     def _save_shards(self, order: m.SaveShards) -> m.Message:
-        return save_shards(self._policy, self._store, order.url)
+        return save_shards(self._policy, self._store, order.url, self._tick)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0

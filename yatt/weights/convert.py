@@ -5,7 +5,7 @@ Both ways go parameter by parameter, so nobody ever holds a second copy of the m
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from yatt.errors import ConfigError
-from yatt.weights.names import Entry, entries
+from yatt.weights.boxes import full_shape
+from yatt.weights.names import EMBEDDING, Entry, entries
 from yatt.weights.shape import ModelShape
 
-EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 
@@ -75,9 +75,16 @@ def global_name(name: str, model: Any) -> str:
 
 @torch.no_grad()
 def load_weights(
-    models: Sequence[nn.Module], source: HFTensors, shape: ModelShape, tp: dist.ProcessGroup
+    models: Sequence[nn.Module],
+    source: HFTensors,
+    shape: ModelShape,
+    tp: dist.ProcessGroup,
+    tick: Callable[[], None],
 ) -> None:
     """Fill every parameter of this rank's model chunks from the folder.
+
+    Args:
+        tick: called after each parameter.
 
     Raises:
         ConfigError: a tensor is missing.
@@ -91,6 +98,7 @@ def load_weights(
             shard = cut_shard(entry, full, rank=tp.rank(), size=tp.size())
             assert shard.shape == parameter.shape, f"{wanted}: {shard.shape} is not {parameter.shape}"
             parameter.copy_(shard)
+            tick()
 
 
 @torch.no_grad()
@@ -109,10 +117,10 @@ def export_weights(
     dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=groups.pp)
     for entry, owner in zip(table, owners.tolist(), strict=True):
         if owner == groups.pp.rank():
-            full = join_shards(entry, _gather(mine[entry.name], groups.tp))[: _num_rows(entry, shape)]
+            full = join_shards(entry, _gather(mine[entry.name], groups.tp))[: full_shape(entry, shape)[0]]
             full = full.contiguous()
         else:
-            full = example.new_empty(_full_shape(entry, shape))
+            full = example.new_empty(full_shape(entry, shape))
         if groups.pp.size() > 1:
             dist.broadcast(full, group_src=owner, group=groups.pp)
         yield from zip(entry.hf_names, unfuse(entry, full, shape), strict=True)
@@ -173,24 +181,3 @@ def _gather(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     shards = [torch.empty_like(shard) for _ in range(group.size())]
     dist.all_gather(shards, shard.contiguous(), group=group)
     return shards
-
-
-def _num_rows(entry: Entry, shape: ModelShape) -> int:
-    return _full_shape(entry, shape)[0]
-
-
-def _full_shape(entry: Entry, shape: ModelShape) -> tuple[int, ...]:
-    leaf = entry.name.removeprefix("decoder.").split(".", 2)[-1] if "layers" in entry.name else entry.name
-    qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    sizes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (shape.vocab_size, shape.hidden_size),
-        OUTPUT: (shape.vocab_size, shape.hidden_size),
-        "self_attention.linear_qkv.weight": (qkv_rows, shape.hidden_size),
-        "self_attention.linear_qkv.bias": (qkv_rows,),
-        "self_attention.q_layernorm.weight": (shape.head_dim,),
-        "self_attention.k_layernorm.weight": (shape.head_dim,),
-        "self_attention.linear_proj.weight": (shape.hidden_size, shape.num_heads * shape.head_dim),
-        "mlp.linear_fc1.weight": (2 * shape.ffn_size, shape.hidden_size),
-        "mlp.linear_fc2.weight": (shape.hidden_size, shape.ffn_size),
-    }
-    return sizes.get(leaf, (shape.hidden_size,))

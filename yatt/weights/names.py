@@ -10,6 +10,7 @@ from typing import Literal
 
 from yatt.weights.shape import ModelShape
 
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 Cut = Literal["whole", "vocabulary", "columns", "qkv", "gate_up"]
 """How tensor parallelism cuts the parameter: not at all; along padded rows; along columns; by query
 groups, each [queries, key, value]; gate and up each by rows."""
@@ -29,12 +30,12 @@ def entries(shape: ModelShape) -> list[Entry]:
 
     With tied embeddings there is no output layer here: it is the embedding.
     """
-    table = [Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), "vocabulary")]
+    table = [Entry(EMBEDDING, ("model.embed_tokens.weight",), "vocabulary")]
     for layer in range(shape.num_layers):
         table += _layer_entries(shape, layer)
     table.append(Entry("decoder.final_layernorm.weight", ("model.norm.weight",)))
     if not shape.is_tied:
-        table.append(Entry("output_layer.weight", ("lm_head.weight",), "vocabulary"))
+        table.append(Entry(OUTPUT, ("lm_head.weight",), "vocabulary"))
     return table
 
 

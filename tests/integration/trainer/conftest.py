@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 TIMEOUT_S = 110
 
 
-def make_model(folder: Path, kind: str, *, is_tied: bool) -> Path:
+def make_model(folder: Path, kind: str, *, is_tied: bool, **sizes_of_its_own: int) -> Path:
     """A random Hugging Face model with norms and biases that are not trivial."""
     import transformers
 
@@ -30,6 +30,7 @@ def make_model(folder: Path, kind: str, *, is_tied: bool) -> Path:
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": is_tied,
+        **sizes_of_its_own,
     }
     classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
     extra = {"head_dim": 16} if kind == "qwen3" else {}
@@ -67,7 +68,7 @@ class Job:
         index = json.loads((self.folder / name / "index.json").read_text())
         return {k: v for file in index["files"] for k, v in load_file(self.folder / name / file).items()}
 
-    def gradient(self, name: str) -> dict[str, torch.Tensor]:
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
         return load_file(self.folder / f"{name}.safetensors")
@@ -85,7 +86,9 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]:
+def run_world(
+    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S
+) -> dict[str, Job]:
     """Run jobs in `world_size` processes; every process started is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -101,7 +104,7 @@ def run_world(folder: Path, world_size: int, jobs: list[dict]) -> dict[str, Job]
         for rank in range(world_size)
     ]
     try:
-        codes = [process.wait(TIMEOUT_S) for process in processes]
+        codes = [process.wait(timeout_s) for process in processes]
     finally:
         for process, log in zip(processes, logs, strict=True):
             process.kill()

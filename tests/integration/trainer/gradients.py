@@ -1,6 +1,6 @@
-"""The gradient an optimizer step is given, whole and under Hugging Face's names, whatever the layout."""
+"""Gradients and optimizer state, whole and under Hugging Face's names, whatever the layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,31 @@ def write_first_gradient(policy: Policy, train: Callable[[], object], target: Pa
     policy.optimizer.step = step
     if dist.get_rank() == 0:
         save_file(seen[0], target)
+
+
+def write_state(policy: Policy, target: Path) -> None:
+    """Write main copies, both moments and the step that every parameter's state says. Collective."""
+    found = {}
+    for kind in ("main", "exp_avg", "exp_avg_sq", "step"):
+        for chunk in policy.chunks:
+            chunk.zero_grad_buffer()
+        for parameter, main, state, place in owned_ranges(policy):
+            value = main.detach() if kind == "main" else state[kind]
+            parameter.main_grad.view(-1)[place.start : place.end] = value
+        found |= {f"{kind}.{name}": tensor for name, tensor in whole_gradient(policy).items()}
+    found["lr"] = torch.tensor([group["lr"] for group in policy.optimizer.param_groups]).unique()
+    found["num_steps"] = torch.tensor([policy.scheduler.num_steps])
+    if dist.get_rank() == 0:
+        save_file(found, target)
+
+
+def owned_ranges(policy: Policy) -> Iterator[tuple[Any, torch.Tensor, dict[str, torch.Tensor], Any]]:
+    """Each parameter of which this rank updates a part: itself, its main copy, its state, its flat range."""
+    for part in policy.optimizer.chained_optimizers:
+        for group_range, group in zip(part.opt_group_ranges, part.optimizer.param_groups, strict=True):
+            for parameter, main in zip(group_range["params"], group["params"], strict=True):
+                place = part._get_model_param_range_map(parameter)["param"]
+                yield parameter, main, part.optimizer.state[main], place
 
 
 def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:

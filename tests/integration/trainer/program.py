@@ -13,6 +13,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -35,6 +36,8 @@ from yatt.records import message as m
 NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
 
+NOT_OF_TRAINER = ("dtype", "bucket_size")
+
 
 def make_config(model: str, layout: dict, algorithm: dict | None = None, **optimizer) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
@@ -43,7 +46,7 @@ def make_config(model: str, layout: dict, algorithm: dict | None = None, **optim
         data=DataSection(train_files=("unused",)),
         model=ModelSection(path=model, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=OptimizerSection(**{"lr": 1e-3, "adam_eps": 1e-4, "lr_warmup_steps": 2, **optimizer}),
-        trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k != "dtype"}}),
+        trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
         algorithm=AlgorithmSection(**(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01})),
     )
@@ -112,39 +115,74 @@ def train_order(iteration: int, token: int, num_steps: int) -> m.Train:
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
-    from tests.integration.trainer.gradients import write_first_gradient
-    from yatt.trainer import cpu_matmul
+    from yatt.trainer import cpu_matmul, model
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
+    bucket_size = job.get("layout", {}).get("bucket_size")
+    model.DistributedDataParallelConfig = functools.partial(ddp_config(), bucket_size=bucket_size)
     join_groups(config, keeps_groups=keeps_groups)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
     (place := folder / job["name"]).mkdir(exist_ok=True)
-    worker.handle(m.Build(token=1, checkpoint=job.get("restore", "")))
-    notes: dict = {"metrics": [], "left_bytes": []}
+    worker.handle(m.Build(token=1))
+    if "restore" in job:
+        assert worker.handle(m.Restore(token=1, checkpoint=job["restore"])) == m.Restored()
+    notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     for action, argument in job["actions"]:
-        if action == "train":
-            trained = worker.handle(train_order(argument, 1, 4 // config.trainer.mini_batch_size))
-            notes["metrics"].append(trained.metrics)
-        elif action == "gradient":
-            order = train_order(1, 1, 4 // config.trainer.mini_batch_size)
-            target = place / f"{argument}.safetensors"
-            write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
-        elif action == "publish":
-            notes["probe"] = publish(worker, place / argument)
-        elif action == "save":
-            save(worker, store, argument, rank, dist.get_world_size())
-        elif action == "nap":
-            nap(worker, notes)
-        elif action == "export":
-            worker.handle(m.ExportHF(token=1, folder=str(place / argument)))
+        before = len(ticks)
+        act(Place(config, worker, store, place, rank), action, argument, notes)
+        notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+class Place(NamedTuple):
+    """What an action works with; `folder` takes its results."""
+
+    config: RunConfig
+    worker: Any
+    store: FolderStore
+    folder: Path
+    rank: int
+
+
+def act(at: Place, action: str, argument: Any, notes: dict) -> None:
+    from tests.integration.trainer.gradients import write_first_gradient, write_state
+
+    worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
+
+    def train() -> None:
+        notes["metrics"].append(worker.handle(train_order(argument, 1, num_steps)).metrics)
+
+    def gradient() -> None:
+        order = train_order(1, 1, num_steps)
+        target = at.folder / f"{argument}.safetensors"
+        write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
+
+    actions = {
+        "train": train,
+        "gradient": gradient,
+        "publish": lambda: notes.update(probe=publish(worker, at.folder / argument)),
+        "save": lambda: notes.update(
+            saved_bytes=save(worker, at.store, argument, at.rank, dist.get_world_size())
+        ),
+        "state": lambda: write_state(worker._policy, at.folder / f"{argument}.safetensors"),
+        "nap": lambda: nap(worker, notes),
+        "export": lambda: worker.handle(m.ExportHF(token=1, folder=str(at.folder / argument))),
+    }
+    actions[action]()
+
+
+def ddp_config() -> type:
+    """megatron-core's; a partial of it may stand in its place in `yatt.trainer.model`."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig
 
 
 def join_groups(config: RunConfig, *, keeps_groups: bool) -> None:
@@ -188,8 +226,11 @@ def live_bytes(swap) -> int:
     return sum(size for key, size in storages.items() if key not in hosts)
 
 
-def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
-    """Shards by every rank, reported through the store, and the commit by rank 0: as controllers do."""
+def save(worker, store, iteration: int, rank: int, world_size: int) -> int:
+    """Shards by every rank, reported through the store, and the commit by rank 0: as controllers do.
+
+    Gives the bytes of this rank's files.
+    """
     prefix = f"global_step_{iteration}/1-test"
     saved = worker.handle(m.SaveShards(token=1, iteration=iteration, url=prefix))
     store.write(f"reports/{rank}", msgspec.msgpack.encode(saved))
@@ -207,6 +248,7 @@ def save(worker, store, iteration: int, rank: int, world_size: int) -> None:
         )
         Checkpoints(store, 1).commit(manifest)
     dist.barrier()
+    return sum(file.size_bytes for file in saved.files)
 
 
 def layout_of(job: dict) -> str:

@@ -8,38 +8,6 @@ import pytest
 
 from tests.integration.trainer.conftest import child_environment
 
-ADAM = """
-import json, sys
-import torch, torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-from tests.integration.trainer.program import make_config
-from yatt.trainer import device, mcore_fixes
-
-if sys.argv[2] == "unfixed":
-    mcore_fixes.install = lambda: None
-config = make_config(sys.argv[1], {})
-where = device.prepare_process(config, 0)
-from yatt.trainer.model import build_policy, join_model_parallel
-from yatt.weights.convert import HFTensors
-from yatt.weights.shape import read_shape
-dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-join_model_parallel(config.trainer, 0)
-policy = build_policy(config, read_shape(sys.argv[1]), where, HFTensors(sys.argv[1]))
-part = policy.optimizer.chained_optimizers[0]
-part.load_state_dict(part.state_dict())
-steps = [state["step"] for state in part.optimizer.state.values()]
-fails = ""
-parameter = next(iter(part.model_param_group_index_map))
-parts = ("param", "exp_avg", "exp_avg_sq")
-zeros = dict.fromkeys(parts, torch.zeros(parameter.numel()))
-try:
-    with torch.no_grad():
-        part._set_main_param_and_optimizer_states(parameter, zeros)
-except KeyError as error:
-    fails = repr(error)
-print(json.dumps({"states": len(steps), "distinct": len({id(step) for step in steps}), "fails": fails}))
-"""
-
 CUDA = """
 import json, torch
 before = {}
@@ -97,17 +65,6 @@ def run(program, *arguments):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_resumed_adam_counts_each_parameters_steps_only_with_the_fix(models):
-    """The day the unfixed run passes too, yatt/trainer/mcore_fixes.py goes."""
-    folder = str(models["qwen3"])
-    unfixed, fixed = run(ADAM, folder, "unfixed"), run(ADAM, folder, "fixed")
-    assert unfixed["distinct"] < unfixed["states"]
-    assert "step" in unfixed["fails"]
-    assert fixed["distinct"] == fixed["states"] > 10
-    assert fixed["fails"] == ""
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_a_ghost_finds_out(tmp_path: Path) -> None:
 def _cut_off(path: Path) -> Path:
     """A writer's temporary file, as a kill before the rename leaves it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return files._write_temporary(path, b"half")
+    return files._write_temporary(path, (b"half",))
 
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

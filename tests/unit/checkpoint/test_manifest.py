@@ -1,9 +1,11 @@
 """A checkpoint exists iff its manifest does and all it names is there."""
 
+import random
+
 import msgspec
 import pytest
 
-from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest
+from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest, sealed
 from yatt.checkpoint.store import FolderStore, ObjectStore
 from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile
@@ -67,7 +69,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     elif harm == "garbage manifest":
         store.write("manifests/00000002.000001.json", b'{"schema_version": 1, "iter')
     else:
-        future = msgspec.structs.replace(newest, schema_version=2)
+        future = msgspec.structs.replace(newest, schema_version=99)
         store.write("manifests/00000002.000001.json", msgspec.json.encode(future))
     found = checkpoints.newest()
     assert found.manifest.iteration == 1
@@ -75,7 +77,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
         "missing": "is missing",
         "short": "9 bytes",
         "garbage manifest": "not a whole",
-        "future manifest": "2",
+        "future manifest": "99",
     }
     assert len(found.skipped) == 1
     assert says[harm] in found.skipped[0]
@@ -159,3 +161,52 @@ def test_a_start_goes_on_from_one_checkpoint_only(store):
     started(store, 2, after=None)
     with pytest.raises(CheckpointError, match="epoch 2 went on from another checkpoint before"):
         Checkpoints(store, 2).adopt(manifest(store, 1))
+
+
+def test_every_flipped_bit_of_a_manifest_is_refused(store):
+    checkpoints = started(store)
+    whole = msgspec.structs.replace(
+        manifest(store, 2), row={"training/global_step": 2, "actor/lr": 1.5e-06, "note": "a b"},
+        nodes=(msgspec.Raw(b'{"next_number":17,"accepted":[]}'), msgspec.Raw(b"{}")),
+    )  # fmt: skip
+    checkpoints.commit(whole)
+    name = checkpoints.newest().name
+    data = store.read(name)
+    assert checkpoints.read(name).row["actor/lr"] == 1.5e-06
+    draw = random.Random(3)
+    for bit in draw.sample(range(8 * len(data)), min(3000, 8 * len(data))):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        store.write(name, bytes(flipped))
+        with pytest.raises(CheckpointError, match="manifests/00000002"):
+            checkpoints.read(name)
+
+
+def test_a_manifest_under_another_name_is_refused(store):
+    checkpoints = started(store)
+    checkpoints.commit(manifest(store, 2))
+    store.write("manifests/00000003.000001.json", store.read("manifests/00000002.000001.json"))
+    found = checkpoints.newest()
+    assert found.manifest.iteration == 2
+    assert "holds iteration 2 of epoch 1, unlike its name" in found.skipped[0]
+
+
+@pytest.mark.parametrize(
+    "note", [b"{}", b"", b"[1]", b"\xff\x00", b'{"iteration":1}', b'{"iteration":"1","epoch":1}']
+)
+def test_a_damaged_note_of_what_was_adopted_neither_raises_nor_loses_the_commits_after_it(store, note):
+    first = started(store)
+    first.commit(manifest(store, 1))
+    heir = started(store, 2, after=first.newest().manifest)
+    store.write("adopted/000003.json", note)
+    assert Checkpoints(store, 4).newest().manifest.iteration == 1
+    heir.commit(msgspec.structs.replace(manifest(store, 2, epoch=2), parent=heir.parent))
+    store.write("adopted/000002.json", note)
+    found = Checkpoints(store, 4).newest()
+    assert (found.manifest.iteration, found.manifest.epoch, found.ghosts) == (2, 2, ())
+
+
+def test_a_seal_covers_what_it_seals_and_nothing_of_itself(store):
+    whole = manifest(store, 2)
+    assert sealed(whole) == sealed(msgspec.structs.replace(whole, seal="anything"))
+    assert sealed(whole) != sealed(msgspec.structs.replace(whole, epoch=2))

@@ -5,7 +5,9 @@ import itertools
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from yatt.checkpoint import shards as shards_module
 from yatt.checkpoint.shards import Shard, read_shards, write_shards
 from yatt.checkpoint.store import FolderStore
 from yatt.errors import CheckpointError
@@ -70,15 +72,49 @@ def test_a_damaged_file_is_refused(store, whole, tmp_path, harm):
         read_shards(store, [file], cut(whole, (1, 1, 1)))
 
 
-def test_another_models_shape_is_refused_unless_it_may_grow(store):
-    saved = torch.ones(62, 4)
-    files = [write_shards(store, "rank-0", cut(saved, (1, 1)))]
+def test_another_models_shape_or_dtype_is_refused(store):
+    files = [write_shards(store, "rank-0", cut(torch.ones(62, 4), (1, 1)))]
     wanted = cut(torch.zeros(64, 4), (2, 1), fill=-1.0)
     with pytest.raises(CheckpointError, match=r"w was saved as \(62, 4\), the model wants \(64, 4\)"):
         read_shards(store, files, wanted)
-    growing = [dataclasses.replace(shard, may_grow=True) for shard in wanted]
-    read_shards(store, files, growing)
-    assert torch.cat([shard.tensor for shard in growing]).sum(1).tolist() == [4.0] * 62 + [0.0] * 2
+    wanted = cut(torch.zeros(62, 4).bfloat16(), (1, 1))
+    with pytest.raises(CheckpointError, match="w was saved as float32, the model wants bfloat16"):
+        read_shards(store, files, wanted)
+
+
+def test_a_file_is_read_by_safetensors_too(store, whole, tmp_path):
+    write_shards(store, "rank-0.safetensors", cut(whole, (2, 1, 1)))
+    tensors = load_file(tmp_path / "rank-0.safetensors")
+    assert torch.equal(torch.cat([tensors["0"], tensors["1"]]), whole)
+
+
+def test_large_boxes_are_written_in_pieces_and_only_the_needed_ones_are_fetched(store, monkeypatch):
+    monkeypatch.setattr(shards_module, "PIECE_BYTES", 64)
+    saved, ticks = torch.arange(400.0).view(20, 20), []
+    file = write_shards(store, "rank-0", cut(saved, (1, 1)), lambda: ticks.append(1))
+    assert len(file.tensors) == len(ticks) >= 25
+    assert max(piece.size_bytes for piece in file.tensors) <= 80
+    fetched = []
+    read_ranges = store.read_ranges
+    monkeypatch.setattr(
+        store, "read_ranges", lambda name, ranges: fetched.extend(ranges) or read_ranges(name, ranges)
+    )
+    wanted = Shard(key="w", global_shape=(20, 20), offset=(7, 3), tensor=torch.zeros(2, 5))
+    read_shards(store, [file], [wanted])
+    assert torch.equal(wanted.tensor, saved[7:9, 3:8])
+    assert 0 < len(fetched) <= 6
+
+
+def test_damage_in_a_piece_that_is_not_needed_is_not_met(store, tmp_path, whole):
+    file = write_shards(store, "rank-0", cut(whole, (2, 1, 1)))
+    path = tmp_path / "rank-0"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    first, second = cut(whole, (2, 1, 1), fill=-1.0)
+    read_shards(store, [file], [first])
+    with pytest.raises(CheckpointError, match="rank-0 is not what was saved: of w at byte"):
+        read_shards(store, [file], [second])
 
 
 def test_every_dtype_comes_back_as_it_was(store):

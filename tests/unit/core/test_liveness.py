@@ -1,9 +1,10 @@
 """Who is declared lost, and that an observer that stood still itself blames nobody."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt.core.liveness import Watched, heard, tick, watch
+from yatt.core.liveness import AwakeClock, Watched, heard, tick, watch
 
 PERIOD_S, LIMIT_S = 1.0, 10.0
 
@@ -86,3 +87,13 @@ def test_who_says_nothing_is_lost_in_time_however_ticks_fall(steps_s: list[float
             assert LIMIT_S <= now_s < LIMIT_S + 2 * PERIOD_S
             return
     raise AssertionError(f"not lost after {now_s:g} s")
+
+
+def test_an_awake_clock_counts_no_standstill() -> None:
+    clock = AwakeClock(real_s=10.0)
+    for now_s in (10.1, 10.2, 21.7, 21.8):  # stood still for 11.5 s
+        clock = clock.tick(now_s, period_s=0.1)
+    assert clock.awake_s == pytest.approx(0.1 + 0.1 + 0.2 + 0.1)
+    assert clock.at(21.85, period_s=0.1) == pytest.approx(clock.awake_s + 0.05)
+    assert clock.at(30.0, period_s=0.1) == pytest.approx(clock.awake_s + 0.2)
+    assert clock.at(21.0, period_s=0.1) == clock.awake_s, "it never goes back"

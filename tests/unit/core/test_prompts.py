@@ -1,11 +1,21 @@
 """Which prompts are opened, by whom and in which order."""
 
+import random
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt.core.prompts import Quota, first_number, row_order, sample_seed, share
+from yatt.core.prompts import (
+    MOST_AHEAD,
+    Acceptance,
+    Quota,
+    first_number,
+    opening_limit,
+    row_order,
+    sample_seed,
+    share,
+)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 200))
@@ -61,3 +71,49 @@ def test_without_drops_exactly_the_target_is_opened() -> None:
     quota = quota.opened(quota.num_to_open())
     assert quota.in_flight == 8
     assert quota.num_to_open() == 0
+
+
+def iterations_until_exhausted(
+    share_accepted: float, *, iterations: int, target: int
+) -> list[tuple[int, int]]:
+    """(opened, carried over) of each iteration, groups resolving in random order."""
+    draw, acceptance, carried, in_flight = random.Random(f"{share_accepted}/{target}"), Acceptance(), 0, 0
+    found = []
+    for _ in range(iterations):
+        quota = Quota(
+            target=target,
+            accepted=carried,
+            in_flight=in_flight,
+            limit=opening_limit(target, 10.0),
+            acceptance=acceptance,
+        )
+        opened = 0
+        while quota.accepted < target:
+            opened += quota.num_to_open()
+            quota = quota.opened(quota.num_to_open())
+            assert quota.in_flight <= max(MOST_AHEAD * target, in_flight)
+            assert quota.in_flight, f"exhausted after {len(found)} iterations: {quota}"
+            quota = quota.resolved(accepted=draw.random() < share_accepted)
+        acceptance, carried, in_flight = quota.acceptance, quota.accepted - target, quota.in_flight
+        found.append((opened, carried))
+    return found
+
+
+def test_a_hundred_iterations_of_dropped_groups_never_use_up_a_limit_of_one_iteration() -> None:
+    for share_accepted in (0.3, 0.5, 0.9, 0.98):
+        for target in (1, 8, 16):
+            found = iterations_until_exhausted(share_accepted, iterations=100, target=target)
+            opened = sum(number for number, _ in found)
+            needed = 100 * target / share_accepted
+            assert opened < 1.3 * needed + MOST_AHEAD * target, (share_accepted, target, opened, needed)
+            assert max(carried for _, carried in found) <= target, "what is carried over is not a flood"
+
+
+def test_the_acceptance_rate_forgets() -> None:
+    acceptance = Acceptance()
+    for _ in range(500):
+        acceptance = acceptance.after(accepted=False)
+    assert acceptance.rate < 0.02
+    for _ in range(500):
+        acceptance = acceptance.after(accepted=True)
+    assert acceptance.rate > 0.95

@@ -10,8 +10,9 @@ SAMPLE = JudgedSample(prompt="p{x}", completion="{completion} }", ground_truth="
 
 
 def test_fields_are_filled_and_never_read_again():
-    text = render("{data_source}|{prompt}|{completion}|{ground_truth}|{{literal}}", SAMPLE)
-    assert text == "d|p{x}|{completion} }|g|{literal}"
+    parts = render("{data_source}|{prompt}|{completion}|{ground_truth}|{{literal}}", SAMPLE)
+    assert "".join(text for text, _ in parts) == "d|p{x}|{completion} }|g|{literal}"
+    assert [text for text, is_own in parts if not is_own] == ["d", "p{x}", "{completion} }", "g"]
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,13 @@ NUMBER = VerdictSection(pattern=r"score: (\S+)")
 )
 def test_the_last_match_decides(verdict, text, score):
     assert parse(text, verdict) == score
+
+
+@pytest.mark.parametrize("word", ["1e308", "1_0", "nan", "inf", "٣", "0x10", "1" * 40, "1001", "-1001", ""])
+def test_only_a_plain_number_within_bounds_is_a_verdict(word):
+    assert parse(f"score: {word}", VerdictSection(pattern="score: (.*)")) is None
+
+
+@pytest.mark.parametrize(("word", "value"), [("7", 7.0), ("-0.5", -0.5), ("+3", 3.0), (".25", 0.25)])
+def test_plain_numbers_are_verdicts(word, value):
+    assert parse(f"score: {word}", VerdictSection(pattern="score: (.*)")) == value

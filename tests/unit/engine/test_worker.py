@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.wire import WorkerLink
+from yatt.adapters.worker_link import WorkerLink
 from yatt.engine.protocol import EngineOptions
 from yatt.engine.scripted import ScriptedEngine
 from yatt.engine.worker import EnginePlan, EngineWorker

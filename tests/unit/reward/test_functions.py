@@ -45,7 +45,7 @@ def test_a_genrm_function_must_be_async(tmp_path):
     (tmp_path / "judge.py").write_text("def compute_score(): pass\n")
     genrm = GenRMSection(name="judge", model="m", path=str(tmp_path / "judge.py"))
     with pytest.raises(ConfigError, match="must be `async def`"):
-        load_genrm_function(genrm, 1.0)
+        load_genrm_function(genrm)
 
 
 @pytest.mark.parametrize(

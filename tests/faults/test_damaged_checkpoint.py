@@ -1,0 +1,81 @@
+"""A damaged checkpoint is found out while it is restored, and the run goes on from the next older one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from yatt.obs.metrics import results
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+ITERATIONS = 60
+
+
+def interrupted(folder: Path) -> RunFile:
+    """A run that was killed, all of it, once it had a few checkpoints."""
+    run = RunFile(folder, {"trainer": {"total_iterations": ITERATIONS}, "checkpoint": {"keep": 3}})
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: len(manifests(run)) >= 3, timeout_s=120, what="three checkpoints")
+        kill(process.pid)
+        for pid in living(run.run_dir):
+            kill(pid)
+    finally:
+        process.kill()
+        process.communicate()
+    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="the end of all processes")
+    return run
+
+
+def manifests(run: RunFile) -> list[Path]:
+    return sorted((run.run_dir / "checkpoints" / "manifests").glob("*.json"))
+
+
+def flip_last_bit(run: RunFile, manifest: Path) -> None:
+    """In the data of the last rank's file; the file keeps its size."""
+    content: dict[str, Any] = json.loads(manifest.read_text())
+    path = run.run_dir / "checkpoints" / content["files"][-1]["path"]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def events(run: RunFile, kind: str) -> list[dict[str, Any]]:
+    return [event for event in rows(run.run_dir / "events.jsonl") if event["kind"] == kind]
+
+
+def test_a_flipped_bit_costs_one_checkpoint_and_changes_no_result(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "damaged")
+    *_, older, newest = manifests(run)
+    flip_last_bit(run, newest)
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert events(run, "attempt.resume")[-1]["iteration"] == int(older.name.partition(".")[0])
+    (skipped,) = events(run, "ckpt.skip")
+    assert newest.name in skipped["reason"]
+    assert "is not what was saved" in skipped["reason"]
+    calm = RunFile(tmp_path / "calm", run.settings)
+    assert yatt("run", str(calm.write())).returncode == 0
+    assert metrics(run) == metrics(calm)
+
+
+def metrics(run: RunFile) -> list[dict[str, Any]]:
+    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+
+
+def test_with_no_whole_checkpoint_left_the_run_ends_and_says_so_instead_of_starting_over(
+    tmp_path: Path,
+) -> None:
+    run = interrupted(tmp_path)
+    for manifest in manifests(run):
+        flip_last_bit(run, manifest)
+    before = len(events(run, "attempt.start"))
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 93, done.stdout + done.stderr
+    assert "no checkpoint of this run can be restored" in done.stdout
+    assert "is not what was saved" in done.stdout
+    assert len(events(run, "ckpt.skip")) == 3
+    assert len(events(run, "attempt.start")) - before == 2, "one attempt of two controllers"
+    assert not any(event["iteration"] == 0 for event in events(run, "attempt.resume")[1:])

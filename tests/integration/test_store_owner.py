@@ -1,0 +1,191 @@
+"""A checkpoint store belongs to one run: strangers are refused, and what they may do on purpose works."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.runs import RunFile, rows, yatt
+from yatt.checkpoint.ownership import claim_store, owner_of
+from yatt.checkpoint.store import FolderStore
+from yatt.config.load import load, load_resolved
+from yatt.config.site import SiteConfig
+from yatt.control.session import claimed_run_store
+from yatt.errors import ConfigError
+from yatt.launch.folder import completed, open_folder
+from yatt.launch.submit import _with_store
+from yatt.obs.metrics import results
+
+SMALL = {"launch": {"nodes": 1}, "optimizer": {"lr_decay_style": "constant"}}
+
+
+def run_file(folder: Path, url: Path, *, iterations: int = 2, **run: Any) -> RunFile:
+    return RunFile(folder, {
+        **SMALL,
+        "run": {"dir": str(folder / "run"), "deterministic": True, **run},
+        "trainer": {"total_iterations": iterations},
+        "checkpoint": {"save_every": 1, "keep": 2, "url": str(url)},
+    })  # fmt: skip
+
+
+def finished(run: RunFile, *arguments: str) -> str:
+    done = yatt("run", str(run.write()), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refusal(run: RunFile, *arguments: str) -> str:
+    done = yatt("run", str(run.write()), *arguments, timeout_s=60)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def metrics(run: RunFile) -> list[dict[str, Any]]:
+    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+
+
+def model(run: RunFile) -> dict[str, bytes]:
+    files = sorted((run.run_dir / "model").glob("*.safetensors"))
+    return {name: t.numpy().tobytes() for file in files for name, t in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, Path]:
+    """A finished run of two iterations, and its store."""
+    folder = tmp_path_factory.mktemp("origin")
+    run = run_file(folder, folder / "store")
+    finished(run)
+    return run, folder / "store"
+
+
+@pytest.fixture
+def untouched(origin):
+    """The other run's store is as it was, whatever the test did."""
+    before = tree(origin[1])
+    yield
+    assert tree(origin[1]) == before
+
+
+@pytest.mark.slow
+def test_a_fresh_run_with_anothers_store_is_refused_before_it_starts(origin, untouched, tmp_path) -> None:
+    first, store = origin
+    second = run_file(tmp_path, store, iterations=4, seed=7)
+    said = refusal(second)
+    owner = load_resolved(first.run_dir / "config.yaml").run.id
+    assert f"checkpoint.url: {store} belongs to run {owner}; this run is r" in said
+    assert f"write run.id: {owner}" in said
+    assert f"write run.from_checkpoint.url: {store}" in said
+    assert not second.run_dir.exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_gone_is_taken_over_by_its_id(origin, tmp_path) -> None:
+    first, store = origin
+    taken = tmp_path / "store"
+    shutil.copytree(store, taken)
+    run = run_file(tmp_path, taken, iterations=4)
+    for name in ("policy", "train.jsonl", "reward.py"):
+        source = first.folder / name
+        shutil.copytree(source, tmp_path / name) if source.is_dir() else shutil.copy(source, tmp_path / name)
+    assert "belongs to run" in refusal(run)
+    owner = (taken / "run_id").read_text().strip()
+    finished(run, f"run.id={owner}")
+    resumed = [e["iteration"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "attempt.resume"]
+    assert resumed == [2]
+    assert sorted(path.name for path in (run.run_dir / "attempts").iterdir()) == ["000002"]
+    names = sorted(path.name for path in (taken / "manifests").iterdir())
+    assert names == ["00000003.000002.json", "00000004.000002.json"]
+
+
+@pytest.mark.slow
+def test_the_whole_state_of_another_run_goes_on_as_it_would_have_gone_on_itself(
+    origin, untouched, tmp_path
+) -> None:
+    _, store = origin
+    calm = run_file(tmp_path / "calm", tmp_path / "calm-store", iterations=4)
+    finished(calm)
+    origin_of = {"url": str(store), "take": "state"}
+    second = run_file(tmp_path / "new", tmp_path / "new-store", iterations=4, from_checkpoint=origin_of)
+    finished(second)
+    assert metrics(second) == metrics(calm)[2:]
+    assert model(second) == model(calm)
+    assert (tmp_path / "new-store" / "started_from").read_text() == "manifests/00000002.000001.json\n"
+    manifests = sorted((tmp_path / "new-store" / "manifests").iterdir())
+    ids = {json.loads(path.read_text())["run_id"] for path in manifests}
+    assert ids == {load_resolved(second.run_dir / "config.yaml").run.id}
+    assert ids.isdisjoint({owner_of(FolderStore(store))})
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_named_checkpoint_start_a_run_at_iteration_0(origin, untouched, tmp_path) -> None:
+    first, store = origin
+    origin_of = {"url": str(store), "iteration": 2, "take": "weights"}
+    second = run_file(tmp_path, tmp_path / "store", from_checkpoint=origin_of)
+    second.settings["optimizer"] = {"lr": 0.0}
+    finished(second)
+    assert [row["training/global_step"] for row in metrics(second)] == [1, 2]
+    assert model(second) == model(first), "with a learning rate of 0 the weights stay where they started"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_to_start_from_that_is_not_there_is_said_before_the_start(
+    origin, untouched, tmp_path
+) -> None:
+    _, store = origin
+    origin_of = {"url": str(store), "iteration": 9}
+    run = run_file(tmp_path, tmp_path / "store", from_checkpoint=origin_of)
+    assert f"run.from_checkpoint: {store} has no checkpoint of iteration 9" in refusal(run)
+
+
+def test_an_attempt_refuses_a_store_that_another_run_has_claimed_since(tmp_path) -> None:
+    run = run_file(tmp_path, tmp_path / "store")
+    config = completed(load([run.write()], []))
+    paths = open_folder(config)
+    claimed_run_store(config, paths.root)
+    (tmp_path / "store" / "run_id").write_text("another\n")
+    with pytest.raises(ConfigError, match="belongs to run another"):
+        claimed_run_store(config, paths.root)
+
+
+def test_of_two_runs_at_once_one_has_the_store_and_the_other_leaves_no_folder(tmp_path) -> None:
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    second = completed(load([run_file(tmp_path / "b", tmp_path / "store").write()], []))
+    assert open_folder(first).config.exists()
+    with pytest.raises(ConfigError, match=f"belongs to run {first.run.id}"):
+        open_folder(second)
+    assert not (tmp_path / "b" / "run").exists()
+    assert completed(first).run.id == first.run.id
+
+
+def test_checkpoints_that_nobody_claimed_are_not_taken_for_ones_own(tmp_path) -> None:
+    store = FolderStore(tmp_path)
+    store.write("manifests/00000001.000001.json", b"{}")
+    with pytest.raises(ConfigError, match="checkpoints that no run has claimed"):
+        claim_store(store, str(tmp_path), "mine")
+    assert owner_of(store) == ""
+
+
+def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_path) -> None:
+    site = SiteConfig(checkpoint_url_prefix="s3://team/ckpt")
+    urls = set()
+    for user in ("ana", "ben"):
+        run = RunFile(tmp_path / user, {"run": {"dir": str(tmp_path / user / "exp1")}})
+        config = completed(load([run.write()], []))
+        urls.add(_with_store(config, site).checkpoint.url)
+        assert _with_store(replace(config), site).checkpoint.url in urls
+    assert len(urls) == 2
+    assert all(url.startswith("s3://team/ckpt/exp1-r") for url in urls)

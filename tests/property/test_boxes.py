@@ -1,0 +1,69 @@
+"""Flat ranges of tensor-parallel shards as boxes: together they are the global tensor, each element once."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from yatt.weights.boxes import blocks_of, boxes_of, full_shape
+from yatt.weights.convert import cut_shard
+from yatt.weights.names import entries
+from yatt.weights.shape import ModelShape
+
+
+def shape_with(vocab_size, ffn_size):
+    return ModelShape(
+        model_type="qwen2", vocab_size=vocab_size, hidden_size=16, ffn_size=ffn_size, num_layers=1,
+        num_heads=4, num_kv_heads=4, head_dim=6, norm_eps=1e-6, rope_theta=1e4, rope_scaling_factor=0.0,
+        is_tied=False, has_qkv_bias=True, has_qk_norm=True, max_positions=64, init_std=0.02,
+    )  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.sampled_from([1, 2, 4]),
+    vocab_size=st.integers(5, 40),
+    ffn_size=st.sampled_from([4, 8, 20]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_boxes_of_any_flat_cut_of_any_tensor_cut_make_the_whole(size, vocab_size, ffn_size, seed):
+    shape, draw = shape_with(vocab_size, ffn_size), random.Random(seed)
+    for entry in entries(shape):
+        whole = torch.arange(1.0, torch.Size(full_shape(entry, shape)).numel() + 1)
+        whole = whole.view(full_shape(entry, shape))
+        made, count = torch.zeros_like(whole), torch.zeros_like(whole)
+        ranks = range(1) if entry.cut == "whole" else range(size)
+        for rank in ranks:
+            flat = cut_shard(entry, whole, rank=rank, size=size).reshape(-1)
+            cuts = sorted(draw.randrange(len(flat) + 1) for _ in range(draw.randrange(6)))
+            blocks = blocks_of(entry, shape, rank=rank, size=size)
+            for begin, end in itertools.pairwise([0, *cuts, len(flat)]):
+                boxes = list(boxes_of(blocks, begin, end))
+                assert len(boxes) <= 3 * len(blocks)
+                for box in boxes:
+                    window = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
+                    numel = torch.Size(box.shape).numel()
+                    assert begin <= box.start
+                    assert box.start + numel <= end
+                    made[window] = flat[box.start :][:numel].view(box.shape)
+                    count[window] += 1
+        assert torch.equal(made, whole), entry.name
+        assert torch.equal(count, torch.ones_like(count)), entry.name
+
+
+@pytest.mark.parametrize(("begin", "end", "expected"), [
+    (0, 12, [(0, (3, 4), (0, 4))]),
+    (2, 11, [(2, (1, 2), (0, 6)), (4, (1, 4), (1, 4)), (8, (1, 3), (2, 4))]),
+    (5, 7, [(5, (1, 2), (1, 5))]),
+    (4, 4, []),
+])  # fmt: skip
+def test_a_flat_range_is_a_rows_end_whole_rows_and_a_rows_beginning(begin, end, expected):
+    shape = shape_with(9, 4)
+    entry = next(entry for entry in entries(shape) if entry.cut == "columns")
+    (block,) = blocks_of(entry, shape, rank=1, size=6)
+    assert block.shape == (16, 4)
+    boxes = [(box.start, box.shape, box.offset) for box in boxes_of([block], begin, end)]
+    assert boxes == expected

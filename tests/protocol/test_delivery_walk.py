@@ -1,0 +1,218 @@
+"""One request over a line that loses frames, or holds them back: every schedule of both ends.
+
+A request is acted on once whatever is lost or comes twice; the sender gets the answer once the line carries
+again; it gives up only after its deadline without any progress, and never while progress is heard of.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from yatt.core import delivery
+from yatt.core.delivery import Answers, Due, Outgoing, Seen
+
+RESEND_S, LIMIT_S, LAST_TICK, MOST_LOST = 1.0, 3.0, 7, 3
+Frame = tuple[str, int]  # send | probe | answer | working | unknown, and its number
+
+
+class Rules:
+    """What is walked; mistakes are planted by overriding."""
+
+    tick = staticmethod(delivery.tick)
+    working = staticmethod(delivery.working)
+    forgotten = staticmethod(delivery.forgotten)
+
+    def admits(self, seen: Seen, seq: int) -> bool:
+        return seen.admits(seq)
+
+
+@dataclass(frozen=True)
+class World:
+    sender: Outgoing
+    tick: int = 0
+    line: tuple[Frame, ...] = ()  # in order of sending, both ways
+    lost: int = 0
+    acted: int = 0
+    progress: int = 0
+    moved_at: int = 0
+    heard_at: int = 0
+    is_working: bool = False
+    has_answer: bool = False
+    is_kept: bool = True  # the receiver still has its answer
+    seen: frozenset[int] = frozenset()
+    outcome: str = ""
+
+
+def arrive(world: World, frame: Frame, rules: Rules) -> World:
+    kind, value = frame
+    if kind == "send":
+        seen = Seen(top=1 if 1 in world.seen else 0)
+        if rules.admits(seen, 1):
+            assert not world.acted or not world.is_kept, f"acted on twice: {world}"
+            return replace(
+                world, seen=frozenset({1}), acted=world.acted + 1, is_working=True, has_answer=False
+            )
+        return say(world)
+    if kind == "probe":
+        return say(world)
+    if world.outcome:
+        return world
+    if kind == "answer":
+        return replace(world, outcome="answered")
+    if kind == "working":
+        moved = value != world.sender.progress
+        sender = rules.working(world.sender, value)
+        return replace(world, sender=sender, heard_at=world.tick if moved else world.heard_at)
+    return replace(world, sender=rules.forgotten(world.sender))
+
+
+def say(world: World) -> World:
+    if world.has_answer and world.is_kept:
+        return put(world, ("answer", 0))
+    if world.is_working:
+        return put(world, ("working", world.progress))
+    return put(world, ("unknown", 0))
+
+
+def put(world: World, frame: Frame) -> World:
+    return replace(world, line=(*world.line, frame)[-3:])
+
+
+def moves(world: World, rules: Rules) -> Iterator[World]:
+    for index, frame in enumerate(world.line):
+        rest = replace(world, line=(*world.line[:index], *world.line[index + 1 :]))
+        yield arrive(rest, frame, rules)
+        if world.lost < MOST_LOST:
+            yield replace(rest, lost=world.lost + 1)
+    if world.is_working:
+        done = replace(world, is_working=False, has_answer=True)
+        yield put(done, ("answer", 0))
+        if world.progress < 2:
+            yield replace(world, progress=world.progress + 1)
+    if world.has_answer and world.is_kept and world.acted < 2:
+        yield replace(world, is_kept=False, has_answer=False, seen=frozenset())
+    if world.tick < LAST_TICK and not world.outcome:
+        yield tick(world, rules)
+
+
+def tick(world: World, rules: Rules) -> World:
+    now = world.tick + 1
+    sender, due = rules.tick(world.sender, float(now), planned_s=1.0, resend_s=RESEND_S, limit_s=LIMIT_S)
+    world = replace(world, tick=now, sender=sender)
+    if due is Due.EXPIRED:
+        quiet = now - world.heard_at
+        assert quiet >= LIMIT_S, f"given up after {quiet} quiet ticks: {world}"
+        return replace(world, outcome="expired")
+    assert now - world.heard_at < LIMIT_S, f"not given up after {LIMIT_S} quiet ticks: {world}"
+    if due is Due.PROBE:
+        assert world.acted, f"asked after what never arrived: {world}"
+    return world if due is Due.NOTHING else put(world, ("send" if due is Due.SEND else "probe", 1))
+
+
+def walk(rules: Rules) -> dict[str, int]:
+    first = put(World(delivery.sent(0.0)), ("send", 1))
+    seen, todo, counts = {first}, [first], {"answered": 0, "expired": 0, "after a loss": 0, "twice": 0}
+    while todo:
+        world = todo.pop()
+        if world.outcome:
+            counts[world.outcome] += 1
+            counts["after a loss"] += world.outcome == "answered" and world.lost > 0
+            counts["twice"] += world.acted > 1
+            continue
+        for after in moves(world, rules):
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return counts
+
+
+def can_be_answered_after(rules: Rules, losses: int) -> bool:
+    """Lose the first so many frames, then none; nothing comes out of order."""
+    world = put(World(delivery.sent(0.0)), ("send", 1))
+    for _ in range(60):
+        if world.outcome:
+            break
+        if world.line:
+            frame, world = world.line[0], replace(world, line=world.line[1:])
+            if losses:
+                losses -= 1
+            else:
+                world = arrive(world, frame, rules)
+        elif world.is_working:
+            world = put(replace(world, is_working=False, has_answer=True), ("answer", 0))
+        else:
+            world = tick(world, rules)
+    return world.outcome == "answered"
+
+
+def test_every_schedule_acts_once_and_gives_up_only_in_silence() -> None:
+    counts = walk(Rules())
+    assert min(counts.values()) > 10, counts
+
+
+def test_the_answer_comes_once_the_line_carries_again() -> None:
+    assert all(can_be_answered_after(Rules(), losses) for losses in range(3))
+
+
+def test_what_the_sender_slept_is_nobodys_silence() -> None:
+    limits = {"planned_s": 1.0, "resend_s": 1.0, "limit_s": 1.0}
+    request, due = delivery.tick(delivery.sent(0.0), 100.0, **limits)
+    assert (due, request.quiet_s) == (Due.NOTHING, 1.0), "what came meanwhile is read first"
+    assert delivery.tick(request, 100.2, **limits)[1] is Due.EXPIRED
+
+
+def test_answers_are_kept_up_to_their_bytes_and_what_goes_may_be_carried_out_again() -> None:
+    answers, seen = Answers(most_bytes=10), Seen()
+    assert [seen.admits(seq) for seq in (1, 2, 2, 5, 4, 4, 3, 1)] == [
+        True, True, False, True, True, False, True, False,
+    ]  # fmt: skip
+    for seq in (1, 2):
+        answers.begin("a", seq)
+        assert answers.is_working("a", seq)
+        gone = answers.end("a", seq, b"123456")
+    assert gone == [("a", 1)]
+    assert answers.answer("a", 1) is None and answers.answer("a", 2) == b"123456"
+    seen.forget(1)
+    assert seen.admits(1) and not seen.admits(1)
+
+
+class ActsAgain(Rules):
+    def admits(self, seen: Seen, seq: int) -> bool:
+        return True
+
+
+class NeverSendsAgain(Rules):
+    @staticmethod
+    def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
+        request, due = delivery.tick(request, now_s, **limits)
+        return request, due if due is Due.EXPIRED else Due.NOTHING
+
+
+class CountsTheTotal(Rules):
+    @staticmethod
+    def working(request: Outgoing, progress: int) -> Outgoing:
+        return replace(request, has_arrived=True, progress=progress)
+
+
+class AnyWordIsProgress(Rules):
+    @staticmethod
+    def working(request: Outgoing, progress: int) -> Outgoing:
+        return replace(request, has_arrived=True, progress=progress, quiet_s=0.0)
+
+
+class ProbesWhatNeverArrived(Rules):
+    @staticmethod
+    def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
+        request, due = delivery.tick(request, now_s, **limits)
+        return request, Due.PROBE if due is Due.SEND else due
+
+
+@pytest.mark.parametrize(
+    "mistaken", [ActsAgain, NeverSendsAgain, CountsTheTotal, AnyWordIsProgress, ProbesWhatNeverArrived]
+)
+def test_a_planted_mistake_is_caught(mistaken: type[Rules]) -> None:
+    with pytest.raises(AssertionError):
+        counts = walk(mistaken())
+        assert min(counts.values()) > 10, counts
+        assert all(can_be_answered_after(mistaken(), losses) for losses in range(3)), "never answered"

@@ -1,0 +1,78 @@
+"""The run's keys, and sockets made with them: ipc inside a node, CURVE-encrypted TCP between nodes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.auth
+
+Socket = zmq.Socket[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """Where one run's CURVE keys are; secret files have mode 0600."""
+
+    folder: Path
+
+    def secret(self, end: str) -> Path:
+        """Path of the secret key of `end`, 'server' or 'client'."""
+        return self.folder / f"{end}.key_secret"
+
+
+def make_keys(folder: Path) -> CurveKeys:
+    """Create the run's two key pairs in `folder` (mode 0700) unless they are there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    keys = CurveKeys(folder)
+    for end in ("server", "client"):
+        if not keys.secret(end).exists():
+            zmq.auth.create_certificates(folder, end)
+        keys.secret(end).chmod(0o600)
+    return keys
+
+
+def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:
+    """A hub's socket, bound. TCP needs `keys`.
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
+    """
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    _never_block(socket)
+    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
+    if keys is not None:
+        public, secret = zmq.auth.load_certificate(keys.secret("server"))
+        assert secret is not None, "the secret file holds the secret key"
+        socket.curve_secretkey, socket.curve_publickey, socket.curve_server = secret, public, True
+    socket.bind(address)
+    return socket
+
+
+def calling_socket(
+    context: zmq.Context[Socket], address: str, identity: str, keys: CurveKeys | None = None
+) -> Socket:
+    """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, identity.encode())
+    _never_block(socket)
+    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
+    if keys is not None:
+        server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
+        public, secret = zmq.auth.load_certificate(keys.secret("client"))
+        assert secret is not None, "the secret file holds the secret key"
+        socket.curve_serverkey = server_public
+        socket.curve_secretkey, socket.curve_publickey = secret, public
+    socket.connect(address)
+    return socket
+
+
+def _never_block(socket: Socket) -> None:
+    """No limit on queued messages: one peer that stands still must not stop what is said to the others.
+
+    What can be queued is bounded by the requests under way.
+    """
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)

@@ -1,0 +1,91 @@
+"""A worker's end of the line to its controller: plain blocking calls, and the heartbeat's thread."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from yatt.adapters.curve import Socket
+from yatt.adapters.wire import LINGER_MS, Fence
+from yatt.records import message as m
+from yatt.records.codec import decode_body, decode_frame, encode_frame
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A message from the controller, with the seq an answer refers to."""
+
+    seq: int
+    body: m.Message
+
+
+class WorkerLink:
+    """A worker's line to its controller: blocking, one thread.
+
+    Args:
+        endpoint: the controller's ``ipc://`` address.
+        worker: this worker's name, unique to this start of it.
+    """
+
+    def __init__(self, endpoint: str, *, worker: str, epoch: int) -> None:
+        self._context = zmq.Context()
+        self._socket: Socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, worker.encode())
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.connect(endpoint)
+        self._fence, self._seq = Fence(epoch), itertools.count(1)
+        self.turns = 0
+        """How often the main loop came by: the progress the heartbeat reports."""
+
+    def receive(self, wait_s: float) -> Order | None:
+        """The next order, or None after `wait_s`."""
+        self.turns += 1
+        if not self._socket.poll(int(wait_s * 1000)):
+            return None
+        frame = decode_frame(self._socket.recv())
+        if not self._fence.admits("controller", frame):
+            return None
+        return Order(frame.seq, decode_body(frame))
+
+    def send(self, body: m.Message, reply_to: int = 0) -> None:
+        """Send a message, or the answer to the order with that seq."""
+        self._socket.send(encode_frame(self._fence.epoch, next(self._seq), reply_to, body))
+
+    def close(self) -> None:
+        """Flush for `LINGER_MS` at most, and close: what was sent arrives also if the process ends now."""
+        self._socket.close()
+        self._context.term()
+
+
+class Pulse(threading.Thread):
+    """Renews the lease from a thread of its own, so that a long computation does not lose it.
+
+    A stopped process stops this thread too: then the lease runs out, which is what it is for.
+
+    Args:
+        beat: called each time; gives the token held now (0: none) and the progress counter.
+    """
+
+    def __init__(
+        self, endpoint: str, *, worker: str, epoch: int, renew_s: float, beat: Callable[[], tuple[int, int]]
+    ) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self._endpoint, self._worker, self._epoch = endpoint, worker, epoch
+        self._renew_s, self._beat = renew_s, beat
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Send a Renew every `renew_s` while a token is held."""
+        link = WorkerLink(self._endpoint, worker=f"{self._worker}/pulse", epoch=self._epoch)
+        while not self._ended.wait(self._renew_s):
+            token, progress = self._beat()
+            if token:
+                link.send(m.Renew(worker=self._worker, token=token, progress=progress))
+        link.close()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._ended.set()
+        self.join(timeout=self._renew_s + 1)

@@ -1,0 +1,56 @@
+"""A checkpoint store belongs to one run: the first to create the name `run_id` in it. No torch.
+
+Nothing is read from a store or written to it before that name holds one's own id. A run is its id, not its
+folder: a run whose folder is gone is taken over by a new folder that has the same id.
+"""
+
+from yatt.checkpoint.manifest import MANIFESTS
+from yatt.checkpoint.store import Store
+from yatt.errors import CheckpointError, ConfigError
+
+OWNER = "run_id"
+
+
+def owner_of(store: Store) -> str:
+    """Id of the run that the store belongs to; empty if it belongs to none.
+
+    Raises:
+        StoreUnreachable: the store does not answer.
+    """
+    try:
+        return store.read(OWNER).decode(errors="replace").strip()
+    except CheckpointError:
+        return ""
+
+
+def check_owner(store: Store, url: str, run_id: str) -> None:
+    """Refuse a store of another run; changes nothing.
+
+    Raises:
+        ConfigError: the store belongs to another run, or holds checkpoints of an unknown one.
+        StoreUnreachable: the store does not answer.
+    """
+    owner = owner_of(store)
+    if not owner and store.names(MANIFESTS):
+        raise ConfigError(
+            f"checkpoint.url: {url} holds checkpoints that no run has claimed. Name an empty place, or, if "
+            f"they are this run's, write its id to {url}/{OWNER}."
+        )
+    if owner not in ("", run_id):
+        raise ConfigError(
+            f"checkpoint.url: {url} belongs to run {owner}; this run is {run_id}. Name another place. To go "
+            f"on with run {owner} because its folder is gone, write run.id: {owner}. To start a new run from "
+            f"its weights or whole state, write run.from_checkpoint.url: {url} and another checkpoint.url."
+        )
+
+
+def claim_store(store: Store, url: str, run_id: str) -> None:
+    """Make the store this run's, if it is not yet.
+
+    Raises:
+        ConfigError: as `check_owner`.
+        StoreUnreachable: the store does not answer.
+    """
+    check_owner(store, url, run_id)
+    if not store.create(OWNER, f"{run_id}\n".encode()):  # another run was faster
+        check_owner(store, url, run_id)

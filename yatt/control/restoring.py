@@ -1,0 +1,134 @@
+"""What a run starts from: its own newest checkpoint that can be restored, another run's, or none."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from yatt.adapters.thread_call import call_in_thread
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.store import open_store
+from yatt.control.groups import NodeState
+from yatt.control.node import Node
+from yatt.control.ports import Ports
+from yatt.errors import CheckpointError, ConfigError, NoCheckpointLeft
+from yatt.obs.events import EventLog
+from yatt.obs.metrics import STEP
+from yatt.records import cluster as c
+from yatt.records import message as m
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where the run is now: `adopted` is its own checkpoint, `row` the unfinished line of its metrics."""
+
+    adopted: Manifest | None
+    iteration: int
+    row: dict[str, Any]
+
+
+class Restoring:
+    """Fills the trainers of all owners.
+
+    Args:
+        checkpoints: the run's own.
+    """
+
+    def __init__(self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog) -> None:
+        self._node, self._ports, self._checkpoints, self._events = node, ports, checkpoints, events
+
+    async def run(self) -> Resumed:
+        """Restore, once everything is built.
+
+        Raises:
+            NoCheckpointLeft: none of the checkpoints that are there can be restored.
+            ConfigError: the other run's checkpoint cannot be gone on from.
+        """
+        found = await call_in_thread(self._checkpoints.candidates)
+        for name in found.ghosts:
+            self._events.emit("ckpt.refuse", name=name)
+        if found.names:
+            manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
+            return Resumed(manifest, manifest.iteration, dict(manifest.row))
+        if self._node.config.run.from_checkpoint.url:
+            return Resumed(None, await self._start_from_origin(), {STEP: 0})
+        return Resumed(None, 0, {STEP: 0})
+
+    async def _start_from_origin(self) -> int:
+        """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
+        origin = self._node.config.run.from_checkpoint
+        store = await call_in_thread(partial(open_store, origin.url, origin.storage_options))
+        checkpoints = Checkpoints(store, 0)
+        pinned = await call_in_thread(self._checkpoints.origin)
+        names = (pinned,) if pinned else (await call_in_thread(checkpoints.candidates)).names
+        if origin.iteration and not pinned:
+            names = (await call_in_thread(checkpoints.candidates)).of_iteration(origin.iteration)
+        if not names:
+            raise ConfigError(f"run.from_checkpoint: {origin.url} has no such checkpoint any more.")
+        manifest = await self._first_whole(names, checkpoints, is_origin=True)
+        name = checkpoints.name(manifest)
+        await call_in_thread(partial(self._checkpoints.note_origin, name))
+        self._events.emit("ckpt.origin", name=name, run_id=manifest.run_id, take=origin.take)
+        if origin.take == "weights":
+            return 0
+        if manifest.iteration >= self._node.config.trainer.total_iterations:
+            raise ConfigError(
+                f"run.from_checkpoint: the checkpoint is of iteration {manifest.iteration}, and its count "
+                "goes on. Write a larger trainer.total_iterations, or take: weights."
+            )
+        return manifest.iteration
+
+    async def _first_whole(
+        self, names: tuple[str, ...], checkpoints: Checkpoints, *, is_origin: bool
+    ) -> Manifest:
+        faults = []
+        for name in names:
+            manifest, fault = await self._restored(name, checkpoints, is_origin=is_origin)
+            if manifest is not None:
+                return manifest
+            faults.append(fault)
+            self._events.emit("ckpt.skip", reason=fault)
+        whose = "of run.from_checkpoint" if is_origin else "of this run"
+        raise NoCheckpointLeft(
+            f"no checkpoint {whose} can be restored, and starting over would lose it: {'; '.join(faults)}. "
+            "Put the damaged files back, or start a new run with another run.dir."
+        )
+
+    async def _restored(
+        self, name: str, checkpoints: Checkpoints, *, is_origin: bool
+    ) -> tuple[Manifest | None, str]:
+        """The manifest, if all owners restored it; or why not."""
+        try:
+            manifest = await call_in_thread(partial(checkpoints.whole, name))
+        except CheckpointError as error:
+            return None, str(error)
+        weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
+        owners = len(self._node.placement.owners)
+        states = [b""] * owners if weights_only else states_for(manifest, owners)
+        orders = [
+            c.RestoreTrainer(checkpoint=name, state=state, is_origin=is_origin, weights_only=weights_only)
+            for state in states
+        ]
+        answers = await self._ports.ask_each_owner(orders)
+        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
+        assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
+        fault = next((fault for fault in faults if fault), "")
+        return (None, f"{name}: {fault}") if fault else (manifest, "")
+
+
+def states_for(manifest: Manifest, owners: int) -> list[bytes]:
+    """Each owner's controller state; with another number of owners than saved, dealt anew."""
+    if len(manifest.nodes) == owners:
+        return [bytes(state) for state in manifest.nodes]
+    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
+    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
+    next_number = max(state.next_number for state in saved) - len(saved) + 1
+    accepted = [group for state in saved for group in state.accepted]
+    unfinished = [group for state in saved for group in state.unfinished]
+    return [
+        msgspec.json.encode(
+            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
+        )
+        for i in range(owners)
+    ]

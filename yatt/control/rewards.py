@@ -1,0 +1,122 @@
+"""This node's reward processes: which call runs where, and what a call costs that hangs or kills its process.
+
+The rules are `yatt.core.dispatch`. A process runs one synchronous call at a time, so one that takes too
+long is known, and its process is killed for it. Asynchronous calls share a process: one that hangs its
+event loop takes the others along, which are asked again.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from yatt.adapters.wire import Channel
+from yatt.config.schema import RunConfig
+from yatt.control.supervisor import ASYNC, Supervisor, Worker
+from yatt.core.dispatch import Dispatch
+from yatt.errors import EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
+from yatt.obs.events import EventLog
+from yatt.records import message as m
+
+SYNC = "sync"
+ASYNC_ROOM = 256
+PATIENCE = 3
+"""Processes that may end with a call in them before the call is given up."""
+
+GRACE_S = 1.0
+"""What an answer may take beside the function's own limit."""
+
+GENRM_FUNCTION_S = 60.0
+MOST_FAILED_STARTS = 3
+
+
+class RewardPool:
+    """Calls to the reward processes of one node.
+
+    Args:
+        trouble: called with (error, exit code) for what this node cannot mend.
+    """
+
+    def __init__(
+        self, config: RunConfig, supervisor: Supervisor, hub: Channel, events: EventLog,
+        trouble: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._supervisor, self._hub, self._events, self._trouble = supervisor, hub, events, trouble
+        self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
+        self._limits |= {g.name: GENRM_FUNCTION_S if g.path else g.verdict.timeout_s for g in config.genrms}
+        self._asynchronous = {genrm.name for genrm in config.genrms if genrm.path}
+        self._dispatch = Dispatch(patience=PATIENCE)
+        self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed_starts = 0
+
+    async def call(self, order: m.Score) -> m.Message:
+        """Scored, or Failed with the reason; asked again if its process dies."""
+        key = f"{order.reward}/{next(self._numbers)}"
+        future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
+        self._calls[key] = order, future
+        self._dispatch.submit(key, ASYNC if order.reward in self._asynchronous else SYNC)
+        self._pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._dispatch.withdraw(key):  # else its process is busy with it until it answers
+                self._calls.pop(key, None)
+            raise
+
+    def loaded(self, body: m.RewardsLoaded) -> None:
+        """A process has told which functions are asynchronous; it says so before it takes calls."""
+        self._asynchronous |= set(body.asynchronous)
+
+    def ready(self, worker: Worker) -> None:
+        """A process takes calls."""
+        self._failed_starts = 0
+        is_async = worker.name.endswith(ASYNC)
+        self._dispatch.serve(worker.wire, ASYNC if is_async else SYNC, ASYNC_ROOM if is_async else 1)
+        self._pump()
+
+    def ended(self, worker: Worker, how: str) -> None:
+        """A process has ended: its calls are asked again, unless they have been in too many that did."""
+        if not worker.hello.is_set():
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                says = f"{worker.name} cannot start ({how}). {self._supervisor.where(worker)}"
+                self._trouble(says, EXIT_USER_MISTAKE)
+        for key in self._dispatch.died(worker.wire):
+            self._settle(key, m.Failed(error=f"ended its process each time ({how})", user=True))
+        self._pump()
+
+    def _pump(self) -> None:
+        for assignment in self._dispatch.assign():
+            task = asyncio.get_running_loop().create_task(self._run(assignment.key, assignment.server))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, key: str, server: str) -> None:
+        order, _ = self._calls[key]
+        limit_s, is_sync = self._limits[order.reward], order.reward not in self._asynchronous
+        try:
+            answer = await self._hub.request(server, order, limit_s + GRACE_S, is_probed=not is_sync)
+        except WorkerFailed:
+            return  # the process has ended: `ended` decides
+        except DeadlineExceeded:
+            self._overdue(key, server, limit_s, is_sync=is_sync)
+            return
+        self._settle(key, answer)
+
+    def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
+        """Nothing came: the process hangs, and only its end helps."""
+        worker = self._supervisor.by_wire(server)
+        self._events.emit("reward.kill", worker=server, call=key, limit_s=limit_s)
+        if is_sync:
+            self._settle(key, m.Failed(error=f"took longer than its timeout_s {limit_s:g}", user=True))
+        if worker is not None:
+            self._supervisor.end(worker)
+
+    def _settle(self, key: str, answer: m.Message) -> None:
+        call: Any = self._calls.pop(key, None)
+        self._dispatch.done(key)
+        if call is not None and not call[1].done():
+            call[1].set_result(answer)
+        self._pump()

@@ -1,0 +1,31 @@
+"""What becomes of the sum of scores before it is a reward. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """Length rules of the run file.
+
+    Attributes:
+        max_tokens: longest completion.
+        buffer_tokens: the last so many of them are punished; 0: none.
+        factor: punishment of a completion of full length.
+        masks_truncated: completions that were cut are not trained on.
+    """
+
+    max_tokens: int
+    buffer_tokens: int = 0
+    factor: float = 1.0
+    masks_truncated: bool = False
+
+
+def shaped(reward: float, num_tokens: int, shaping: Shaping) -> float:
+    """The reward less the soft overlong punishment.
+
+    Source: DAPO (arXiv 2503.14476) eq. 13: 0 up to max - buffer, then linear down to -factor at max.
+    """
+    if not shaping.buffer_tokens:
+        return reward
+    over = num_tokens - (shaping.max_tokens - shaping.buffer_tokens)
+    return reward - shaping.factor * min(1.0, max(0.0, over / shaping.buffer_tokens))
