@@ -44,6 +44,12 @@ def other_json(path: Path) -> None:
     lines = (
         '[]', '7', '"x"', 'null', '{}', '{"training/global_step": "x"}', '{"training/global_step": true}',
         '{"training/global_step": 1, "critic/rewards/mean": "high", "timing_s/step": []}',
+        '{"training/global_step": 9, "perf/throughput": 1' + "0" * 400 + ', "timing_s/step": 1}',
+        '{"training/global_step": 1' + "0" * 400 + '}',
+        '{"training/global_step": 1, "reward": 1' + "0" * 400 + '}',
+        '{"kind": "ckpt.commit", "epoch": 1, "wall": "2026-01-01T00:00:00", "iteration": 1, "size_bytes": 1'
+        + "0" * 400 + '}',
+        '{"training/global_step": 9, "critic/rewards/mean": 0.5}',
         '{"training/global_step": 1, "scores": 7, "verdicts": []}',
         '{"training/global_step": 1, "reward": "x", "scores": {"a": "b"}}',
         '{"kind": 5, "epoch": 1, "wall": "2026-01-01T00:00:00"}',

@@ -41,9 +41,18 @@ class RunFile:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
+    @property
+    def shm(self) -> Path:
+        """In memory, as weights' folders must be."""
+        folder = Path("/dev/shm") / self.scratch.name
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
     def leftovers(self) -> list[str]:
         """Sockets, journals or weights of attempts, on this machine."""
-        return [p.name for folder in (self.folder, self.scratch) for p in folder.glob("yatt-*")]
+        return [p.name for folder in (self.shm, self.scratch) for p in folder.glob("yatt-*")]
 
     @property
     def run_dir(self) -> Path:
@@ -74,7 +83,7 @@ class RunFile:
             "run": {"dir": str(self.run_dir), "deterministic": True},
             "launch": {
                 "nodes": 2, "device": "cpu", "start_timeout_s": 120, "phase_timeout_s": 120,
-                "scratch_dir": str(self.scratch), "shm_dir": str(self.folder),
+                "scratch_dir": str(self.scratch), "shm_dir": str(self.shm),
             },
             "data": {"train_files": [str(data)], "max_prompt_tokens": 32, "ground_truth_key": ""},
             "model": {"path": str(policy), "dtype": "float32"},

@@ -3,7 +3,6 @@
 See DESIGN: `config.yaml keys/ epochs/ attempts/ latest metrics.jsonl events.jsonl finished`.
 """
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +82,10 @@ class RunPaths:
         """Where a controller publishes its endpoint."""
         return self.attempt(epoch) / "roster" / f"{node}.json"
 
+    def local(self, epoch: int, node: int) -> Path:
+        """Names of a controller's node-local folders, for whoever outlives it."""
+        return self.attempt(epoch) / "local" / f"{node}.json"
+
     def lost(self, epoch: int, node: int) -> Path:
         """Written by the leader when it declares a controller lost."""
         return self.attempt(epoch) / "lost" / f"{node}.json"
@@ -135,13 +138,5 @@ def rows_folder(scratch: Path, *, is_held_out: bool) -> Path:
 HUB = "hub"
 """The socket in a node's scratch folder."""
 
-
-def scratch_prefix(root: Path) -> str:
-    """What the node-local folders of every attempt of a run begin with: unique to its user and run folder."""
-    tag = hashlib.sha256(str(root).encode()).hexdigest()[:10]
-    return f"yatt-{os.getuid()}-{tag}-"
-
-
-def scratch_name(root: Path, epoch: int, index: int) -> str:
-    """Of one node's folders in one attempt."""
-    return f"{scratch_prefix(root)}{epoch}-{index}"
+LOCAL_NAME_BYTES = len("yatt--") + 10 + 16
+"""Longest name of a node-local folder: a user's number and 16 random hex digits (`adapters.local_folder`)."""

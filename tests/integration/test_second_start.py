@@ -38,6 +38,8 @@ def test_a_second_start_is_refused_and_takes_over_when_asked(tmp_path: Path) -> 
     assert refused.returncode == EXIT_USER_MISTAKE
     assert f"attempt 1 of this run is going on in process {first.pid} of this machine" in refused.stderr
     assert "yatt cancel" in refused.stderr and "--take-over" in refused.stderr
+    other = yatt("run", str(path), "--take-over", "rollout.n=8")
+    assert (other.returncode, "rollout.n: was 4, is 8" in other.stderr) == (EXIT_USER_MISTAKE, True)
     assert yatt("resume", str(file.run_dir)).returncode == EXIT_USER_MISTAKE
     assert first.poll() is None and not paths.attempt(2).exists()
 

@@ -70,7 +70,7 @@ class Bench:
 
     async def _wake(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
-            self.supervisor.start(worker)
+            await self.supervisor.start(worker)
             await hold(self.orders, worker.child.pid, self.awake)
 
     async def _ask(self, slab, role, token):

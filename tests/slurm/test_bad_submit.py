@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import rows, wait_for
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SubmittedRun, ends
+from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
+from yatt.adapters.ledger import ENDED, record
+from yatt.errors import EXIT_WILL_CONTINUE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -171,3 +174,19 @@ def test_a_batch_node_that_does_not_see_the_run_folder_is_named(cluster, tmp_pat
     cluster.wait_state(int(job_id), "FAILED", timeout_s=40)
     says = run.yatt("status", str(run.paths.root)).stdout
     assert f"probably n4 does not see {run.paths.root}" in says
+
+
+def test_a_submit_with_take_over_lets_the_running_job_save_first(cluster: Cluster, tmp_path: Path) -> None:
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
+    first = run.submit()
+    wait_for(lambda: len(rows(run.paths.metrics)) >= 1, timeout_s=90, what="an iteration")
+    done = run.yatt("submit", str(run.config), "--site", str(run.site), "--take-over")
+    assert done.returncode == 0, done.stderr
+    assert f"job {first} of this run is RUNNING: taking over" in done.stdout
+    saved = record(run.paths, 1, ENDED)
+    assert (saved["exit_code"], saved["committed"] >= 1) == (EXIT_WILL_CONTINUE, True)
+    second = run.paths.job.read_text().strip()
+    assert second != first
+    wait_for(lambda: run.paths.attempt(2).exists(), timeout_s=90, what="the second job's attempt")
+    cluster.call("scancel", second)
+    cluster.wait_state(int(second), "CANCELLED")

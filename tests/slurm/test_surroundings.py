@@ -1,6 +1,8 @@
 """Clocks that jump and differ, and other runs on the same machines."""
 
+import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from tests.runs import RunFile
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.paths import scratch_name
+from yatt.adapters.local_folder import OWNER, new_name
+from yatt.adapters.process import Identity
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
 
@@ -64,13 +67,17 @@ def test_clocks_that_jump_and_differ_change_nothing(cluster: Cluster, reference,
 
 def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster, reference, tmp_path):
     shared = RunFile(tmp_path).scratch
-    local = {"launch": {"nodes": 4, "scratch_dir": str(shared), "shm_dir": str(shared)}}
+    shm = RunFile(tmp_path).shm
+    local = {"launch": {"nodes": 4, "scratch_dir": str(shared), "shm_dir": str(shm)}}
     runs = [SubmittedRun(cluster, tmp_path / name, local) for name in ("one", "two")]
-    own = [scratch_name(run.paths.root, 0, node) for run in runs for node in (0, 3)]
+    dead = replace(Identity.of(os.getpid()), begun="0")
+    own = [new_name() for _ in range(4)]
     foreign = [f"yatt-{os.getuid()}-0123456789-7-0", "yatt-4711-0123456789-7-0", "data"]
     for name in (*own, *foreign):
         (shared / name).mkdir()
         (shared / name / "hub").touch()
+    for name in own:
+        (shared / name / OWNER).write_text(json.dumps({"owner": asdict(dead)}))
     jobs = [run.submit() for run in runs]
     for run, job_id in zip(runs, jobs, strict=True):
         run.wait_finished(job_id)

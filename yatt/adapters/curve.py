@@ -23,6 +23,7 @@ class CurveKeys:
 def make_keys(folder: Path) -> CurveKeys:
     """Create the run's two key pairs in `folder` (mode 0700) unless they are there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
     keys = CurveKeys(folder)
     for end in ("server", "client"):
         if not keys.secret(end).exists():

@@ -20,6 +20,9 @@ from yatt.errors import ConfigError, FolderGone, StaleEpoch
 Buffer = bytes | memoryview
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
+GROUP_UMASK = 0o027
+"""The group reads, nobody else."""
+
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
@@ -37,6 +40,12 @@ def make_private(folder: Path) -> None:
             f"{folder}: cannot be used as a folder of the run ({error.strerror}). "
             "Name another one in run.dir."
         ) from error
+
+
+def share_with(who: str) -> None:
+    """Let this process and its children create what the user's group may read, if `run.share` is group."""
+    if who == "group":
+        os.umask(GROUP_UMASK)
 
 
 def make_within(root: Path, folder: Path) -> None:
@@ -133,7 +142,7 @@ def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
 
 def append_line(path: Path, line: str) -> None:
     """Append one line in a single write."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(descriptor, line.encode() + b"\n")
     finally:
@@ -171,7 +180,7 @@ def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
 
 def _write_temporary(path: Path, chunks: Iterable[Buffer]) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             for chunk in chunks:

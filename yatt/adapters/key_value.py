@@ -16,7 +16,7 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
-from yatt.adapters.wire import CurveKeys, Socket, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
 from yatt.clock import monotonic_s
 from yatt.errors import DeadlineExceeded
 

@@ -16,11 +16,18 @@ from typing import Any, BinaryIO
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 16 << 20
+MOST = 1 << 63
+"""Whole numbers beyond it are damage; floats cannot hold all of them."""
 
 
 def accept_all(record: Record) -> Record | None:
     """Take every object as it is."""
     return record
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that arithmetic and formatting can take."""
+    return type(value) is float or (type(value) is int and abs(value) < MOST)
 
 
 class Tail:

@@ -72,7 +72,7 @@ class Identity:
 def open_log(log: Path) -> int:
     """A descriptor that appends to `log`."""
     log.parent.mkdir(exist_ok=True)
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":

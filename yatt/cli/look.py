@@ -18,6 +18,7 @@ from yatt.launch.jobs import JobView, job_view, state_in_words
 from yatt.obs.console import Console, duration
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
+from yatt.printable import printable, printable_lines
 
 REFRESH_S, JOB_S = 0.5, 5.0
 LIVELY = ("running", "starting")
@@ -49,37 +50,43 @@ def status(run: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**summary, "job": asdict(job)}))
         return 0
-    print(f"{summary['run']}: {state}" + (f", attempt {summary['epoch']}" if summary["epoch"] else ""))
+    _say(f"{summary['run']}: {state}" + (f", attempt {summary['epoch']}" if summary["epoch"] else ""))
     if why:
-        print(f"  why         {why}")
+        _say(f"  why         {why}")
     _print_job(job)
     _print_progress(summary)
     for slab, holder in summary["holders"].items():
-        print(f"  slab {slab:6} {holder}")
+        _say(f"  slab {slab:6} {holder}")
     if summary["unreadable_lines"]:
-        print(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
+        _say(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
     for worker, does in summary["workers"].items():
-        print(f"  {worker:24} {does}")
+        _say(f"  {worker:24} {does}")
     return 0
 
 
 def _print_job(job: JobView) -> None:
     if job.job_id:
         again = f", started again {job.restarts} times" if job.restarts > 1 else ", started again once"
-        print(f"  job         {job.job_id}: {job.state}{again if job.restarts else ''}")
+        _say(f"  job         {job.job_id}: {job.state}{again if job.restarts else ''}")
     for number, component in enumerate(job.components):
-        print(f"  component {number} {component}")
+        _say(f"  component {number} {component}")
 
 
 def _print_progress(summary: dict[str, Any]) -> None:
     doing = f", {summary['phase']}" if summary["state"] in LIVELY else ""
-    print(f"  at          iteration {summary['iteration']}/{summary['total_iterations']}{doing}")
+    _say(f"  at          iteration {summary['iteration']}/{summary['total_iterations']}{doing}")
     if summary["reward"] is not None:
-        print(f"  reward      {summary['reward']:.4f}")
-        print(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
+        _say(f"  reward      {summary['reward']:.4f}")
+    if summary["throughput"] is not None and summary["step_s"] is not None:
+        _say(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
     if summary["eta_s"]:
-        print(f"  left        {duration(summary['eta_s'])}")
-    print(f"  checkpoint  {summary['committed'] or 'none yet'}")
+        _say(f"  left        {duration(summary['eta_s'])}")
+    _say(f"  checkpoint  {summary['committed'] or 'none yet'}")
+
+
+def _say(text: str) -> None:
+    """A line or more; what comes from a run's files cannot steer the terminal."""
+    print(printable_lines(text))
 
 
 def watch(run: Path) -> int:
@@ -147,6 +154,6 @@ def _print_new(name: str, path: Path, offsets: dict[Path, int], lines: int) -> N
     whole = text.rfind(b"\n") + 1
     new = text[known or 0 : whole].decode(errors="replace").splitlines()
     for line in new if known is not None else new[max(0, len(new) - lines) :]:
-        sys.stdout.write(f"{name}: {line}\n")
+        sys.stdout.write(f"{name}: {printable(line.expandtabs())}\n")
     sys.stdout.flush()
     offsets[path] = whole

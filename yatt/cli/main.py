@@ -72,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--role", default="", help="only workers whose name begins so")
             command.add_argument("-f", "--follow", action="store_true", help="go on as they grow")
             command.add_argument("-n", "--lines", type=int, default=20, help="last lines of each (20)")
+    cleaning = commands.add_parser("clean", help="remove what your killed runs left on this machine")
+    cleaning.add_argument("folders", type=Path, nargs="*", help="node-local folders (/tmp and /dev/shm)")
+    cleaning.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    cleaning.set_defaults(action=_clean)
     sft = commands.add_parser("sft", help="supervised training: make or warm up a model")
     sft.add_argument("config", type=Path, help="SFT file (YAML)")
     sft.add_argument("more", nargs="*", help="overlay files (*.yaml) and key=value")
@@ -204,6 +208,12 @@ def _report(arguments: argparse.Namespace) -> int:
     path = write_report(RunPaths(arguments.run), arguments.out)
     sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    from yatt.cli.clean import clean
+
+    return clean(arguments.folders, dry_run=arguments.dry_run)
 
 
 def _sft(arguments: argparse.Namespace) -> int:

@@ -5,16 +5,12 @@ Pure: looks at values only. What needs the filesystem is checked by `yatt.launch
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from yatt.config.schema import RunConfig
-from yatt.paths import HUB, scratch_name
+from yatt.paths import HUB, LOCAL_NAME_BYTES
 
 SOCKET_PATH = 107
 """Bytes that Linux has for the path of a socket."""
-
-MOST_EPOCHS = 9999
-"""Starts of a run; its number is in the path."""
 
 GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators whose advantage is relative to the other completions of the prompt."""
@@ -61,8 +57,7 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
 
 def _sockets(config: RunConfig) -> Iterator[Fault]:
     launch = config.launch
-    socket = f"/{scratch_name(Path(config.run.dir), MOST_EPOCHS, launch.nodes - 1)}/{HUB}"
-    size, room = len(os.fsencode(launch.scratch_dir)), SOCKET_PATH - len(socket)
+    size, room = len(os.fsencode(launch.scratch_dir)), SOCKET_PATH - LOCAL_NAME_BYTES - len(f"//{HUB}")
     if size > room:
         yield (
             "launch.scratch_dir",

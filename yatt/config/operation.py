@@ -58,6 +58,9 @@ class RunSection:
     dir: Annotated[str, FILE]
     """The run folder, on a filesystem every node sees. Relative paths start where the command runs."""
 
+    share: Literal["private", "group"] = "private"
+    """Who can read the run folder: only you, or your group too. Keys and sockets are always private."""
+
     seed: Annotated[int, SEED] = 0
     """Everything random is drawn from (seed, iteration, prompt group, rollout)."""
 

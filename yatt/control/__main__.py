@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from yatt.adapters.files import make_private
+from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.succession import Succession
@@ -60,6 +60,7 @@ def _indexes(text: str) -> frozenset[int]:
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
     config = load_attempt(paths, arguments.epoch)
+    share_with(config.run.share)
     devices: tuple[str, ...] = ()
     if arguments.device == "cuda":
         count = node_gpus(config)[arguments.node]
@@ -84,13 +85,11 @@ def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
 
 
 def _attempt(node: Node) -> int:
-    scratch.sweep(node.config, node.paths, node.epoch)
-    make_private(node.scratch)
-    make_private(node.weights_root)
     try:
+        scratch.create(node)
         return asyncio.run(_run(node))
     finally:
-        scratch.tidy(node.config, node.paths, node.epoch, node.index)
+        scratch.remove(node)
 
 
 async def _run(node: Node) -> int:

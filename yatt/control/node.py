@@ -1,12 +1,13 @@
 """What a controller knows from the start: its run, its node, its addresses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from yatt.adapters.local_folder import new_name
 from yatt.adapters.succession import Succession
 from yatt.config.schema import RunConfig
 from yatt.core.placement import Placement, Slab
-from yatt.paths import HUB, RunPaths, scratch_name
+from yatt.paths import HUB, RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Node:
     devices: tuple[str, ...] = ()
     absent: frozenset[int] = frozenset()
     succession: Succession | None = None
+    local_name: str = field(default_factory=new_name)
+    """Of its node-local folders; nobody can guess it."""
 
     @property
     def name(self) -> str:
@@ -56,7 +59,7 @@ class Node:
     @property
     def scratch(self) -> Path:
         """Node-local folder of this attempt: sockets and journals."""
-        return Path(self.config.launch.scratch_dir) / scratch_name(self.paths.root, self.epoch, self.index)
+        return Path(self.config.launch.scratch_dir) / self.local_name
 
     @property
     def endpoint(self) -> str:
@@ -66,7 +69,7 @@ class Node:
     @property
     def weights_root(self) -> Path:
         """Node-local memory folder through which weights pass."""
-        return Path(self.config.launch.shm_dir) / self.scratch.name
+        return Path(self.config.launch.shm_dir) / f"{self.local_name}-weights"
 
     def weights_folder(self, policy_version: int) -> Path:
         """Folder of one published policy version."""

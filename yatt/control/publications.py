@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from yatt import clock
+from yatt.adapters.local_folder import is_ours
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
 from yatt.control.peers import Peers
@@ -60,7 +61,7 @@ class Publications:
         """Remove every other publication. Gigabytes take a while to free, so in a thread."""
         newest = self.newest
         for old in self._node.weights_root.glob("v*"):
-            if newest is None or old != newest.folder:
+            if is_ours(old) and (newest is None or old != newest.folder):
                 await call_in_thread(partial(shutil.rmtree, old, ignore_errors=True))
 
     # ---- giving ---------------------------------------------------------------------------------

@@ -1,22 +1,58 @@
-"""Node-local folders of a run (sockets, journals, published weights), named so that only ours are removed."""
+"""Node-local folders of a run: sockets and journals in one, published weights in the other.
 
-import shutil
+Their names are noted in the attempt's record before they are made, so that whoever outlives a controller can
+remove them; what a killed machine or launcher left is found by `sweep` at the next start.
+"""
+
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from yatt.config.schema import RunConfig
-from yatt.paths import RunPaths, scratch_name, scratch_prefix
+from yatt.adapters import local_folder
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.control.node import Node
+from yatt.paths import RunPaths
 
 
-def tidy(config: RunConfig, paths: RunPaths, epoch: int, index: int) -> None:
+def create(node: Node) -> None:
+    """Make this node's folders, and clear away what dead processes of this user left beside them.
+
+    Raises:
+        ConfigError: they cannot be made, or `launch.shm_dir` is not in memory.
+    """
+    launch = node.config.launch
+    local_folder.check_memory(Path(launch.shm_dir), "launch.shm_dir")
+    sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))
+    record = node.paths.local(node.epoch, node.index)
+    make_within(node.paths.root, record.parent)
+    folders = (node.scratch, node.weights_root)
+    publish(record, sealed({"folders": [str(folder) for folder in folders]}, node.epoch))
+    for folder in folders:
+        about = {
+            "run": str(node.paths.root),
+            "epoch": node.epoch,
+            "node": node.index,
+            "host": os.uname().nodename,
+        }
+        local_folder.create(folder, about)
+
+
+def remove(node: Node) -> None:
+    """Remove this node's own folders; needs no record, since the run folder may be gone."""
+    for folder in (node.scratch, node.weights_root):
+        local_folder.remove(folder)
+
+
+def tidy(paths: RunPaths, epoch: int, index: int) -> None:
     """Remove what one node of one attempt has left on this machine."""
-    for folder in (config.launch.scratch_dir, config.launch.shm_dir):
-        shutil.rmtree(Path(folder) / scratch_name(paths.root, epoch, index), ignore_errors=True)
+    noted = unsealed_any(read_or_none(paths.local(epoch, index))) or {}
+    for folder in noted.get("folders", []):
+        local_folder.remove(Path(folder))
 
 
-def sweep(config: RunConfig, paths: RunPaths, epoch: int) -> None:
-    """Remove what attempts of this run before `epoch` have left on this machine."""
-    for folder in (config.launch.scratch_dir, config.launch.shm_dir):
-        for left in Path(folder).glob(f"{scratch_prefix(paths.root)}*"):
-            before = left.name.removeprefix(scratch_prefix(paths.root)).partition("-")[0]
-            if before.isdigit() and int(before) < epoch:
-                shutil.rmtree(left, ignore_errors=True)
+def sweep(roots: Iterable[Path]) -> list[Path]:
+    """Remove what dead processes of this user left in these folders; gives what was removed."""
+    removed = [folder for root in dict.fromkeys(roots) for folder in local_folder.dead(root)]
+    for folder in removed:
+        local_folder.remove(folder)
+    return removed

@@ -59,7 +59,7 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
     def __init__(self, folder: Path, components: list[dict[str, Any]], *, requeue: bool = True) -> None:
         # Python must be the batch script's own process: bash would die of the signal it is to get.
         super().__init__(folder, max_num_timeout=10**6)
-        self.python: str = f"exec {shlex.quote(sys.executable)}"
+        self.python: str = f"exec {shlex.quote(sys.executable)} -P"
         self._components, self._requeue = components, requeue
 
     def text(self) -> str:

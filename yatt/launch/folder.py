@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.curve import make_keys
-from yatt.adapters.files import claim, make_private, publish, read_or_none
+from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.lines import make_ready
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.config.load import load_resolved, resolved_text
+from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import skip_epochs
 from yatt.control.session import open_run_store, store_url
@@ -23,7 +24,13 @@ from yatt.paths import RunPaths
 
 def completed(config: RunConfig) -> RunConfig:
     """The same config with every path absolute, model limits and the run's id filled in: it means the same
-    anywhere."""
+    anywhere.
+
+    Raises:
+        ConfigError: the folder that relative paths start in cannot be part of a batch script.
+    """
+    if wrong := FILE.fault(str(Path.cwd())):
+        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; start from another one.")
     folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
     return replace(
         config,
@@ -62,7 +69,7 @@ def new_id() -> str:
 
 def _known_id(paths: RunPaths) -> str:
     """The id of the run that is in the folder already, if one is."""
-    return load_resolved(paths.config).run.id if paths.config.exists() else ""
+    return _config_of(paths).run.id if paths.config.is_file() else ""
 
 
 def _absolute(path: str) -> str:
@@ -73,17 +80,30 @@ def _absolute_url(url: str) -> str:
     return url if not url or "://" in url else _absolute(url)
 
 
+def check_folder(config: RunConfig) -> RunPaths:
+    """The run's folder, if it can be made or is this run's; nothing is changed.
+
+    Raises:
+        ConfigError: it holds something else, or a run with another config.
+    """
+    paths = RunPaths(Path(config.run.dir))
+    _refuse_strangers_folder(paths)
+    if paths.config.exists():
+        _compare(_config_of(paths), config, paths.root)
+    return paths
+
+
 def open_folder(config: RunConfig) -> RunPaths:
     """Make the run's folder, or find it with the same config; claim its checkpoint store.
 
     Raises:
         ConfigError: the folder cannot be written to, or it or the store belongs to another run.
     """
-    paths = RunPaths(Path(config.run.dir))
+    paths = check_folder(config)
     is_new = not paths.root.exists()
-    make_private(paths.root)
+    make_root(paths.root, config.run.share)
     if not claim(paths.config, resolved_text(config).encode()):
-        _compare(load_resolved(paths.config), config, paths.root)
+        _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths)
     except YattError:
@@ -92,6 +112,55 @@ def open_folder(config: RunConfig) -> RunPaths:
         raise
     make_keys(paths.keys)
     return paths
+
+
+def _refuse_strangers_folder(paths: RunPaths) -> None:
+    """A folder that holds something else is neither used nor changed.
+
+    Raises:
+        ConfigError: it is such a folder, or no folder.
+    """
+    if not os.path.lexists(paths.root) or paths.config.is_file():
+        return
+    if not paths.root.is_dir():
+        raise ConfigError(f"run.dir: {paths.root} is not a folder. Name another one.")
+    try:
+        holds = next(iter(sorted(os.listdir(paths.root))), None)
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir: {paths.root} cannot be read ({error.strerror}). Name another one."
+        ) from error
+    if holds is not None:
+        raise ConfigError(
+            f"run.dir: {paths.root} is no run folder and is not empty (it holds '{holds}'). Name a new "
+            f"folder, {paths.root / 'run'} say; nothing in it was changed."
+        )
+
+
+def _config_of(paths: RunPaths) -> RunConfig:
+    try:
+        found = load_resolved(paths.config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run.dir: {paths.root} has a config.yaml that is no run's; name another folder. {error}"
+        ) from error
+    if Path(found.run.dir) != paths.root:
+        raise ConfigError(
+            f"run.dir: {paths.root} holds a config.yaml of the run {found.run.dir}; name another folder."
+        )
+    return found
+
+
+def make_root(root: Path, share: str) -> None:
+    """Create the run folder, or find it; readable by nobody else, or by its group.
+
+    Raises:
+        ConfigError: it cannot be created or is another user's.
+    """
+    make_private(root)
+    share_with(share)
+    if share == "group":
+        root.chmod(0o750)
 
 
 def _claim_store(config: RunConfig, paths: RunPaths) -> None:
@@ -117,6 +186,7 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
         raise ConfigError(
             f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
         )
+    share_with(config.run.share)
     return paths, config
 
 

@@ -35,7 +35,7 @@ class Follower:
         """Start it, unless logging.wandb_mode is disabled. Its end is heard of by `check`."""
         if config.logging.wandb_mode == "disabled":
             return
-        argv = [sys.executable, "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
+        argv = [sys.executable, "-P", "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
         quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
         try:
             self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)

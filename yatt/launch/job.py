@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.files import share_with
 from yatt.adapters.ledger import ENDED, STARTED, attempts, newest_epoch, note, run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
@@ -68,6 +69,7 @@ class Job:
             return EXIT_FINISHED
         plan = read_plan(self.paths)
         config = effective(load_resolved(self.paths.config), plan.site, plan.resized)
+        share_with(config.run.share)
         components = components_of(config, plan.site, plan.layout)
         allocation = allocation_of(os.environ, components)
         follower = Follower(self.paths, say)

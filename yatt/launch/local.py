@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from yatt import clock
@@ -121,8 +122,10 @@ class Launcher:
                 self._kill(children)
             time.sleep(POLL_S)
         self.show()
-        for index in range(self.config.launch.nodes):  # a controller that was killed could not
-            scratch.tidy(self.config, self.paths, epoch, index)
+        launch = self.config.launch
+        for index in range(launch.nodes):  # a controller that was killed could not
+            scratch.tidy(self.paths, epoch, index)
+        scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
         codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
             return EXIT_WILL_CONTINUE, "stopped by a signal; `yatt resume` goes on"
@@ -146,7 +149,16 @@ class Launcher:
         return f"see {log}, which ends:\n{log_tail(log)}"
 
     def _start(self, epoch: int, index: int) -> "Any":
-        argv = [sys.executable, "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch)]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "yatt.control",
+            "--run",
+            str(self.paths.root),
+            "--epoch",
+            str(epoch),
+        ]
         argv += ["--node", str(index), "--device", self.device]
         return spawn(argv, env=self._environment(index), log=self.paths.log(epoch, f"node{index}"))
 

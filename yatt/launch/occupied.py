@@ -43,6 +43,8 @@ def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) ->
         ConfigError: the run is going on, and `take_over` is not asked for.
         DeadlineExceeded: the occupant did not stop in time.
     """
+    if not paths.epochs.is_dir() and not paths.job.exists():
+        return  # never begun
     slurm = slurm or Slurm()
     found = occupant(paths, slurm)
     if not found.where:

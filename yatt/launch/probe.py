@@ -104,7 +104,7 @@ def command(site: SiteConfig, demand: Demand, meeting: Path, local: tuple[str, s
     lines = "\n".join([*site.setup, 'exec "$@"'])
     return [
         "srun", *as_arguments(options), *site.srun_args, "bash", "-c", lines, "bash",
-        sys.executable, "-m", "yatt.launch.probe", str(meeting),
+        sys.executable, "-P", "-m", "yatt.launch.probe", str(meeting),
         "--interface", site.interface, "--folders", *local,
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from yatt.adapters.files import make_private, publish
+from yatt.adapters.files import publish
 from yatt.config.load import load_as, resolved_text
 from yatt.config.sft import SftConfig, sft_rules
 
@@ -27,12 +27,12 @@ def run_sft(file: Path, more: list[str]) -> int:
     if (output / MADE_FROM).is_file() and (output / MADE_FROM).read_text() == digest:
         sys.stdout.write(f"{output} is there already, made from the same file and data\n")
         return 0
-    make_private(output)
+    output.mkdir(parents=True, exist_ok=True)
     (output / MADE_FROM).unlink(missing_ok=True)
     publish(output / "sft.yaml", resolved_text(config).encode())
     # The warnings are upstream's, about Transformer Engine and Apex not being there.
     env = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
-    argv = [sys.executable, "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
+    argv = [sys.executable, "-P", "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
     exit_code = subprocess.run(argv, check=False, env=env).returncode
     if exit_code == 0:
         publish(output / MADE_FROM, digest.encode())

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from yatt.adapters.local_folder import check_memory
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.launch.device import device_of
-from yatt.launch.folder import completed, open_existing, open_folder
+from yatt.launch.folder import check_folder, completed, open_existing, open_folder
 from yatt.launch.local import Launcher
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
@@ -26,8 +27,9 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     """
     config = completed(config)
     preflight(config)
+    check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     show_doubts(config)
-    make_way(RunPaths(Path(config.run.dir)), take_over=take_over)
+    make_way(check_folder(config), take_over=take_over)
     return _run(config, open_folder(config))
 
 
@@ -40,6 +42,7 @@ def resume_run(folder: Path, resized: Resized, *, take_over: bool = False) -> in
     paths, config = open_existing(folder)
     config = effective(config, SiteConfig(), resized)
     preflight(config)
+    check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
     return _run(config, paths)
 

@@ -53,7 +53,7 @@ def main() -> int:
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
     # A controller that was killed could not.
-    scratch.tidy(load_attempt(paths, arguments.epoch), paths, arguments.epoch, node)
+    scratch.tidy(paths, arguments.epoch, node)
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
 
@@ -62,7 +62,7 @@ def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str
     config = load_attempt(paths, epoch)
     site = read_plan(paths).site
     host = own_address(site.interface, os.environ)
-    argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
+    argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
     argv += ["--node", str(node), "--host", host, "--device", device_of(config.launch.device)]
     return [*argv, "--slurm", site.requeue, *(("--absent", absent) if absent else ())]
 

@@ -86,6 +86,6 @@ def _controller(
     """In a container it is that one's Python."""
     python = sys.executable if site.container.runtime == "none" else "python3"
     return (
-        python, "-m", "yatt.launch.step", "--run", str(paths.root), "--epoch", str(epoch),
+        python, "-P", "-m", "yatt.launch.step", "--run", str(paths.root), "--epoch", str(epoch),
         "--indexes", ",".join(map(str, indexes)), "--absent", ",".join(map(str, sorted(absent))),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from yatt.errors import EXIT_FINISHED, ConfigError, DeadlineExceeded
 from yatt.launch.asking import resources
 from yatt.launch.diagnose import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.executor import HetExecutor, shell_line
-from yatt.launch.folder import completed, open_existing, open_folder
+from yatt.launch.folder import check_folder, completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
@@ -48,7 +48,7 @@ def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over:
     config, plan = _checked(config, site)
     if dry_run:
         return _show(config, plan)
-    make_way(RunPaths(Path(config.run.dir)), take_over=take_over)
+    make_way(check_folder(config), take_over=take_over)
     is_new = not Path(config.run.dir).exists()
     paths = open_folder(config)
     try:

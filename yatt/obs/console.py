@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from yatt.obs.metrics import STEP
 from yatt.obs.view import RunView
-from yatt.printable import printable_lines
+from yatt.printable import printable, printable_lines
 
 
 class Console:
@@ -47,7 +47,7 @@ class Console:
         for row in rows:
             self.say(row_line(row, self._view.total_iterations))
         if self._live is not None:
-            self._live.update(live_line(self._view))
+            self._live.update(printable(live_line(self._view)))
 
     def say(self, sentence: str) -> None:
         """One line that stays. A terminal that is gone is no reason to stop."""
@@ -61,8 +61,9 @@ class Console:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._live is not None:
-            self._live.stop()
+        with contextlib.suppress(OSError, ValueError):
+            if self._live is not None:
+                self._live.stop()
 
 
 def row_line(row: dict[str, Any], total: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from yatt import clock
-from yatt.adapters.lines import Record, last_records
+from yatt.adapters.lines import Record, is_number, last_records
 
 TAIL_BYTES = 1 << 20
 """The end of an attempt is among its last events."""
@@ -50,6 +50,8 @@ def as_event(record: Record) -> Record | None:
     """The record if it is an event that can be used: its stamps, and the fields that readers need."""
     needed = {"kind": str, "wall": str, "epoch": int, **FIELDS.get(str(record.get("kind")), {})}
     if any(type(record.get(name)) is not kind for name, kind in needed.items()):
+        return None
+    if any(type(value) is int and not is_number(value) for value in record.values()):
         return None
     if type(record.get("t", 0)) is not int or type(record.get("node", 0)) is not int:
         return None

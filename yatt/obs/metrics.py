@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import publish
-from yatt.adapters.lines import Record, read_records
+from yatt.adapters.lines import MOST, Record, is_number, read_records
 
 STEP = "training/global_step"
 TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
@@ -79,14 +79,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def of_iteration(record: Record) -> Record | None:
     """The record if it says of which iteration it is."""
     step = record.get(STEP)
-    return record if type(step) is int and step >= 0 else None
+    return record if type(step) is int and 0 <= step < MOST else None
 
 
 def as_row(record: Record) -> Record | None:
     """A row of metrics as readers can use it: every value a number or None. None if it is no such row."""
     if of_iteration(record) is None:
         return None
-    is_whole = all(value is None or type(value) in (int, float) for value in record.values())
+    is_whole = all(value is None or is_number(value) for value in record.values())
     return record if is_whole else None
 
 

@@ -1,6 +1,6 @@
 """``samples.jsonl``: a few completions with their scores an iteration, for the report."""
 
-from yatt.adapters.lines import Record
+from yatt.adapters.lines import Record, is_number
 from yatt.obs.metrics import of_iteration
 
 
@@ -11,4 +11,4 @@ def as_sample(record: Record) -> Record | None:
     if of_iteration(record) is None or not is_shown:
         return None
     numbers = (record.get("reward", 0.0), *scores.values())
-    return record if all(value is None or type(value) in (int, float) for value in numbers) else None
+    return record if all(value is None or is_number(value) for value in numbers) else None

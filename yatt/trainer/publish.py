@@ -102,7 +102,7 @@ def _fill(flat: Tensor, micros: list[MicroBatch], got: list[Tensor]) -> None:
 def _write_buckets(policy: Policy, folder: Path, *, writes: bool) -> tuple[dict[str, list[str]], int]:
     """Names in each file, and bytes of all."""
     if writes:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # never its parent: a run folder that is gone stays so
     files: dict[str, list[str]] = {}
     total = 0
     for number, bucket in enumerate(_buckets(policy, copies=writes)):

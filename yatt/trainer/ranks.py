@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from yatt.adapters.curve import CurveKeys
 from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
-from yatt.adapters.wire import CurveKeys
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.paths import RunPaths

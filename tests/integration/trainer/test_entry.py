@@ -9,7 +9,7 @@ import zmq
 
 from tests.integration.trainer.conftest import child_environment
 from tests.integration.trainer.program import make_config, plans, samples
-from yatt.adapters.wire import make_keys
+from yatt.adapters.curve import make_keys
 from yatt.config.load import resolved_text
 from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m

@@ -19,8 +19,8 @@ import zmq.auth
 
 from tests.integration.trainer.conftest import child_environment
 from tests.runs import RunFile, living, start, wait_for
+from yatt.adapters.curve import CurveKeys, calling_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer, Table
-from yatt.adapters.wire import CurveKeys, calling_socket, make_keys
 
 RANK = """
 import io, json, os, pickle, sys

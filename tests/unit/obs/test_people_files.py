@@ -10,7 +10,7 @@ from tests.damage import DAMAGES, a_folder, empty, removed, truncated
 from tests.obs_runs import event, make_run, metrics
 from yatt.adapters.lines import Tail, make_ready, read_records
 from yatt.cli.listing import print_runs
-from yatt.cli.look import status
+from yatt.cli.look import logs, status
 from yatt.launch.known import known_file, known_runs, remember
 from yatt.obs.console import Console
 from yatt.obs.events import reason_of_end
@@ -56,7 +56,7 @@ def test_a_damaged_file_blocks_no_reader(run, capsys, name, damage):
     assert status(run.root, as_json=True) == 0
     unreadable = json.loads(capsys.readouterr().out)["unreadable_lines"]
     assert (unreadable > 0) == (name in ("events", "metrics") and damage not in SILENT)
-    assert print_runs([run.root]) == 0
+    assert status(run.root, as_json=False) == 0 and print_runs([run.root]) == 0
     page = write_report(run, None).read_text()
     assert ("unreadable line" in page) == (name in ("events", "metrics", "samples") and damage not in SILENT)
     assert isinstance(reason_of_end(run.events, 1), str)
@@ -172,3 +172,16 @@ def test_escape_sequences_do_not_reach_the_terminal(run):
     out = io.StringIO()
     Console(RunView(run, 24), out).say("a\x1b[2Jb\nc")
     assert out.getvalue() == "a\\x1b[2Jb\nc\n"
+
+
+def test_escape_sequences_of_a_runs_files_do_not_reach_the_terminal_by_status_or_logs(run, capsys):
+    bad = "x\x1b]0;title\x07\x1b[2J"
+    with run.events.open("a") as file:
+        file.write(json.dumps(event(10, "attempt.start", epoch=2, nodes=1)) + "\n")
+        file.write(json.dumps(event(11, "lease.grant", epoch=2, slab=bad, holder=bad)) + "\n")
+    (run.attempt(1) / "logs").mkdir()
+    (run.attempt(1) / "logs" / "node0.log").write_text(f"a\tb {bad}\n")
+    assert status(run.root, as_json=False) == 0
+    assert logs(run.root, role="", follow=False, lines=5) == 0
+    said = capsys.readouterr().out
+    assert all(c.isprintable() for c in said.replace("\n", "")) and "x\\x1b]0;title\\x07" in said

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from yatt.adapters.local_folder import MEMORY
+from yatt.adapters.local_folder import mount_of as mount_of
 from yatt.adapters.shared_folder import Report
 from yatt.launch.check_fs import LATE_S, faults, lateness_s
 from yatt.launch.findings.records import Finding, fail, ok, warn
@@ -36,17 +38,6 @@ class Folder:
     """What processes of this machine saw in it, where they were asked to look."""
 
 
-def mount_of(path: str, mounts: str) -> str:
-    """The type of the filesystem that the absolute `path` lies on, by the text of /proc/self/mounts."""
-    best = ("", "unknown")
-    for line in mounts.splitlines():
-        _, point, kind, *_ = line.split()
-        point = point.replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[0]):
-            best = (point, kind)
-    return best[1]
-
-
 def run_folder_findings(folder: Folder, *, is_one_machine: bool) -> Iterator[Finding]:
     """Every node must see the run folder, and claims and renames must hold there.
 
@@ -77,8 +68,8 @@ def local_folder_findings(folder: Folder) -> Iterator[Finding]:
     elif folder.filesystem.removeprefix("fuse.") in SHARED:
         what = f"{folder.path} is on {folder.filesystem}: shared and slow."
         yield warn(folder.key, what, f"{folder.key}: a folder of the node's own.")
-    elif folder.key == "shm_dir" and folder.filesystem not in ("tmpfs", "ramfs"):
-        what = f"{folder.path} is on {folder.filesystem}, not in memory: weight updates get slow."
+    elif folder.key == "shm_dir" and folder.filesystem not in MEMORY:
+        what = f"{folder.path} is on {folder.filesystem}, not in memory: runs refuse it."
         yield warn(folder.key, what, "shm_dir: /dev/shm.")
     elif folder.free_bytes < LITTLE_BYTES:
         yield warn(folder.key, f"{folder.path} has {folder.free_bytes >> 20} MiB free.", "Make room.")

@@ -1,0 +1,94 @@
+"""The run folder at the start: a stranger's folder is neither used nor changed."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.obs_runs import make_run
+from yatt.config.load import load_resolved
+from yatt.errors import ConfigError
+from yatt.launch.folder import completed, open_folder
+
+
+def config_in(tmp_path: Path, **run: str):
+    source = tmp_path / "source"
+    source.mkdir()
+    config = load_resolved(make_run(source).config)
+    return replace(config, run=replace(config.run, dir=str(tmp_path / "run"), **run))
+
+
+def modes(root: Path) -> dict[str, int]:
+    return {str(p.relative_to(root)): stat.S_IMODE(p.lstat().st_mode) for p in [root, *root.rglob("*")]}
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "config.yaml", ".hidden", ".notes.12.deadbeef"])
+def test_a_folder_that_holds_something_else_is_refused_and_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    config = config_in(tmp_path)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / name).write_text("title: mine\n")
+    root.chmod(0o2775)
+    before = modes(root)
+    with pytest.raises(ConfigError, match=r"run\.dir: .*name another folder|run\.dir: .*Name a new folder"):
+        open_folder(config)
+    assert modes(root) == before and [p.name for p in root.iterdir()] == [name]
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        open_folder(config)
+
+
+def test_the_config_of_another_run_is_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    other = replace(config, run=replace(config.run, dir=str(tmp_path / "elsewhere")))
+    open_folder(other)
+    (tmp_path / "elsewhere").rename(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"holds a config\.yaml of the run .*elsewhere"):
+        open_folder(config)
+
+
+def test_an_empty_folder_and_the_runs_own_are_used(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    (tmp_path / "run").mkdir()
+    open_folder(config)
+    open_folder(config)
+    assert (tmp_path / "run" / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("share", "umask", "root", "file", "keys"),
+    [
+        ("private", 0o022, 0o700, 0o644, 0o700),
+        ("private", 0o077, 0o700, 0o600, 0o700),
+        ("group", 0o077, 0o750, 0o640, 0o700),
+    ],
+)
+def test_files_honour_the_umask_and_keys_are_private(
+    tmp_path: Path, share: str, umask: int, root: int, file: int, keys: int
+) -> None:
+    config = config_in(tmp_path, share=share)
+    before = os.umask(umask)
+    try:
+        paths = open_folder(config)
+    finally:
+        os.umask(before)
+    found = modes(paths.root)
+    assert (found["."], found["config.yaml"], found["keys"]) == (root, file, keys)
+    assert {mode for name, mode in found.items() if name.endswith("key_secret")} == {0o600}
+
+
+def test_a_working_folder_that_would_break_a_batch_script_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config_in(tmp_path))
+    bad = tmp_path / "a\nb"
+    bad.mkdir()
+    monkeypatch.chdir(bad)
+    with pytest.raises(ConfigError, match="has a line break"):
+        completed(config)
