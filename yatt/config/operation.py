@@ -106,7 +106,7 @@ class LaunchSection:
     function has its process to itself while it runs."""
 
     scratch_dir: Annotated[str, FILE] = "/tmp"
-    """Node-local folder for sockets and journals."""
+    """Node-local folder for sockets."""
 
     shm_dir: Annotated[str, FILE] = "/dev/shm"
     """Node-local memory filesystem; weights pass from trainer to engines through it."""

@@ -118,7 +118,7 @@ class SiteConfig:
     """Network interface that nodes talk over; empty: whichever has the route to the leader."""
 
     scratch_dir: Annotated[str, FILE] = ""
-    """Node-local folder for sockets and journals; empty: `launch.scratch_dir` of the run file."""
+    """Node-local folder for sockets; empty: `launch.scratch_dir` of the run file."""
 
     shm_dir: Annotated[str, FILE] = ""
     """Node-local memory filesystem; empty: `launch.shm_dir` of the run file."""

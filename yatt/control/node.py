@@ -58,7 +58,7 @@ class Node:
 
     @property
     def scratch(self) -> Path:
-        """Node-local folder of this attempt: sockets and journals."""
+        """Node-local folder of this attempt: sockets."""
         return Path(self.config.launch.scratch_dir) / self.local_name
 
     @property

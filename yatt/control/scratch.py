@@ -1,4 +1,4 @@
-"""Node-local folders of a run: sockets and journals in one, published weights in the other.
+"""Node-local folders of a run: sockets in one, published weights in the other.
 
 Their names are noted in the attempt's record before they are made, so that whoever outlives a controller can
 remove them; what a killed machine or launcher left is found by `sweep` at the next start.

@@ -1,0 +1,46 @@
+import random
+
+import pytest
+import torch
+
+from yatt.weights import checksum as module
+from yatt.weights.checksum import checksum
+
+
+def by_hand(tensor):
+    raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+    raw += bytes(-len(raw) % 8)
+    words = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
+    return sum((2 * i + 1) * word for i, word in enumerate(words)) % (1 << 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (8,), (5, 7), (64, 33)])
+def test_it_is_the_sum_by_hand_in_whatever_chunks(dtype, shape, monkeypatch):
+    tensor = (torch.randn(shape) * 50).to(dtype)
+    expected = f"{by_hand(tensor):016x}"
+    for words in (1 << 22, 1, 3, 16):
+        monkeypatch.setattr(module, "CPU_CHUNK_WORDS", words)
+        assert checksum(tensor).rpartition("/")[2] == expected
+
+
+def test_any_flipped_bit_and_any_two_swapped_values_are_seen():
+    draw = random.Random(7)
+    tensor = torch.randn(61, 17).to(torch.bfloat16)
+    for _ in range(200):
+        damaged = tensor.clone().view(torch.int16)
+        damaged.view(-1)[draw.randrange(61 * 17)] ^= 1 << draw.randrange(15)
+        assert checksum(damaged.view(torch.bfloat16)) != checksum(tensor)
+        swapped = tensor.reshape(-1).clone()
+        left, right = draw.sample(range(61 * 17), 2)
+        swapped[[left, right]] = swapped[[right, left]]
+        if tensor.reshape(-1)[left] != tensor.reshape(-1)[right]:
+            assert checksum(swapped.view(61, 17)) != checksum(tensor)
+
+
+def test_a_view_has_the_checksum_of_its_copy_and_another_shape_or_dtype_has_not():
+    whole = torch.randn(9, 6)
+    for view in (whole.T, whole[1:, 1:], whole.reshape(-1)[3:]):
+        assert checksum(view) == checksum(view.clone())
+    assert checksum(whole) != checksum(whole.reshape(6, 9))
+    assert checksum(whole) != checksum(whole.view(torch.int32))
