@@ -89,5 +89,19 @@ def publish(folder: Path, *, model: str, policy_version: int) -> str:
     for source in sorted(Path(model).glob("*.safetensors")):
         (folder / source.name).write_bytes(source.read_bytes())
         names.append(source.name)
-    (folder / "index.json").write_text(json.dumps({"policy_version": policy_version, "files": names}))
+    write_index(folder, names, policy_version)
     return str(folder)
+
+
+def write_index(folder: Path, names: list[str], policy_version: int) -> None:
+    """Say what these files hold now."""
+    checksums = {}
+    if names:
+        from safetensors.torch import load_file
+
+        from yatt.weights.checksum import checksum
+
+        for name in names:
+            checksums |= {key: checksum(tensor) for key, tensor in load_file(folder / name).items()}
+    index = {"policy_version": policy_version, "files": names, "checksums": checksums}
+    (folder / "index.json").write_text(json.dumps(index))

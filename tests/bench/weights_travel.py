@@ -85,7 +85,7 @@ async def give(root: Path) -> None:
             with (folder / name).open("wb") as file:
                 for _ in range(FILE_BYTES >> 20):
                     file.write(block)
-        (folder / "index.json").write_text(json.dumps({"policy_version": 1, "files": names}))
+        (folder / "index.json").write_text(json.dumps({"policy_version": 1, "files": names, "checksums": {}}))
         owner.parts.publications.adopt(Published(policy_version=1, folder=folder, probe=(), expected=()))
         lateness = Lateness()
         publish(root / "ready", b"1")

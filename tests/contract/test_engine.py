@@ -3,13 +3,15 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import VOCAB_SIZE, make_qwen3, make_scripted_model, publish
+from tests.tiny_models import VOCAB_SIZE, make_qwen3, make_scripted_model, publish, write_index
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
+from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -286,14 +288,44 @@ def spoil(file):
     save_file(tensors, file)
 
 
-def test_weight_norms_follow_the_weights(subject, tmp_path):
+def test_an_engine_that_holds_other_weights_is_found_out_to_the_bit(subject, tmp_path):
+    if subject.kind == "scripted":
+        pytest.skip("a script has no weights")
     load(subject, tmp_path, 0)
-    before = subject.engine.weight_norms()
-    load(subject, tmp_path, 1)
-    after = subject.engine.weight_norms()
-    assert before
-    assert before.keys() == after.keys()
-    assert all(before[name] != after[name] for name in before)
+    held = read_publication(str(tmp_path / f"v{subject.version}"), subject.version)
+    same = subject.engine.compare_weights(subject.version, str(tmp_path / f"v{subject.version}"))
+    assert same.differing == ()
+    assert same.num_compared > 4
+    nudge(tmp_path, held, to="nudged")
+    nudged = subject.engine.compare_weights(subject.version, str(tmp_path / "nudged"))
+    assert nudged.differing == ("model.norm.weight",)
+    assert nudged.num_compared == same.num_compared
+
+
+def nudge(tmp_path, publication, *, to):
+    """The same publication, but for one bit of the final norm."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / to).mkdir()
+    for file in publication.files:
+        tensors = load_file(file)
+        if (norm := tensors.get("model.norm.weight")) is not None:
+            norm.view(torch.int32)[3] ^= 1
+        save_file(tensors, tmp_path / to / file.name)
+    write_index(tmp_path / to, [file.name for file in publication.files], publication.policy_version)
+
+
+def test_a_tensor_damaged_on_its_way_or_left_out_is_refused(subject, tmp_path):
+    if subject.kind == "scripted":
+        pytest.skip("a script has no weights")
+    folder = Path(publish(tmp_path / "v500", model=subject.models[0], policy_version=500))
+    (file,) = folder.glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(Exception, match=r"published tensor .* damaged on its way"):
+        subject.engine.load_weights(500, str(folder))
+    load(subject, tmp_path, 0)
 
 
 def test_tokens_are_of_the_vocabulary(subject):

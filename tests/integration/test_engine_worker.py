@@ -273,11 +273,7 @@ def test_a_vllm_worker_serves_updated_weights(tmp_path):
             probe = (m.pack_ids(ids),)
             loaded = await hub.order(m.LoadWeights(token=5, policy_version=1, folder=folder, probe=probe))
             assert isinstance(loaded, m.WeightsLoaded), loaded
-            compared = await hub.order(m.CompareWeights(token=5, policy_version=1, folder=folder))
-            assert (compared.worst, compared.num_compared > 4) == ((), True)
-            other = publish(tmp_path / "other", model=models[0], policy_version=1)
-            compared = await hub.order(m.CompareWeights(token=5, policy_version=1, folder=other))
-            assert any("norm.weight: norm " in each for each in compared.worst)
+            assert (loaded.differing, loaded.num_compared > 4) == ((), True)
             await hub.tell(sample("bad", prompt_ids=m.pack_ids([1] * 500)))
             assert (await hub.next_told()).finish_reason == "error"
             assert await hub.order(m.Sleep(token=5)) == m.Done()

@@ -81,7 +81,7 @@ class Pair:
         folder = self.nodes[0].weights_folder(policy_version)
         folder.mkdir()
         content = {name: os.urandom(size) for name, size in SIZES.items()}
-        index = {"policy_version": policy_version, "files": list(SIZES)}
+        index = {"policy_version": policy_version, "files": list(SIZES), "checksums": {}}
         content["index.json"] = json.dumps(index).encode()
         for name, data in content.items():
             (folder / name).write_bytes(data)
@@ -90,7 +90,11 @@ class Pair:
 
     async def fetch(self, policy_version: int) -> None:
         order = c.FetchWeights(
-            policy_version=policy_version, source=0, probe=(b"abcd",), probe_logprobs=(b"efgh",)
+            policy_version=policy_version,
+            source=0,
+            probe=(b"abcd",),
+            probe_logprobs=(b"efgh",),
+            rounding=0.25,
         )
         await self.stores[1].fetch(order)
 
@@ -137,7 +141,12 @@ def test_a_publication_arrives_whole_and_only_once(tmp_path: Path) -> None:
             assert pair.received(3) == content
             newest = pair.stores[1].newest
             assert newest is not None
-            assert (newest.policy_version, newest.probe, newest.expected) == (3, (b"abcd",), (b"efgh",))
+            assert (newest.policy_version, newest.probe, newest.expected, newest.rounding) == (
+                3,
+                (b"abcd",),
+                (b"efgh",),
+                0.25,
+            )
             assert read_publication(str(newest.folder), 3).policy_version == 3
             num_asked = len(pair.asked)
             assert num_asked == 74 + 18 + 1

@@ -104,7 +104,7 @@ class Acts:
         fetches = {
             index: c.FetchWeights(
                 policy_version=policy_version, source=source, probe=probe,
-                probe_logprobs=first.probe_logprobs,
+                probe_logprobs=first.probe_logprobs, rounding=first.rounding,
             )
             for index, source in self._node.placement.weight_sources.items()
         }  # fmt: skip

@@ -34,12 +34,14 @@ PIECES_AHEAD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Weights on this node's memory filesystem, and the trainer's log-probs of the probe."""
+    """Weights on this node's memory filesystem, and the trainer's log-probs of the probe (see
+    m.Published)."""
 
     policy_version: int
     folder: Path
     probe: tuple[bytes, ...]
     expected: tuple[bytes, ...]
+    rounding: float = 0.0
 
 
 class Publications:
@@ -127,7 +129,7 @@ class Publications:
         self.adopt(
             Published(
                 policy_version=order.policy_version, folder=folder, probe=order.probe,
-                expected=order.probe_logprobs,
+                expected=order.probe_logprobs, rounding=order.rounding,
             )
         )  # fmt: skip
         return sum(size_bytes for _, size_bytes in listed.files)

@@ -5,6 +5,7 @@ loads the newest weights into rollout engines, and enters engines into the routi
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
@@ -22,20 +23,28 @@ from yatt.records import message as m
 from yatt.records.message import unpack_floats
 
 MAX_WAKE_FAILURES = 3
+LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
+ROUNDINGS_ALLOWED = 4.0
+"""By how many times may engine and trainer differ as the trainer does from itself, rounded once more a layer?
+
+A layer rounds a dozen times, independently: about the square root of that.
+"""
 
 
-def largest_difference(expected: bytes, got: bytes) -> float:
-    """Largest absolute difference of two rows of log-probs; infinite if lengths differ or one is NaN."""
-    left, right = unpack_floats(expected), unpack_floats(got)
-    if len(left) != len(right):
-        return float("inf")
-    differences = [abs(a - b) for a, b in zip(left, right, strict=True)]
-    return max((d if d == d else float("inf") for d in differences), default=0.0)
+def mean_difference(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> float:
+    """Mean absolute difference of log-probs, row by row; infinite if lengths differ or one is not finite."""
+    left = [value for row in expected for value in unpack_floats(row)]
+    right = [value for row in got for value in unpack_floats(row)]
+    if [len(row) for row in expected] != [len(row) for row in got]:
+        return math.inf
+    mean = sum(abs(a - b) for a, b in zip(left, right, strict=True)) / max(1, len(left))
+    return mean if math.isfinite(mean) else math.inf
 
 
-def sync_tolerance(config: RunConfig) -> float:
-    """Largest log-prob difference between engine and trainer that rounding explains."""
-    return config.sync.tolerance or (1e-3 if config.model.dtype == "float32" else 0.1)
+def allowed_difference(config: RunConfig, rounding: float) -> float:
+    """Largest mean difference of log-probs that rounding explains: as configured, else as measured."""
+    least = LEAST_ALLOWED[config.model.dtype]
+    return config.sync.tolerance or max(least, ROUNDINGS_ALLOWED * rounding)
 
 
 class Workers:
@@ -57,8 +66,6 @@ class Workers:
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
         self._failures: dict[str, int] = {}
-        self.worst_sync: dict[str, float] = {}
-        """By rollout engine: largest log-prob difference to the trainer after its last update."""
 
     async def order(self, worker: Worker, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """Send an order under the worker's token and wait for its answer.
@@ -113,9 +120,10 @@ class Workers:
         assert isinstance(first, m.Published), f"Publish is answered by Published, not {first!r}"
         self._publications.adopt(
             Published(
-                policy_version=policy_version, folder=folder, probe=probe, expected=first.probe_logprobs
+                policy_version=policy_version, folder=folder, probe=probe,
+                expected=first.probe_logprobs, rounding=first.rounding,
             )
-        )
+        )  # fmt: skip
         await self._publications.drop_older()
         self._events.emit("weights.publish", policy_version=policy_version, size_bytes=first.size_bytes)
         return first
@@ -146,23 +154,28 @@ class Workers:
         assert isinstance(answer, m.WeightsLoaded), (
             f"LoadWeights is answered by WeightsLoaded, not {answer!r}"
         )
-        worst = max(map(largest_difference, published.expected, answer.probe_logprobs), default=0.0)
-        self.worst_sync[worker.name] = worst
         self._loaded[worker.wire] = published.policy_version
-        if not worst <= sync_tolerance(self._node.config):
-            raise await self._mismatch(worker, published, worst)
+        self._check(worker, published, answer)
 
-    async def _mismatch(self, worker: Worker, published: Published, worst: float) -> SyncMismatch:
-        """The error, with the names of the tensors that differ most where the engine can be read."""
-        folder = str(published.folder)
-        body = m.CompareWeights(token=0, policy_version=published.policy_version, folder=folder)
-        compared = await self.order(worker, body)
-        assert isinstance(compared, m.WeightsCompared), "CompareWeights is answered by WeightsCompared"
-        return SyncMismatch(
-            f"{worker.name}: after taking policy version {published.policy_version} its log-probs differ "
-            f"from the trainer's by up to {worst:.2e}; {sync_tolerance(self._node.config):g} is allowed. "
-            f"{compared.num_compared} of {compared.num_published} tensors could be compared; worst: "
-            f"{'; '.join(compared.worst) or 'none differs'}. See docs/runbook.md, 'Sync mismatch'."
+    def _check(self, worker: Worker, published: Published, answer: m.WeightsLoaded) -> None:
+        """Bits where they can be read, log-probs of the probe for the rest.
+
+        Raises:
+            SyncMismatch: the engine samples from something else than what was published.
+        """
+        mean = mean_difference(published.expected, answer.probe_logprobs)
+        allowed = allowed_difference(self._node.config, published.rounding)
+        self._events.emit(
+            "weights.check", worker=worker.wire, policy_version=published.policy_version,
+            difference=mean, allowed=allowed, num_compared=answer.num_compared,
+        )  # fmt: skip
+        if not answer.differing and mean <= allowed:
+            return
+        raise SyncMismatch(
+            f"{worker.name}: after taking policy version {published.policy_version}, "
+            f"{answer.num_compared} tensors could be compared and these differ: "
+            f"{', '.join(answer.differing) or 'none'}; log-probs of the probe differ from the trainer's by "
+            f"{mean:.2e} on average, {allowed:.2e} is allowed. See docs/runbook.md, 'Sync mismatch'."
         )
 
     async def _wake(self, worker: Worker, token: int) -> None:

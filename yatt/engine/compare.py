@@ -1,75 +1,95 @@
-"""Which weights an engine holds wrongly: norms in the engine against norms of the publication.
+"""Whether an engine holds the weights that were published: a checksum a tensor, made on both sides.
 
-For the message after a failed sync probe. Engines fuse some weights (q, k and v into one); their
-squared norms add up, so the fused one can still be compared.
+Engines fuse some weights (q, k and v into one, gate and up into one): their rows lie one after the other,
+so each part is compared by itself. What an engine has sliced for its tensor-parallel rank or repacked for
+its kernels cannot be compared here; the sync probe's log-probs stand for it.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
-from yatt.engine.published import Publication
+from torch import Tensor
 
-TOLERANCE = 1e-3
+from yatt.engine.protocol import Comparison
+from yatt.errors import WorkerFailed
+from yatt.weights.checksum import checksum
+
 MAX_NAMED = 8
-_FUSED = {
+FUSED = {
     ".q_proj.": ".qkv_proj.",
     ".k_proj.": ".qkv_proj.",
     ".v_proj.": ".qkv_proj.",
     ".gate_proj.": ".gate_up_proj.",
     ".up_proj.": ".gate_up_proj.",
 }
+"""In the order in which the parts' rows follow each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What differs: a sentence a weight, worst first; and how many published weights could be compared."""
-
-    worst: tuple[str, ...]
-    num_compared: int
-
-
-def compare_norms(held: Mapping[str, float], published: Mapping[str, float]) -> Comparison:
-    """Compare by name, published weights fused where the engine fuses them."""
-    squares: defaultdict[str, float] = defaultdict(float)
-    num_compared = 0
-    for name, norm in published.items():
-        place = next((other for other in (name, fused_name(name)) if other in held), None)
-        if place is not None:
-            squares[place] += norm * norm
+def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, str]) -> Comparison:
+    """Compare parameters by the engine's names with checksums by Hugging Face names."""
+    by_place = _by_place(published)
+    differing, num_compared = [], 0
+    for place, tensor in held:
+        for name, part in _parts(tensor, by_place.get(place, []), published):
             num_compared += 1
-    expected = {name: math.sqrt(square) for name, square in squares.items()}
-    differences = {
-        name: abs(held[name] - norm) / max(norm, held[name], 1e-12) for name, norm in expected.items()
-    }
-    wrong = sorted((name for name, off in differences.items() if off > TOLERANCE), key=differences.get)  # type: ignore[arg-type]  # every name has a difference
-    return Comparison(
-        worst=tuple(
-            f"{name}: norm {held[name]:.6g} in the engine, {expected[name]:.6g} published"
-            for name in wrong[::-1][:MAX_NAMED]
-        ),
-        num_compared=num_compared,
-    )
+            if checksum(part) != published[name]:
+                differing.append(name)
+    return Comparison(differing=tuple(differing[:MAX_NAMED]), num_compared=num_compared)
 
 
-def fused_name(name: str) -> str:
-    """The name of the fused weight that a checkpoint's weight becomes part of."""
-    for part, fused in _FUSED.items():
-        if part in name:
-            return name.replace(part, fused)
-    return name
+def verified(
+    tensors: Iterable[tuple[str, Tensor]], published: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors, each compared with its checksum.
+
+    Raises:
+        WorkerFailed: a tensor is not what was published, was not published, or has not come.
+    """
+    missing = set(published)
+    for name, tensor in tensors:
+        found = checksum(tensor)
+        if found != published.get(name):
+            raise WorkerFailed(
+                f"published tensor {name} is {found} here and {published.get(name, 'not in the index')} "
+                "at the trainer: it was damaged on its way, or belongs to another version"
+            )
+        missing.discard(name)
+        yield name, tensor
+    if missing:
+        raise WorkerFailed(f"published tensors are in no file: {', '.join(sorted(missing)[:MAX_NAMED])}")
 
 
-def published_norms(publication: Publication) -> dict[str, float]:
-    """Norm of every published weight."""
-    if not publication.files:
-        return {}
-    import torch
-    from safetensors.torch import load_file
+def _by_place(published: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names of published weights by the engine's name that may hold them; parts of a fused one in their
+    order."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    order = {part: index for index, part in enumerate(FUSED)}
+    for name in sorted(published, key=lambda name: next((order[part] for part in FUSED if part in name), 0)):
+        places[name].append(name)
+        part = next((part for part in FUSED if part in name), None)
+        if part is not None:
+            places[name.replace(part, FUSED[part])].append(name)
+    return places
 
-    return {
-        name: float(torch.linalg.vector_norm(tensor.float()))
-        for file in publication.files
-        for name, tensor in load_file(file).items()
-    }
+
+def _parts(tensor: Tensor, names: list[str], published: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Each named weight's rows of `tensor`; nothing if dtype or shape show that it lies there otherwise."""
+    start, parts = 0, []
+    for name in names:
+        dtype, shape = _described(published[name])
+        if (
+            not shape
+            or dtype != str(tensor.dtype).removeprefix("torch.")
+            or shape[1:] != tuple(tensor.shape[1:])
+        ):
+            return
+        parts.append((name, tensor[start : start + shape[0]]))
+        start += shape[0]
+    is_padded_vocabulary = len(names) == 1 and 0 < start < len(tensor)
+    if names and (start == len(tensor) or is_padded_vocabulary):
+        yield from parts
+
+
+def _described(published: str) -> tuple[str, tuple[int, ...]]:
+    dtype, shape, _ = published.split("/")
+    return dtype, tuple(int(size) for size in shape.split("x") if size)

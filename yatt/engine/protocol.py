@@ -20,6 +20,14 @@ EngineKind = Literal["vllm", "transformers", "scripted"]
 CPU_KV_CACHE_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Published weights that an engine holds otherwise (the first few), and how many could be compared."""
+
+    differing: tuple[str, ...] = ()
+    num_compared: int = 0
+
+
 class Engine(Protocol):
     """Samples completions; see the module's text for what holds."""
 
@@ -59,11 +67,11 @@ class Engine(Protocol):
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-prob of each token but the first, at temperature 1: the sync probe."""
 
-    def weight_norms(self) -> dict[str, float]:
-        """Euclidean norm of each weight as it lies in the engine, by the engine's parameter name.
+    def compare_weights(self, policy_version: int, folder: str) -> Comparison:
+        """Compare, bit by bit, the weights in the engine with those published in `folder`.
 
-        Fused parameters come as one (qkv_proj); weights that the engine has repacked beyond reading
-        (vLLM's linear layers on CPU) are left out.
+        What the engine has repacked beyond reading is left out (vLLM's linear layers on CPU, slices under
+        tensor parallelism).
         """
 
     def close(self) -> None:

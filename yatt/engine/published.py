@@ -1,8 +1,9 @@
 """The folder in which a trainer hands weights to the engines of its node.
 
-`index.json` = ``{"policy_version": int, "files": [names]}``, written last, beside safetensors files
-that hold the weights under their Hugging Face names. It lies on a memory filesystem, so reading it
-is a copy from memory. This module is free of torch: the scripted engine reads the index too.
+`index.json` = ``{"policy_version": int, "files": [names], "checksums": {tensor: text}}``, written last,
+beside safetensors files that hold the weights under their Hugging Face names; `yatt.weights.checksum`
+defines the text. It lies on a memory filesystem, so reading it is a copy from memory. This module is free
+of torch: the scripted engine reads the index too.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ INDEX_NAME = "index.json"
 class _Index(msgspec.Struct, frozen=True):
     policy_version: int
     files: tuple[str, ...]
+    checksums: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Publication:
 
     policy_version: int
     files: tuple[Path, ...]
+    checksums: dict[str, str]
+    """By Hugging Face name of the tensor."""
 
 
 def read_publication(folder: str, policy_version: int) -> Publication:
@@ -52,4 +56,4 @@ def read_publication(folder: str, policy_version: int) -> Publication:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise WorkerFailed(f"{path} names {', '.join(missing)}, not there in {folder}")
-    return Publication(index.policy_version, files)
+    return Publication(index.policy_version, files, index.checksums)

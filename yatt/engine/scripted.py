@@ -7,7 +7,7 @@ of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
 from dataclasses import dataclass
 
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.protocol import EngineOptions, prompt_and_room
+from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
 from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs
 from yatt.records import message as m
@@ -90,9 +90,10 @@ class ScriptedEngine:
         """See Engine.score."""
         return [scripted_logprobs(self._policy_version, ids) for ids in sequences]
 
-    def weight_norms(self) -> dict[str, float]:
-        """Its one weight is the policy version."""
-        return {"policy_version": float(self._policy_version)}
+    def compare_weights(self, policy_version: int, folder: str) -> Comparison:
+        """See Engine.compare_weights; it has none but the policy version."""
+        read_publication(folder, policy_version)
+        return Comparison()
 
     def close(self) -> None:
         """Forget everything."""

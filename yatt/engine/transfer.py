@@ -22,7 +22,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from yatt.engine.compare import compare_weights, verified
 from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads
+from yatt.engine.protocol import Comparison
 
 BACKEND = "yatt_shm"
 
@@ -34,9 +36,10 @@ class FolderInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is n
 
 @dataclass
 class FolderUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Paths of the publication's safetensors files."""
+    """Paths of the publication's safetensors files, and a checksum by tensor name."""
 
     files: list[str]
+    checksums: dict[str, str]
 
 
 _Base: Any = WeightTransferEngine[FolderInitInfo, FolderUpdateInfo]
@@ -64,9 +67,10 @@ class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FolderUpdateInfo) -> None:
-        """Hand every tensor of the files to the model."""
+        """Hand every tensor of the files to the model, each compared with its checksum before."""
         with torch.no_grad():
-            self.model.load_weights(published_tensors(update_info.files))
+            tensors = verified(published_tensors(update_info.files), update_info.checksums)
+            self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         """Repack what the engine's kernels want repacked."""
@@ -93,14 +97,9 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def yatt_weight_norms(self) -> dict[str, float]:
-        """See Engine.weight_norms; of this tensor-parallel rank's part."""
-        model = self.model_runner.get_model()
-        return {
-            name: float(torch.linalg.vector_norm(weight.detach().float()))
-            for name, weight in model.named_parameters()
-            if weight.numel()
-        }
+    def yatt_compare_weights(self, checksums: dict[str, str]) -> Comparison:
+        """See Engine.compare_weights; of this tensor-parallel rank's part."""
+        return compare_weights(self.model_runner.get_model().named_parameters(), checksums)
 
 
 def _register() -> None:

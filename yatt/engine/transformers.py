@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.protocol import EngineOptions, prompt_and_room
+from yatt.engine.compare import compare_weights, verified
+from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -129,7 +130,8 @@ class TransformersEngine:
         """See Engine.load_weights; in place, so that tied weights stay tied."""
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
-        published = {name: value for file in publication.files for name, value in load_file(file).items()}
+        tensors = (item for file in publication.files for item in load_file(file).items())
+        published = dict(verified(tensors, publication.checksums))
         weights = dict(self._model.named_parameters(remove_duplicate=False))
         _refuse_other_weights(weights, published, folder)
         for name, tensor in published.items():
@@ -146,12 +148,10 @@ class TransformersEngine:
             scores.append(logprobs_TV.gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
         return scores
 
-    def weight_norms(self) -> dict[str, float]:
-        """See Engine.weight_norms."""
-        return {
-            name: float(torch.linalg.vector_norm(weight.float()))
-            for name, weight in self._model.named_parameters()
-        }
+    def compare_weights(self, policy_version: int, folder: str) -> Comparison:
+        """See Engine.compare_weights."""
+        checksums = read_publication(folder, policy_version).checksums
+        return compare_weights(self._model.named_parameters(remove_duplicate=False), checksums)
 
     def close(self) -> None:
         """Drop the model."""

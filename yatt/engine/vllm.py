@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt.engine.protocol import CPU_KV_CACHE_BYTES, EngineOptions, prompt_and_room
+from yatt.engine.protocol import CPU_KV_CACHE_BYTES, Comparison, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
@@ -111,7 +111,8 @@ class VllmEngine:
         files = [str(file) for file in publication.files]
         self._has_weights = False  # until all of them are in: half an update must not be sampled from
         self._llm.collective_rpc("start_weight_update")
-        self._llm.collective_rpc("update_weights", kwargs={"update_info": {"files": files}})
+        update = {"files": files, "checksums": publication.checksums}
+        self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
         self._llm.collective_rpc("finish_weight_update")
         if not self._has_kv_cache:
             self._llm.wake_up(["kv_cache"])
@@ -135,10 +136,14 @@ class VllmEngine:
                     scores[index] = _chosen(output.prompt_logprobs[1:], sequences[index][1:])
         return scores
 
-    def weight_norms(self) -> dict[str, float]:
-        """See Engine.weight_norms. With tensor parallelism none: which of them are slices is unknown here."""
-        parts: list[dict[str, float]] = self._llm.collective_rpc("yatt_weight_norms")
-        return parts[0] if len(parts) == 1 else {}
+    def compare_weights(self, policy_version: int, folder: str) -> Comparison:
+        """See Engine.compare_weights. Under tensor parallelism only what no rank has a slice of."""
+        checksums = read_publication(folder, policy_version).checksums
+        ranks: list[Comparison] = self._llm.collective_rpc("yatt_compare_weights", args=(checksums,))
+        return Comparison(
+            differing=tuple(dict.fromkeys(name for rank in ranks for name in rank.differing)),
+            num_compared=min(rank.num_compared for rank in ranks),
+        )
 
     def close(self) -> None:
         """End vLLM's executor and its process group; another engine may be built afterwards."""

@@ -22,10 +22,8 @@ from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
-from yatt.engine.compare import compare_norms, published_norms
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
-from yatt.engine.published import read_publication
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -86,7 +84,7 @@ class EngineWorker:
         if isinstance(body, m.Stop):
             self._may_stay = False
             return m.Done()
-        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights | m.CompareWeights), (
+        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights), (
             f"{type(body).__name__} is no order for an engine"
         )
         self._admit(body.token)
@@ -103,8 +101,6 @@ class EngineWorker:
                 return m.Done()
             case m.LoadWeights():
                 return self._load_weights(body)
-            case m.CompareWeights():
-                return self._compare_weights(body)
 
     def _admit(self, token: int) -> None:
         if token < self._newest_token:
@@ -147,16 +143,13 @@ class EngineWorker:
         engine = self._awake_engine()
         self._tell(engine.abort())
         engine.load_weights(order.policy_version, order.folder)
+        comparison = engine.compare_weights(order.policy_version, order.folder)
         scores = engine.score([m.unpack_ids(row) for row in order.probe])
         return m.WeightsLoaded(
-            policy_version=order.policy_version, probe_logprobs=tuple(m.pack_floats(row) for row in scores)
-        )
-
-    def _compare_weights(self, order: m.CompareWeights) -> m.WeightsCompared:
-        published = published_norms(read_publication(order.folder, order.policy_version))
-        comparison = compare_norms(self._awake_engine().weight_norms(), published)
-        return m.WeightsCompared(
-            worst=comparison.worst, num_compared=comparison.num_compared, num_published=len(published)
+            policy_version=order.policy_version,
+            probe_logprobs=tuple(m.pack_floats(row) for row in scores),
+            differing=comparison.differing,
+            num_compared=comparison.num_compared,
         )
 
     def _turn(self) -> None:

@@ -143,13 +143,14 @@ class PublishOrder(Message, frozen=True, kw_only=True):
 class FetchWeights(Message, frozen=True, kw_only=True):
     """Copy what node `source` published to this node's memory filesystem. Answer: Done.
 
-    `probe` and `probe_logprobs` are as in the source's PublishOrder and Published.
+    `probe`, `probe_logprobs` and `rounding` are as in the source's PublishOrder and Published.
     """
 
     policy_version: int
     source: int
     probe: tuple[bytes, ...]
     probe_logprobs: tuple[bytes, ...]
+    rounding: float
 
 
 class ListPublication(Message, frozen=True, kw_only=True):

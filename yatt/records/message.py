@@ -139,7 +139,8 @@ class Completed(Message, frozen=True, kw_only=True):
 
 
 class LoadWeights(Message, frozen=True, kw_only=True):
-    """Take the weights published in `folder`, then give the log-probs of `probe`. Answer: WeightsLoaded."""
+    """Take the weights published in `folder`, compare them, give `probe`'s log-probs. Answer:
+    WeightsLoaded."""
 
     token: int
     policy_version: int
@@ -148,29 +149,16 @@ class LoadWeights(Message, frozen=True, kw_only=True):
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True):
-    """One float32 row a probe sequence: log-prob of each token but the first."""
+    """One float32 row a probe sequence: log-prob of each token but the first.
+
+    `differing`: published tensors (the first few) of which the engine holds other bits, among the
+    `num_compared` whose bits can be read there.
+    """
 
     policy_version: int
     probe_logprobs: tuple[bytes, ...]
-
-
-class CompareWeights(Message, frozen=True, kw_only=True):
-    """After a sync mismatch: which weights differ from the publication? Answer: WeightsCompared."""
-
-    token: int
-    policy_version: int
-    folder: str
-
-
-class WeightsCompared(Message, frozen=True, kw_only=True):
-    """By norm: a sentence for each of the worst weights, worst first, and how many could be compared."""
-
-    worst: tuple[str, ...]
-    num_compared: int
-    num_published: int
-
-
-# ---- trainer ------------------------------------------------------------------------------------
+    differing: tuple[str, ...] = ()
+    num_compared: int = 0
 
 
 class OpenStore(Message, frozen=True, kw_only=True):
@@ -288,10 +276,14 @@ class Publish(Message, frozen=True, kw_only=True):
 
 
 class Published(Message, frozen=True, kw_only=True):
-    """The trainer's own log-probs of the probe, as in WeightsLoaded."""
+    """The trainer's own log-probs of the probe, as in WeightsLoaded.
+
+    `rounding`: by how much, on average, they move when every layer's output is rounded once more.
+    """
 
     size_bytes: int
     probe_logprobs: tuple[bytes, ...]
+    rounding: float = 0.0
 
 
 class SaveShards(Message, frozen=True, kw_only=True):

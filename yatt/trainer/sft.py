@@ -118,7 +118,7 @@ def train_sft(
         source = HFTensors(str(start)) if is_folder else None
         policy = build_policy(config, shape, device, source, lambda: None)
         result = _learn(policy, batches, settings, should_stop)
-        export_hf(policy, folder, writes=True)
+        export_hf(policy, folder, lambda: None, writes=True)
     finally:
         mpu.destroy_model_parallel()
         dist.destroy_process_group()

@@ -22,7 +22,8 @@ from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
-from yatt.trainer.publish import copy_side_files, export_hf, probe_logprobs, publish_weights
+from yatt.trainer.probe import probe_logprobs, probe_rounding
+from yatt.trainer.publish import copy_side_files, export_hf, publish_weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, restore_weights, save_shards
 from yatt.trainer.update import Learner, sequence_cut, train_iteration
@@ -160,18 +161,23 @@ class TrainerRank:
     def _publish(self, order: m.Publish) -> m.Message:
         learner = self._ready.learner
         size = publish_weights(
-            learner.policy, Path(order.folder), order.policy_version, writes=self._local_rank == 0
+            learner.policy, Path(order.folder), order.policy_version, self._tick, writes=self._local_rank == 0
         )
         sequences = [m.unpack_ids(raw) for raw in order.probe]
-        rows = probe_logprobs(learner.policy, sequences, sequence_cut(learner), self._tick)
-        return m.Published(size_bytes=size, probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows))
+        cut = sequence_cut(learner)
+        rows = probe_logprobs(learner.policy, sequences, cut, self._tick)
+        return m.Published(
+            size_bytes=size,
+            probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows),
+            rounding=probe_rounding(learner.policy, sequences, rows, cut, self._tick),
+        )
 
     def _save_shards(self, order: m.SaveShards) -> m.Message:
         return save_shards(self._policy, self._store, order.url, self._tick)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0
-        export_hf(self._policy, Path(order.folder), writes=is_writer)
+        export_hf(self._policy, Path(order.folder), self._tick, writes=is_writer)
         if is_writer:
             copy_side_files(Path(self._config.model.path), Path(order.folder))
         return m.Done()

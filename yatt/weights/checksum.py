@@ -1,7 +1,7 @@
 """A checksum of a tensor's bytes, computed on the device where it lies.
 
-The trainer makes one of every tensor that it publishes, before the tensor is copied to the host and written; an
-engine makes it again of what it read. Against stale, torn and damaged weights, not against an adversary.
+The trainer makes one of every tensor that it publishes, before the tensor is copied to the host and written;
+an engine makes it again of what it read. Against stale, torn and damaged weights, not against an adversary.
 """
 
 import torch
@@ -18,7 +18,7 @@ GPU_CHUNK_WORDS = 1 << 24
 def checksum(tensor: Tensor) -> str:
     """``dtype/shape/hex``: the sum of (2 i + 1) x_i modulo 2^64 over the tensor's bytes in words x_i.
 
-    The bytes are those of the contiguous tensor, with zeros after them to a whole word. A factor that is odd has
+    The bytes are those of the contiguous tensor, with zeros after them to a whole word. An odd factor has
     an inverse modulo 2^64, so a change of one word always changes the sum.
     """
     words = _words(tensor.detach())

@@ -1,39 +1,80 @@
-"""Naming the worst weights."""
+"""Comparing what an engine holds with what was published."""
 
 import pytest
+import torch
 
-from yatt.engine.compare import compare_norms
+from yatt.engine.compare import compare_weights, verified
+from yatt.errors import WorkerFailed
+from yatt.weights.checksum import checksum
 
-PUBLISHED = {
-    "model.layers.0.self_attn.q_proj.weight": 3.0,
-    "model.layers.0.self_attn.k_proj.weight": 4.0,
-    "model.layers.0.self_attn.v_proj.weight": 12.0,
-    "model.layers.0.mlp.down_proj.weight": 2.0,
-    "model.norm.weight": 1.0,
-    "lm_head.weight": 5.0,
+torch.manual_seed(1)
+TENSORS = {
+    "layers.0.v_proj.weight": torch.randn(2, 8),
+    "layers.0.q_proj.weight": torch.randn(4, 8),
+    "layers.0.k_proj.weight": torch.randn(2, 8),
+    "layers.0.up_proj.weight": torch.randn(6, 8),
+    "layers.0.gate_proj.weight": torch.randn(6, 8),
+    "layers.0.down_proj.weight": torch.randn(8, 6),
+    "norm.weight": torch.randn(8),
+    "embed.weight": torch.randn(10, 8),
 }
+PUBLISHED = {name: checksum(tensor) for name, tensor in TENSORS.items()}
 
 
-def test_equal_norms_have_nothing_to_name():
-    held = {"model.layers.0.self_attn.qkv_proj.weight": 13.0, "model.norm.weight": 1.0, "extra": 9.0}
-    comparison = compare_norms(held, PUBLISHED)
-    assert (comparison.worst, comparison.num_compared) == ((), 4)
+def held(**changed):
+    """As an engine has them: fused, and the vocabulary padded to 16 rows."""
+    layer = {name.removeprefix("layers.0.").removesuffix(".weight"): t for name, t in TENSORS.items()}
+    return {
+        "layers.0.qkv_proj.weight": torch.cat([layer[f"{each}_proj"] for each in "qkv"]),
+        "layers.0.gate_up_proj.weight": torch.cat([layer["gate_proj"], layer["up_proj"]]),
+        "layers.0.down_proj.weight": layer["down_proj"].clone(),
+        "norm.weight": TENSORS["norm.weight"].clone(),
+        "embed.weight": torch.cat([TENSORS["embed.weight"], torch.zeros(6, 8)]),
+        "engine.own": torch.zeros(3),
+    } | changed
 
 
-def test_the_worst_comes_first():
-    held = {
-        "model.layers.0.self_attn.qkv_proj.weight": 14.0,
-        "model.layers.0.mlp.down_proj.weight": 1.0,
-        "model.norm.weight": 1.0005,
-        "lm_head.weight": 0.0,
+def test_the_same_weights_are_the_same_however_they_are_fused():
+    comparison = compare_weights(held().items(), PUBLISHED)
+    assert (comparison.differing, comparison.num_compared) == ((), len(TENSORS))
+
+
+@pytest.mark.parametrize(
+    ("place", "row", "name"),
+    [
+        ("layers.0.qkv_proj.weight", 0, "layers.0.q_proj.weight"),
+        ("layers.0.qkv_proj.weight", 5, "layers.0.k_proj.weight"),
+        ("layers.0.qkv_proj.weight", 7, "layers.0.v_proj.weight"),
+        ("layers.0.gate_up_proj.weight", 5, "layers.0.gate_proj.weight"),
+        ("layers.0.gate_up_proj.weight", 6, "layers.0.up_proj.weight"),
+        ("layers.0.down_proj.weight", 2, "layers.0.down_proj.weight"),
+        ("norm.weight", 2, "norm.weight"),
+        ("embed.weight", 9, "embed.weight"),
+    ],
+)
+def test_one_bit_is_named_where_it_is(place, row, name):
+    weights = held()
+    weights[place][row].view(torch.int32).view(-1)[0] ^= 1
+    assert compare_weights(weights.items(), PUBLISHED).differing == (name,)
+
+
+def test_what_is_sliced_repacked_or_of_another_dtype_is_not_compared():
+    weights = {
+        "layers.0.qkv_proj.weight": torch.randn(4, 8),
+        "layers.0.down_proj.weight": torch.randn(0),
+        "layers.0.gate_up_proj.weight": torch.randn(13, 8),
+        "norm.weight": TENSORS["norm.weight"].bfloat16(),
+        "embed.weight": torch.randn(5, 8),
     }
-    assert compare_norms(held, PUBLISHED).worst == (
-        "lm_head.weight: norm 0 in the engine, 5 published",
-        "model.layers.0.mlp.down_proj.weight: norm 1 in the engine, 2 published",
-        "model.layers.0.self_attn.qkv_proj.weight: norm 14 in the engine, 13 published",
-    )
+    comparison = compare_weights(weights.items(), PUBLISHED)
+    assert (comparison.differing, comparison.num_compared) == ((), 0)
 
 
-@pytest.mark.parametrize("held", [{}, {"something": 1.0}])
-def test_what_cannot_be_compared_is_not_named(held):
-    assert compare_norms(held, PUBLISHED).num_compared == 0
+def test_reading_compares_each_tensor_and_misses_none():
+    assert dict(verified(TENSORS.items(), PUBLISHED)) == TENSORS
+    with pytest.raises(WorkerFailed, match=r"are in no file: norm\.weight"):
+        list(verified([item for item in TENSORS.items() if item[0] != "norm.weight"], PUBLISHED))
+    with pytest.raises(WorkerFailed, match=r"published tensor other is float32/8/.* not in the index"):
+        list(verified([("other", TENSORS["norm.weight"])], PUBLISHED))
+    with pytest.raises(WorkerFailed, match=r"published tensor norm.weight .* damaged on its way"):
+        list(verified([("norm.weight", TENSORS["norm.weight"] * 1.0001)], PUBLISHED))
