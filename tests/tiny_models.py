@@ -50,8 +50,10 @@ def make_scripted_model(folder: Path, **script: object) -> str:
     return str(folder)
 
 
-def make_qwen3(folder: Path, *, tied: bool, seed: int = 0, experts: int = 0) -> str:
-    """A random Qwen3 (or Qwen3-MoE) of two layers, weights far from zero so that mistakes show."""
+def make_qwen3(
+    folder: Path, *, tied: bool, seed: int = 0, experts: int = 0, layers: int = 2, head: float = 0.08
+) -> str:
+    """A random Qwen3 (or Qwen3-MoE), weights far from zero so that mistakes show; `head`: of an untied head."""
     import torch
     import transformers
 
@@ -59,7 +61,7 @@ def make_qwen3(folder: Path, *, tied: bool, seed: int = 0, experts: int = 0) -> 
     sizes = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "intermediate_size": 128,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -75,9 +77,10 @@ def make_qwen3(folder: Path, *, tied: bool, seed: int = 0, experts: int = 0) -> 
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=chance)
-            weight.copy_(0.08 * noise if weight.ndim > 1 else 1 + 0.1 * noise)
+            scale = head if name == "lm_head.weight" else 0.08
+            weight.copy_(scale * noise if weight.ndim > 1 else 1 + 0.1 * noise)
     model.save_pretrained(folder)
     return str(folder)
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from yatt.config.schema import RunConfig
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
 from yatt.control.publications import Publications, Published
@@ -24,10 +23,11 @@ from yatt.records.message import unpack_floats
 
 MAX_WAKE_FAILURES = 3
 LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
-ROUNDINGS_ALLOWED = 4.0
+ROUNDINGS_ALLOWED = 3.0
 """By how many times may engine and trainer differ as the trainer does from itself, rounded once more a layer?
 
-A layer rounds a dozen times, independently: about the square root of that.
+Measured in bfloat16 on random models of 8 and 24 layers, with two engines: 0.4 to 0.9 times, whether rounding
+moves the log-probs by 0.006 or by 0.1.
 """
 
 
@@ -41,10 +41,9 @@ def mean_difference(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> floa
     return mean if math.isfinite(mean) else math.inf
 
 
-def allowed_difference(config: RunConfig, rounding: float) -> float:
-    """Largest mean difference of log-probs that rounding explains: as configured, else as measured."""
-    least = LEAST_ALLOWED[config.model.dtype]
-    return config.sync.tolerance or max(least, ROUNDINGS_ALLOWED * rounding)
+def allowed_difference(dtype: str, configured: float, rounding: float) -> float:
+    """Largest mean difference of log-probs that rounding explains: as configured, or (0) as measured."""
+    return configured or max(LEAST_ALLOWED[dtype], ROUNDINGS_ALLOWED * rounding)
 
 
 class Workers:
@@ -164,7 +163,8 @@ class Workers:
             SyncMismatch: the engine samples from something else than what was published.
         """
         mean = mean_difference(published.expected, answer.probe_logprobs)
-        allowed = allowed_difference(self._node.config, published.rounding)
+        config = self._node.config
+        allowed = allowed_difference(config.model.dtype, config.sync.tolerance, published.rounding)
         self._events.emit(
             "weights.check", worker=worker.wire, policy_version=published.policy_version,
             difference=mean, allowed=allowed, num_compared=answer.num_compared,
