@@ -53,7 +53,7 @@ def make_scripted_model(folder: Path, **script: object) -> str:
 def make_qwen3(
     folder: Path, *, tied: bool, seed: int = 0, experts: int = 0, layers: int = 2, head: float = 0.08
 ) -> str:
-    """A random Qwen3 (or Qwen3-MoE), weights far from zero so that mistakes show; `head`: of an untied head."""
+    """A random Qwen3 (or Qwen3-MoE), weights far from zero so that mistakes show; `head` scales it."""
     import torch
     import transformers
 
