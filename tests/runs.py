@@ -82,7 +82,8 @@ class RunFile:
         config: dict[str, Any] = {
             "run": {"dir": str(self.run_dir), "deterministic": True},
             "launch": {
-                "nodes": 2, "device": "cpu", "start_timeout_s": 120, "phase_timeout_s": 120,
+                "nodes": 2, "device": "cpu", "reward_processes": 1,
+                "start_timeout_s": 120, "phase_timeout_s": 120,
                 "scratch_dir": str(self.scratch), "shm_dir": str(self.shm),
             },
             "data": {"train_files": [str(data)], "max_prompt_tokens": 32, "ground_truth_key": ""},

@@ -127,7 +127,7 @@ def run() -> dict[str, Any]:
     return {
         "title": "One phase switch",
         "how": "Two-phase over all nodes: PREPARE on all (the old holders asleep, memory measured), then "
-        "ENTER on all (grants journalled, the new holders awake). Real coordinator, CURVE sockets over "
+        "ENTER on all (the new holders awake). Real coordinator, CURVE sockets over "
         "TCP, controllers and arbiters; the workers answer at once, so this is the overhead alone. The "
         f"leader has a process, all other controllers share {MOST_PROCESSES} more.",
         "head": ["nodes", "switch", "samples", "p50", "p99"],

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class RowReader:
 
     def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
         self._paths, self._data, self._scratch = [Path(file) for file in files], data, scratch
-        self._open: dict[int, Any] = {}
+        self._lines: dict[int, FileIO] = {}
+        self._tables: dict[int, Any] = {}
 
     def read(self, ref: RowRef) -> Row:
         """One row.
@@ -91,20 +93,26 @@ class RowReader:
         except (OSError, ValueError, ConfigError) as error:
             raise WorkerFailed(f"{path}: a row that was there cannot be read: {error}") from error
 
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        while self._lines:
+            self._lines.popitem()[1].close()
+        self._tables.clear()
+
     def _line(self, ref: RowRef) -> dict[str, Any]:
-        if ref.file not in self._open:
-            self._open[ref.file] = self._paths[ref.file].open("rb", buffering=0)
-        raw: dict[str, Any] = json.loads(os.pread(self._open[ref.file].fileno(), ref.size, ref.at))
+        if ref.file not in self._lines:
+            self._lines[ref.file] = self._paths[ref.file].open("rb", buffering=0)
+        raw: dict[str, Any] = json.loads(os.pread(self._lines[ref.file].fileno(), ref.size, ref.at))
         return raw
 
     def _parquet_row(self, ref: RowRef) -> dict[str, Any]:
         import pyarrow
 
-        if ref.file not in self._open:
+        if ref.file not in self._tables:
             mapped = pyarrow.memory_map(str(self._copy(ref.file)))
-            self._open[ref.file] = pyarrow.ipc.open_file(mapped)
+            self._tables[ref.file] = pyarrow.ipc.open_file(mapped)
         batch, row = divmod(ref.at, BATCH_ROWS)
-        found: dict[str, Any] = self._open[ref.file].get_batch(batch).slice(row, 1).to_pylist()[0]
+        found: dict[str, Any] = self._tables[ref.file].get_batch(batch).slice(row, 1).to_pylist()[0]
         return found
 
     def _copy(self, file: int) -> Path:

@@ -1,7 +1,7 @@
 """Meeting of the trainer ranks: a key-value service of rank 0, then torch's and megatron-core's groups.
 
 torch's own TCPStore listens on all interfaces and serves whoever connects. This one listens on the address of
-the run's network and serves who has the run's keys (adr/0023).
+the run's network and serves who has the run's keys (adr/0020).
 """
 
 from dataclasses import dataclass
