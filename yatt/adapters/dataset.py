@@ -12,8 +12,8 @@ import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 

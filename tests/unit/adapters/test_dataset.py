@@ -1,4 +1,4 @@
-"""Rows of prompt files: what is refused before start, and that a row read later is the one that was checked."""
+"""Prompt files: what is refused before start, and that a row read later is the row that was checked."""
 
 import json
 import random
