@@ -82,6 +82,10 @@ class RunPaths:
         """Where a controller publishes its endpoint."""
         return self.attempt(epoch) / "roster" / f"{node}.json"
 
+    def whole_roster(self, epoch: int) -> Path:
+        """Where the leader publishes all controllers' endpoints."""
+        return self.attempt(epoch) / "roster" / "all.json"
+
     def local(self, epoch: int, node: int) -> Path:
         """Names of a controller's node-local folders, for whoever outlives it."""
         return self.attempt(epoch) / "local" / f"{node}.json"
