@@ -41,7 +41,7 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """One line an event."""
+        """One line an event; the first of its segments (`yatt.adapters.segments`)."""
         return self.root / "events.jsonl"
 
     @property

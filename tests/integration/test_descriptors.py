@@ -15,13 +15,17 @@ from tests.unit.core.test_placement import config as colocated
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys, roomy_context
 from yatt.adapters.descriptors import hard_limit
+from yatt.adapters.segments import segments_of
 from yatt.config.load import load_resolved
 from yatt.control.descriptors import check_descriptors, descriptors_of
 from yatt.control.node import Node
 from yatt.core.descriptors import BASE, PER_PEER, PER_WORKER
 from yatt.core.placement import place
-from yatt.errors import ConfigError, WorkerFailed
+from yatt.errors import EXIT_WILL_CONTINUE, ConfigError, WorkerFailed
 from yatt.launch.preflight import check_descriptors as check_before_start
+from yatt.obs.events import reason_of_end
+from yatt.obs.history import attempts_of, read_events
+from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
 
@@ -75,6 +79,7 @@ def test_a_context_has_room_for_more_lines_than_zmq_allows_by_itself(tmp_path: P
 
 def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -> None:
     run = RunFile(tmp_path, settings={"trainer": {"total_iterations": 400}, "launch": {"nodes": 3}})
+    run.settings["logging"] = {"events_file_bytes": 4096}
     config_file = run.write()
     command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "bash"]
     launcher = subprocess.Popen(
@@ -98,6 +103,20 @@ def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -
     )  # fmt: skip
     assert max(counted) <= descriptors_of(node), f"{counted} are open"
     assert max(counted) <= BASE, "what does not grow with the run is most of it here"
+    check_segments(RunPaths(run.run_dir))
+
+
+def check_segments(paths: RunPaths) -> None:
+    """The same run's events were rotated, and are whole for every reader."""
+    assert len(segments_of(paths.events)) >= 3
+    (attempt,) = attempts_of(read_events(paths.events)[0])
+    iterations = [span.iteration for span in attempt.span.phases if span.phase == "train"]
+    assert iterations == list(range(1, len(iterations) + 1)) and len(iterations) >= 2
+    assert attempt.exit_code == EXIT_WILL_CONTINUE
+    assert attempt.reason and reason_of_end(paths.events, 1) == attempt.reason
+    view = RunView(paths, 400)
+    view.refresh()
+    assert (view.ended, view.unreadable) == ("stopped", 0)
 
 
 def node_of(nodes: int, gpus: int, index: int = 0, trainer_nodes: int = 0) -> Node:

@@ -13,6 +13,7 @@ from yatt import clock
 from yatt.adapters.curve import listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
+from yatt.adapters.segments import Rotation
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
@@ -63,7 +64,9 @@ class Session:
         self._node = node
         self._peers = Peers(node.absent)
         self._sender = EventSender(self._peers)
-        self._writer = BackgroundWriter()
+        section = node.config.logging
+        rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
+        self._writer = BackgroundWriter(place=rotation.place)
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
