@@ -41,7 +41,7 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """One line an event."""
+        """One line an event; the first of its segments (`yatt.adapters.segments`)."""
         return self.root / "events.jsonl"
 
     @property
@@ -81,6 +81,10 @@ class RunPaths:
     def roster(self, epoch: int, node: int) -> Path:
         """Where a controller publishes its endpoint."""
         return self.attempt(epoch) / "roster" / f"{node}.json"
+
+    def whole_roster(self, epoch: int) -> Path:
+        """Where the leader publishes all controllers' endpoints."""
+        return self.attempt(epoch) / "roster" / "all.json"
 
     def local(self, epoch: int, node: int) -> Path:
         """Names of a controller's node-local folders, for whoever outlives it."""

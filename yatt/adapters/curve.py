@@ -7,6 +7,8 @@ import zmq
 import zmq.auth
 
 Socket = zmq.Socket[bytes]
+SPARE_SOCKETS = 64
+"""Sockets of a process beside its lines to peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,13 @@ def make_keys(folder: Path) -> CurveKeys:
             zmq.auth.create_certificates(folder, end)
         keys.secret(end).chmod(0o600)
     return keys
+
+
+def roomy_context(num_peers: int) -> zmq.Context[Socket]:
+    """A context with room for a line to each of so many peers; zmq's own limit is 1,023 sockets."""
+    context: zmq.Context[Socket] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, max(1023, num_peers + SPARE_SOCKETS))
+    return context
 
 
 def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:

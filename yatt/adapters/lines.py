@@ -39,6 +39,7 @@ class Tail:
     Attributes:
         skipped: lines that could not be read so far, in this file.
         has_torn_end: whether the file ended in a part of a line at the last call.
+        has_more: whether the last call ended before the file did.
     """
 
     def __init__(self, path: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
@@ -46,33 +47,38 @@ class Tail:
         self._offset, self._inode = 0, 0
         self._is_no_file = False
         self._num_skipped = 0
-        self.has_torn_end = False
+        self.has_torn_end = self.has_more = False
 
     @property
     def skipped(self) -> int:
         """Lines that could not be read; a file that could not be counts as one."""
         return self._num_skipped + self._is_no_file
 
-    def read(self) -> tuple[list[Record], bool]:
-        """The new lines as records, and whether the file was started over."""
+    def read(self, most_bytes: int = MOST) -> tuple[list[Record], bool]:
+        """The new lines as records, and whether the file was started over.
+
+        Args:
+            most_bytes: ends after the line that reaches so many.
+        """
+        self.has_more = False
         try:
             with open_regular(self._path) as file:
                 self._is_no_file = False
-                return self._read(file)
+                return self._read(file, most_bytes)
         except FileNotFoundError:
             return [], False
         except OSError:
             self._is_no_file = True
             return [], False
 
-    def _read(self, file: BinaryIO) -> tuple[list[Record], bool]:
+    def _read(self, file: BinaryIO, most_bytes: int) -> tuple[list[Record], bool]:
         found = os.fstat(file.fileno())
         fresh = found.st_ino != self._inode or found.st_size < self._offset
         if fresh:
             self._inode, self._offset, self._num_skipped = found.st_ino, 0, 0
         file.seek(self._offset)
         records: list[Record] = []
-        self.has_torn_end = False
+        self.has_torn_end, end = False, self._offset + most_bytes
         for line in lines_of(file):
             if line is not None and not line.endswith(b"\n"):
                 self.has_torn_end = True
@@ -81,6 +87,9 @@ class Tail:
             record, num_bad = parsed(line, self._accept)
             self._num_skipped += num_bad
             records += [record] if record is not None else []
+            if self._offset >= end:
+                self.has_more = True
+                break
         return records, fresh
 
 

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from yatt import clock
@@ -28,10 +29,18 @@ class _Job:
 
 
 class BackgroundWriter:
-    """One thread that appends lines and does other small writes, in order."""
+    """One thread that appends lines and does other small writes, in order.
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes, self._num_bytes = most_bytes, 0
+    Args:
+        most_bytes: of lines that wait.
+        place: gives the file to append to in place of the one that was named (`yatt.adapters.segments`);
+            called in the thread, before each write.
+    """
+
+    def __init__(
+        self, most_bytes: int = MOST_BYTES, place: Callable[[Path], Path] = lambda path: path
+    ) -> None:
+        self._place, self._most_bytes, self._num_bytes = place, most_bytes, 0
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._is_closing, self._had_error = False, False
@@ -113,7 +122,7 @@ class BackgroundWriter:
         """The first job, and lines of the same file that follow it."""
         first = self._jobs[0]
         batch = [first]
-        for job in list(self._jobs)[1:AT_ONCE] if first.path else ():
+        for job in islice(self._jobs, 1, AT_ONCE) if first.path else ():
             if job.path != first.path:
                 break
             batch.append(job)
@@ -127,7 +136,7 @@ class BackgroundWriter:
         assert first.path is not None, "a job is a line or a call"
         # After an error half a line may be there: what follows begins a new one.
         data = (b"\n" if self._had_error else b"") + b"".join(job.data for job in batch)
-        descriptor = os.open(first.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = os.open(self._place(first.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             while data:
                 data = data[os.write(descriptor, data) :]

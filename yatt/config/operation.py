@@ -12,6 +12,7 @@ from yatt.config.ranges import (
     COUNT_OR_NONE,
     FILE,
     LINE,
+    MOST_BYTES,
     SECONDS,
     SEED,
     SIZE_BYTES,
@@ -201,3 +202,9 @@ class LoggingSection:
     wandb_name: Annotated[str, LINE] = ""
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Completions with their verdicts kept for the report."""
+
+    events_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
+    """A file of events that has so many bytes is followed by the next: events.jsonl, events.000001.jsonl."""
+
+    events_files: Annotated[int, at_least(2)] = 16
+    """Files of events that are kept. The oldest are deleted; the report does not show what was in them."""

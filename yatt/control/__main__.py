@@ -8,6 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
@@ -16,6 +17,7 @@ from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.control import scratch
 from yatt.control.coordinator import program_of
+from yatt.control.descriptors import check_descriptors
 from yatt.control.node import Node
 from yatt.control.session import Session
 from yatt.core.placement import place
@@ -44,7 +46,9 @@ def main() -> int:
 
 def _outcome(arguments: argparse.Namespace, name: str) -> int:
     try:
-        return _attempt(_node(arguments))
+        node, limit = _node(arguments), raise_soft_limit()
+        check_descriptors(node, limit)
+        return _attempt(node)
     except YattError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return error.exit_code

@@ -1,8 +1,13 @@
 """Lines to the other controllers, and which of them are lost.
 
+A line is opened when something is sent over it for the first time: of N nodes only pairs that talk to each
+other have one, not all N x N.
+
 A node that is lost is asked nothing any more, and what was asked of it fails at once: nobody waits out
 a timeout for the dead.
 """
+
+from collections.abc import Callable
 
 from yatt.adapters.wire import Channel
 from yatt.errors import WorkerFailed
@@ -18,16 +23,25 @@ class Peers:
 
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
         self.lines: dict[int, Channel] = {}
+        self._dial: Callable[[int], Channel] | None = None
         self._lost = dict.fromkeys(lost, "takes no part in this attempt")
-
-    @property
-    def lost(self) -> frozenset[int]:
+        self.lost = frozenset(self._lost)
         """Nodes that are not there any more, or never were."""
-        return frozenset(self._lost)
+
+    def dial_with(self, dial: Callable[[int], Channel]) -> None:
+        """From now on every node can be reached; `dial` opens the line to one."""
+        self._dial = dial
+
+    async def close(self) -> None:
+        """Close all lines; none is opened any more."""
+        self._dial = None
+        for line in self.lines.values():
+            await line.close()
 
     def exclude(self, index: int, why: str) -> None:
         """A node is lost: end every request to it."""
         self._lost.setdefault(index, why)
+        self.lost = frozenset(self._lost)
         if index in self.lines:
             self.lines[index].fail_waiting(f"node{index}", self._error(index))
 
@@ -40,12 +54,21 @@ class Peers:
         """
         if index in self._lost:
             raise self._error(index)
-        return await self.lines[index].request(f"node{index}", body, deadline_s)
+        line = self._line(index)
+        assert line is not None, "requests begin after the controllers have met"
+        return await line.request(f"node{index}", body, deadline_s)
 
     async def tell(self, index: int, body: m.Message) -> None:
         """Send without an answer, to a lost node too: it may only have stood still."""
-        if index in self.lines:
-            await self.lines[index].tell(f"node{index}", body)
+        line = self._line(index)
+        if line is not None:
+            await line.tell(f"node{index}", body)
+
+    def _line(self, index: int) -> Channel | None:
+        """The line to a node; None before the controllers have met, and after `close`."""
+        if index not in self.lines and self._dial is not None:
+            self.lines[index] = self._dial(index)
+        return self.lines.get(index)
 
     def _error(self, index: int) -> WorkerFailed:
         return WorkerFailed(f"node{index} {self._lost[index]}")

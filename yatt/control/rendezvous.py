@@ -1,30 +1,43 @@
-"""How the controllers of one attempt find each other: one file a node in the run folder, then TCP.
+"""How the controllers of one attempt find each other: files in the run folder, then TCP.
 
-Each publishes its address under the attempt's epoch and waits for the others', with a deadline that
-names who is missing.
+Each publishes its address in a file of its own under the attempt's epoch. The leader alone looks for those
+files, by listing their folder, and publishes all addresses in one more file, which the others wait for. So
+each file is opened once, and N nodes do not open N x N of them. Every wait has a deadline that names who is
+missing.
 """
 
 import asyncio
+import os
+from collections.abc import Callable, Collection
+from functools import partial
 
 import zmq
 
 from yatt import clock
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
+from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.wire import Channel, Handler, Progress
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 
 POLL_S = 0.05
+MOST_POLL_S = 0.5
+"""Looks become rarer the longer it takes: many nodes wait on one shared folder."""
+
+OPEN_ALL_EVERY = 8
+"""Looks of the leader of which one does not trust the listing."""
+
+Dial = Callable[[int], Channel]
 
 
 async def meet(
     node: Node, context: zmq.Context[Socket], handler: Handler, progress: Progress
-) -> tuple[Channel, dict[int, Channel]]:
-    """Open this node's hub for peers and a line to every other node.
+) -> tuple[Channel, Dial]:
+    """Open this node's hub for peers, and wait until every node has one.
 
     Returns:
-        The hub, and the lines by node index.
+        The hub, and what opens a line to another node.
 
     Raises:
         DeadlineExceeded: nodes did not publish themselves in `launch.start_timeout_s`.
@@ -37,32 +50,85 @@ async def meet(
     own = node.paths.roster(node.epoch, node.index)
     make_within(node.paths.root, own.parent)
     publish(own, sealed({"address": address, "node": node.index}, node.epoch))
-    addresses = await _addresses(node)
-    peers = {
-        index: Channel(
-            calling_socket(context, peer_address, node.name, keys),
+    try:
+        addresses = await gathered(node) if node.is_leader else await awaited(node)
+    except BaseException:
+        await hub.close()
+        raise
+
+    def dial(index: int) -> Channel:
+        return Channel(
+            calling_socket(context, addresses[index], node.name, keys),
             epoch=node.epoch, handler=handler, peer=f"node{index}", progress=progress,
-        )
-        for index, peer_address in addresses.items()
-        if index != node.index
-    }  # fmt: skip
-    return hub, peers
+        )  # fmt: skip
+
+    return hub, dial
 
 
-async def _addresses(node: Node) -> dict[int, str]:
-    limit_s = node.config.launch.start_timeout_s
-    began_s = clock.monotonic_s()
-    found: dict[int, str] = {}
-    while found.keys() < node.present:
-        for index in node.present - found.keys():
-            record = unsealed(read_or_none(node.paths.roster(node.epoch, index)), node.epoch)
-            if record is not None:
-                found[index] = record["address"]
-        if clock.monotonic_s() - began_s > limit_s:
-            missing = ", ".join(f"node{i}" for i in sorted(node.present - found.keys()))
+async def gathered(node: Node) -> dict[int, str]:
+    """The leader's part: every present node's address, published for the others.
+
+    Raises:
+        DeadlineExceeded: nodes did not publish themselves in time.
+    """
+    wait, found = _Wait(node), dict[int, str]()
+    while True:
+        found |= await call_in_thread(partial(_new_addresses, node, frozenset(found), wait.num_turns))
+        if found.keys() >= node.present:
+            break
+        await wait.turn(found.keys())
+    content = {"addresses": {str(index): found[index] for index in sorted(found)}}
+    publish(node.paths.whole_roster(node.epoch), sealed(content, node.epoch))
+    return found
+
+
+def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[int, str]:
+    """Addresses of nodes that are listed since the last look.
+
+    A shared filesystem may show an old listing for long, so now and then every missing file is opened.
+    """
+    by_name = num_turns % OPEN_ALL_EVERY == OPEN_ALL_EVERY - 1
+    due = (node.present if by_name else published(node)) - known
+    records = {i: unsealed(read_or_none(node.paths.roster(node.epoch, i)), node.epoch) for i in sorted(due)}
+    return {index: record["address"] for index, record in records.items() if record is not None}
+
+
+async def awaited(node: Node) -> dict[int, str]:
+    """The other nodes' part: the addresses that the leader publishes.
+
+    Raises:
+        DeadlineExceeded: they did not come in time.
+    """
+    wait, path = _Wait(node), node.paths.whole_roster(node.epoch)
+    while (record := unsealed(read_or_none(path), node.epoch)) is None:
+        await wait.turn(())
+    return {int(index): address for index, address in record["addresses"].items()}
+
+
+def published(node: Node) -> set[int]:
+    """Nodes of this attempt with a file of their own; one listing of a folder."""
+    folder = node.paths.whole_roster(node.epoch).parent
+    stems = (name.removesuffix(".json") for name in os.listdir(folder))
+    return {int(stem) for stem in stems if stem.isdecimal()} & node.present
+
+
+class _Wait:
+    """Looks at the shared folder, ever rarer, until `launch.start_timeout_s` is over."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._began_s = node, clock.monotonic_s()
+        self.num_turns = 0
+
+    async def turn(self, found: Collection[int]) -> None:
+        """Pause until the next look; raises DeadlineExceeded if that is too late."""
+        node, limit_s = self._node, self._node.config.launch.start_timeout_s
+        self.num_turns += 1
+        passed_s = clock.monotonic_s() - self._began_s
+        if passed_s > limit_s:
+            missing = node.present - (set(found) or published(node))
+            listed = ", ".join(f"node{index}" for index in sorted(missing)) or "node0 (it has not listed all)"
             raise DeadlineExceeded(
-                f"after {limit_s:g} s these controllers have not published themselves: {missing}. "
+                f"after {limit_s:g} s these controllers have not published themselves: {listed}. "
                 f"Look at their logs in {node.paths.attempt(node.epoch) / 'logs'}."
             )
-        await asyncio.sleep(POLL_S)
-    return found
+        await asyncio.sleep(min(MOST_POLL_S, max(POLL_S, passed_s / 10)))

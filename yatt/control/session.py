@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from yatt import clock
-from yatt.adapters.curve import listening_socket
+from yatt.adapters.curve import listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
+from yatt.adapters.segments import Rotation
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
@@ -65,7 +64,9 @@ class Session:
         self._node = node
         self._peers = Peers(node.absent)
         self._sender = EventSender(self._peers)
-        self._writer = BackgroundWriter()
+        section = node.config.logging
+        rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
+        self._writer = BackgroundWriter(place=rotation.place)
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
@@ -88,7 +89,7 @@ class Session:
 
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
-        node, context = self._node, zmq.Context()
+        node, context = self._node, roomy_context(len(self._node.present))
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
             handler=self._from_worker, resend_s=0,  # inside a node nothing is lost but by a process's end
@@ -99,7 +100,8 @@ class Session:
             lasting.append(asyncio.ensure_future(raise_pulse(node.paths, node.epoch)))
         elif node.succession is not None:
             lasting.append(asyncio.ensure_future(self._stand_by(node.succession)))
-        peer_hub, self._peers.lines = await meet(self._node, context, self._from_peer, self._progress)
+        peer_hub, dial = await meet(self._node, context, self._from_peer, self._progress)
+        self._peers.dial_with(dial)
         self._liveness = Liveness(self._node, self._peers, self._lost)
         lasting.append(asyncio.ensure_future(self._liveness.run()))
         try:
@@ -108,7 +110,7 @@ class Session:
         finally:
             for task in lasting:
                 task.cancel()
-            await self._close([hub, peer_hub, *self._peers.lines.values()])
+            await self._close([hub, peer_hub])
             context.term()
         assert self._controller is not None, "built above"
         return self._controller.exit_code
@@ -301,6 +303,7 @@ class Session:
         if self._parts is not None:
             await self._parts.supervisor.close(WORKER_GRACE_S)
         await self._sender.close()
+        await self._peers.close()
         for channel in channels:
             await channel.close()
         if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):

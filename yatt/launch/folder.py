@@ -10,6 +10,7 @@ from typing import Any
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.lines import make_ready
+from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.config.load import load_resolved, resolved_text
@@ -229,4 +230,5 @@ def link_latest(paths: RunPaths, epoch: int) -> None:
 
 def ready_people_files(paths: RunPaths) -> list[str]:
     """Make the files that are for people ready to be gone on with; gives what a person should know."""
-    return [said for path in (paths.events, paths.metrics, paths.samples) if (said := make_ready(path))]
+    files = (newest_segment(paths.events), paths.metrics, paths.samples)
+    return [said for path in files if (said := make_ready(path))]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from yatt.adapters.dataset import check_rows
+from yatt.adapters.descriptors import hard_limit
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
@@ -18,8 +19,12 @@ from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
 from yatt.config.schema import FromCheckpointSection, RunConfig
+from yatt.control.descriptors import descriptors_of
+from yatt.control.node import Node
+from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
+from yatt.paths import RunPaths
 from yatt.reward.functions import load_genrm_function, load_reward
 from yatt.trainer.layout import check_layout
 from yatt.weights.shape import read_shape
@@ -27,13 +32,19 @@ from yatt.weights.shape import read_shape
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
 
-def preflight(config: RunConfig) -> None:
+def preflight(config: RunConfig, *, runs_here: bool = True) -> None:
     """Check what the config refers to.
+
+    Args:
+        runs_here: the run's processes start on this machine, under its limits.
 
     Raises:
         ConfigError: everything that is wrong, one line each.
     """
-    faults = [fault for check in _checks(config) if (fault := _fault(check))]
+    checks = list(_checks(config))
+    if runs_here:
+        checks.append(partial(check_descriptors, config, hard_limit()))
+    faults = [fault for check in checks if (fault := _fault(check))]
     if faults:
         listed = "\n".join(f"  {line}" for fault in faults for line in fault.splitlines())
         raise ConfigError(f"nothing was started:\n{listed}")
@@ -215,6 +226,31 @@ def check_origin(origin: FromCheckpointSection) -> None:
     if not names:
         wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
         raise ConfigError(f"{key}: {origin.url} has no {wanted}; look into its folder `manifests`.")
+
+
+def check_descriptors(config: RunConfig, limit: int) -> None:
+    """Every controller must be able to open as many file descriptors as its node needs.
+
+    Args:
+        limit: descriptors that a process on this machine may have.
+
+    Raises:
+        ConfigError: a controller needs more.
+    """
+    placement, paths = place(config), RunPaths(Path(config.run.dir))
+    kinds = {0, len(placement.owners) - 1, config.launch.nodes - 1}  # of each kind of node, one
+    nodes = [
+        Node(
+            config=config, paths=paths, placement=placement, epoch=0, index=index, host="", device="cpu"
+        )
+        for index in sorted(kinds)
+    ]  # fmt: skip
+    needed = max(map(descriptors_of, nodes))
+    if needed > limit:
+        raise ConfigError(
+            f"launch.nodes: with {config.launch.nodes} nodes a controller needs {needed} file descriptors, "
+            f"but `ulimit -Hn` is {limit} here. Raise the hard limit (limits.conf), or write fewer nodes."
+        )
 
 
 def _engines_installed(config: RunConfig) -> None:

@@ -76,7 +76,7 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
 
 def _checked(config: RunConfig, site: SiteConfig) -> tuple[RunConfig, JobPlan]:
     config = _with_store(completed(config), site)
-    preflight(config)
+    preflight(config, runs_here=False)
     show_doubts(config)
     return config, _plan(config, site, Resized())
 
@@ -93,7 +93,7 @@ def resume_submitted(
     if run_is_finished(paths):
         sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
         return EXIT_FINISHED
-    preflight(config)
+    preflight(config, runs_here=False)
     plan = _plan(config, site, resized)
     if dry_run:
         return _show(config, plan)

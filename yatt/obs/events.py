@@ -1,7 +1,7 @@
 """The event log: one JSON object an event, for machines and for the report.
 
 Every process of a run emits; the leader alone appends to ``events.jsonl``, the other controllers send
-their lines to it.
+their lines to it. The log is kept in segments (`yatt.adapters.segments`).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from yatt import clock
-from yatt.adapters.lines import Record, is_number, last_records
+from yatt.adapters.lines import Record, is_number
+from yatt.adapters.segments import newest_records
 
 TAIL_BYTES = 1 << 20
 """The end of an attempt is among its last events."""
@@ -40,7 +41,7 @@ FIELDS: dict[str, dict[str, type]] = {
 
 def reason_of_end(path: Path, epoch: int) -> str:
     """Why the leader ended an attempt, by its own last word; empty if it left none."""
-    for event in reversed(last_records(path, TAIL_BYTES)):
+    for event in newest_records(path, TAIL_BYTES):
         if (event.get("kind"), event.get("epoch")) == ("attempt.end", epoch):
             return str(event.get("reason", ""))
     return ""

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.lines import read_records
+from yatt.adapters.segments import SegmentTail
 from yatt.core.goodput import AttemptSpan, PhaseSpan
 from yatt.obs.events import as_event
 from yatt.obs.view import RunView
@@ -60,9 +60,10 @@ class Attempt:
 
 def read_events(path: Path) -> tuple[list[Event], int]:
     """The events a history is made of, in the order of their times, and how many lines could not be read."""
-    found, skipped = read_records(path, as_event)
-    kept = [event for event in found if event["kind"].startswith(_PREFIXES)]
-    return sorted(kept, key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0))), skipped
+    tail = SegmentTail(path, as_event)
+    kept = [event for batch in tail.batches() for event in batch if event["kind"].startswith(_PREFIXES)]
+    kept.sort(key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0)))
+    return kept, tail.unreadable
 
 
 def wall_s(event: Event) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
+from yatt.adapters.segments import SegmentTail
 from yatt.obs.events import as_event
 from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
@@ -32,11 +33,11 @@ class RunView:
     """Sentences for people that came with the last refresh."""
 
     ended: str = ""
-    _events: Tail = field(init=False)
+    _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
 
     def __post_init__(self) -> None:
-        self._events = Tail(self.paths.events, as_event)
+        self._events = SegmentTail(self.paths.events, as_event)
         self._metrics = Tail(self.paths.metrics, as_row)
 
     @property
@@ -47,14 +48,14 @@ class RunView:
     @property
     def unreadable(self) -> int:
         """Lines of events and metrics that could not be read, a torn last one included."""
-        return sum(tail.skipped + tail.has_torn_end for tail in (self._events, self._metrics))
+        return self._events.unreadable + self._metrics.skipped + self._metrics.has_torn_end
 
     def refresh(self) -> list[dict[str, Any]]:
         """Take in what is new; gives the new metrics rows."""
         self.news = []
-        events, _ = self._events.read()
-        for event in events:
-            self.fold(event)
+        for events in self._events.batches():
+            for event in events:
+                self.fold(event)
         rows, fresh = self._metrics.read()
         known = {row[STEP] for row in self.rows}
         if fresh:
@@ -67,9 +68,16 @@ class RunView:
         newest, are passed over."""
         if event["epoch"] < self.epoch:
             return
+        if event["epoch"] > self.epoch:
+            self._begin(event["epoch"])
         handler = _FOLDS.get(event["kind"])
         if handler is not None:
             handler(self, event)
+
+    def _begin(self, epoch: int) -> None:
+        """A new attempt; its start may be in a segment of the log that is deleted."""
+        self.epoch, self.nodes, self.phase, self.ended = epoch, 0, "join", ""
+        self.holders, self.workers = {}, {}
 
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
@@ -103,9 +111,7 @@ class RunView:
 
 
 def _start(view: RunView, event: dict[str, Any]) -> None:
-    if event["epoch"] > view.epoch:
-        view.epoch, view.nodes, view.phase, view.ended = event["epoch"], event["nodes"], "join", ""
-        view.holders, view.workers = {}, {}
+    view.nodes = event["nodes"]
 
 
 def _end(view: RunView, event: dict[str, Any]) -> None:

@@ -1,0 +1,128 @@
+"""A file of JSON lines that grows for ever, kept in segments: events.jsonl, events.000001.jsonl and so on.
+
+The newest segment is appended to until it is full; then the next one is begun and the oldest beyond a limit
+are deleted. Nothing is renamed or truncated, so a writer that is killed leaves at most a torn last line, two
+writers at once lose nothing, and a reader keeps its place: it reads each segment to its end and goes on with
+the next.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt.adapters.lines import Record, Tail, accept_all, last_records
+
+CHUNK_BYTES = 4 << 20
+"""Of lines that a reader holds as records at once."""
+
+WATCHED = 3
+"""Newest segments that a reader looks at again. A second writer may still append to the last but one, if it
+looked for the newest just before the next one was begun."""
+
+
+def segments_of(first: Path) -> dict[int, Path]:
+    """The segments that are there, by number, oldest first; `first` has number 0."""
+    pattern = re.compile(rf"{re.escape(first.stem)}(?:\.(\d{{6}}))?{re.escape(first.suffix)}")
+    try:
+        found = map(pattern.fullmatch, os.listdir(first.parent))
+    except OSError:
+        return {}
+    numbers = sorted(int(match[1] or 0) for match in found if match)
+    return {number: segment(first, number) for number in numbers}
+
+
+def segment(first: Path, number: int) -> Path:
+    """The path of one segment."""
+    return first.with_name(f"{first.stem}.{number:06d}{first.suffix}") if number else first
+
+
+def newest_segment(first: Path) -> Path:
+    """The segment that is appended to; `first` if there is none."""
+    return next(reversed(segments_of(first).values()), first)
+
+
+@dataclass(slots=True)
+class Rotation:
+    """Tells a writer where to append.
+
+    Args:
+        first: the first segment, by which the whole is named.
+        most_bytes: a segment that has so many is full.
+        keep: segments that are kept.
+    """
+
+    first: Path
+    most_bytes: int
+    keep: int
+    _number: int = field(default=-1, init=False)
+
+    def place(self, path: Path) -> Path:
+        """The segment to append to now, if `path` is `first`; any other path as it is.
+
+        Raises:
+            OSError: the folder does not answer.
+        """
+        if path != self.first:
+            return path
+        if self._number < 0 or os.path.lexists(segment(path, self._number + 1)):  # another writer's
+            self._number = max(segments_of(path), default=0)
+        if self._is_full(segment(path, self._number)):
+            there = segments_of(path)
+            self._number = max(there, default=0) + 1
+            for number, old in there.items():
+                if number <= self._number - self.keep:
+                    old.unlink(missing_ok=True)
+        return segment(path, self._number)
+
+    def _is_full(self, path: Path) -> bool:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return found.st_size >= self.most_bytes or not stat.S_ISREG(found.st_mode)
+
+
+class SegmentTail:
+    """New whole lines of all segments, in order, at each call; each line once.
+
+    Args:
+        accept: as `Tail`'s.
+    """
+
+    def __init__(self, first: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
+        self._first, self._accept = first, accept
+        self._tails: dict[int, Tail] = {}
+        self._done = -1
+        self._num_skipped = 0  # in segments that are not looked at any more
+
+    @property
+    def unreadable(self) -> int:
+        """Lines that could not be read so far, and torn last ones."""
+        return self._num_skipped + sum(tail.skipped + tail.has_torn_end for tail in self._tails.values())
+
+    def batches(self) -> Iterator[list[Record]]:
+        """What is new; no batch is of much more than `CHUNK_BYTES`."""
+        there = segments_of(self._first)
+        for number, path in there.items():
+            if number > self._done:
+                tail = self._tails.setdefault(number, Tail(path, self._accept))
+                yield tail.read(CHUNK_BYTES)[0]
+                while tail.has_more:
+                    yield tail.read(CHUNK_BYTES)[0]
+        watched = list(there)[-WATCHED:]
+        for number in [each for each in self._tails if each not in watched]:
+            tail = self._tails.pop(number)
+            self._num_skipped += tail.skipped + tail.has_torn_end
+            self._done = max(self._done, number)
+
+
+def newest_records(first: Path, num_bytes: int) -> Iterator[Record]:
+    """The readable records among the last `num_bytes` of all segments, newest first."""
+    for path in reversed(segments_of(first).values()):
+        if num_bytes <= 0:
+            return
+        yield from reversed(last_records(path, num_bytes))
+        num_bytes -= path.stat().st_size if path.is_file() else 0

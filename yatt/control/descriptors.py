@@ -1,0 +1,43 @@
+"""Whether a controller may open as many file descriptors as its node needs."""
+
+from yatt.control.node import Node
+from yatt.control.supervisor import planned_workers
+from yatt.core.descriptors import needed_descriptors
+from yatt.errors import WorkerFailed
+
+
+def descriptors_of(node: Node) -> int:
+    """Most descriptors that the controller of this node needs at once."""
+    data = node.config.data
+    return needed_descriptors(
+        num_peers=len(peers_of(node)),
+        num_workers=len(planned_workers(node)),
+        num_files=len(data.train_files) + len(data.val_files) if node.is_owner else 0,
+    )
+
+
+def peers_of(node: Node) -> frozenset[int]:
+    """The controllers that this one exchanges messages with.
+
+    Engine nodes never talk to each other; every other pair may.
+    """
+    others = node.present if node.is_owner else node.present & ({0} | set(node.placement.owners))
+    return others - {node.index}
+
+
+def check_descriptors(node: Node, limit: int) -> None:
+    """Refuse to begin with too few.
+
+    Args:
+        limit: descriptors that this process may have.
+
+    Raises:
+        WorkerFailed: the node needs more.
+    """
+    needed = descriptors_of(node)
+    if needed > limit:
+        raise WorkerFailed(
+            f"{node.name} needs {needed} file descriptors ({len(node.present)} nodes, "
+            f"{len(planned_workers(node))} worker processes here), but `ulimit -Hn` is {limit} on this "
+            "machine. Raise the hard limit there (limits.conf, or LimitNOFILE of slurmd)."
+        )
