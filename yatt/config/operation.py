@@ -115,7 +115,8 @@ class LaunchSection:
     """How long workers may take to come up before the attempt is given up."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
-    """How long one phase may take before its laggards are named and the attempt is given up."""
+    """How long one phase may take before its laggards are named and the attempt is given up; and, between
+    attempts, how long the launcher waits for a checkpoint store that does not answer."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
