@@ -202,3 +202,7 @@ class LoggingSection:
     wandb_name: Annotated[str, LINE] = ""
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Completions with their verdicts kept for the report."""
+
+    alarm_iterations: Annotated[int, COUNT_OR_NONE] = 5
+    """After so many iterations in a row with a sign that nothing is learned (all rewards or all groups equal,
+    no gradient, every completion cut, the loss out of bounds) an alarm says so; 0 turns alarms off."""
