@@ -1,10 +1,12 @@
 """Calls that a passing trouble of a filesystem must not fail: tried again until a deadline."""
 
 import errno
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from yatt import clock
 
@@ -37,3 +39,84 @@ def patiently(work: Callable[[], T], *, limit_s: float = LIMIT_S) -> T:
                 raise
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(MOST_S, pause_s * 2)
+
+
+QUIET_S = 10.0
+"""A first call that has not ended after so long is said to people."""
+
+TOLD_S = 0.2
+
+
+def until_answered(
+    work: Callable[[], T],
+    *,
+    errors: tuple[type[Exception], ...],
+    limit_s: float,
+    is_told: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> T | None:
+    """The result of `work`, which is called again after one of `errors`; None once `is_told()`.
+
+    Each call runs in a daemon thread: while one hangs, a signal still ends the wait.
+
+    Args:
+        say: called once, with the error, if the first call fails or takes more than `QUIET_S`.
+
+    Raises:
+        One of `errors`, the last one, after `limit_s`; TimeoutError if every call hung.
+    """
+    began_s, pause_s, has_said = clock.monotonic_s(), FIRST_S, False
+    last: Exception = TimeoutError("no answer")
+    call = _Call(work)
+    while not is_told():
+        waited_s = clock.monotonic_s() - began_s
+        if call.has_ended(TOLD_S):
+            if not isinstance(call.error, errors):
+                return call.result()
+            last = call.error
+        if not has_said and (call.error is not None or waited_s > QUIET_S):
+            has_said = True
+            say(str(last))
+        if waited_s > limit_s:
+            raise last
+        if call.error is not None:
+            _pause(pause_s * random.uniform(0.5, 1.0), is_told)
+            pause_s, call = min(MOST_S, pause_s * 2), _Call(work)
+    return None
+
+
+def _pause(seconds: float, is_told: Callable[[], bool]) -> None:
+    until_s = clock.monotonic_s() + seconds
+    while (left_s := until_s - clock.monotonic_s()) > 0 and not is_told():
+        time.sleep(min(TOLD_S, left_s))
+
+
+class _Call(Generic[T]):
+    """One call in a thread of its own, which nobody has to wait for."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._ends: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+        self._value: T | None = None
+        self.error: Exception | None = None
+        threading.Thread(target=self._run, name="patient-call", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._ends.put((self._work(), None))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._ends.put((None, error))
+
+    def has_ended(self, limit_s: float) -> bool:
+        """Whether it has, waiting so long for it."""
+        try:
+            self._value, self.error = self._ends.get(timeout=limit_s)
+        except queue.Empty:
+            return False
+        return True
+
+    def result(self) -> T | None:
+        """Of a call that has ended; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._value

@@ -16,7 +16,7 @@ from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, job_view, state_in_words
 from yatt.obs.console import Console, duration
-from yatt.obs.view import RunView
+from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
 
@@ -59,6 +59,7 @@ def status(run: Path, *, as_json: bool) -> int:
         _say(f"  slab {slab:6} {holder}")
     if summary["unreadable_lines"]:
         _say(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
+    _print_trouble(summary)
     for worker, does in summary["workers"].items():
         _say(f"  {worker:24} {does}")
     return 0
@@ -70,6 +71,15 @@ def _print_job(job: JobView) -> None:
         _say(f"  job         {job.job_id}: {job.state}{again if job.restarts else ''}")
     for number, component in enumerate(job.components):
         _say(f"  component {number} {component}")
+
+
+def _print_trouble(summary: dict[str, Any]) -> None:
+    for alarm in summary["alarms"]:
+        _say(f"  ALARM       {alarm['name']}: {alarm['message']}")
+    if dropped := summary["dropped_groups"]:
+        _say(f"  dropped     {dropped} prompt groups; metrics.jsonl and events.jsonl say why")
+    for sentence in counted(summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]):
+        _say(f"  counted     {sentence}")
 
 
 def _print_progress(summary: dict[str, Any]) -> None:

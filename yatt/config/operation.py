@@ -116,7 +116,8 @@ class LaunchSection:
     """How long workers may take to come up before the attempt is given up."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
-    """How long one phase may take before its laggards are named and the attempt is given up."""
+    """How long one phase may take before its laggards are named and the attempt is given up; and, between
+    attempts, how long the launcher waits for a checkpoint store that does not answer."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
@@ -208,3 +209,7 @@ class LoggingSection:
 
     events_files: Annotated[int, at_least(2)] = 16
     """Files of events that are kept. The oldest are deleted; the report does not show what was in them."""
+
+    alarm_iterations: Annotated[int, COUNT_OR_NONE] = 5
+    """After so many iterations in a row with a sign that nothing is learned (all rewards or all groups equal,
+    no gradient, every completion cut, the loss out of bounds) an alarm says so; 0 turns alarms off."""

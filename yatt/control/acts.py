@@ -24,7 +24,7 @@ from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import RowFile
+from yatt.obs.metrics import RowFile, read_rows
 from yatt.records import cluster as c
 from yatt.records import message as m
 from yatt.records.message import pack_ids
@@ -87,7 +87,8 @@ class Acts:
         await self._patiently(partial(self._checkpoints.adopt, found.adopted))
         paths, guard = self._node.paths, self._check_newest
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
-        self._row.resume(file, found.row, found.unwritten)
+        written = await self._patiently(partial(read_rows, paths.metrics))
+        self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self._events.emit("attempt.resume", iteration=found.iteration)
         return found.iteration

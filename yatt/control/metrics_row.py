@@ -4,12 +4,16 @@ Rows are written by a thread. Those that are not in the file yet are part of eac
 or failing filesystem costs a killed run none of them.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from yatt import clock
 from yatt.adapters.writer import BackgroundWriter
+from yatt.control.alarms import Alarms
+from yatt.control.groups import is_flat
 from yatt.control.node import Node
+from yatt.core.alarms import FLAT_GROUPS
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -23,8 +27,8 @@ TIMING_NAMES = {
 class MetricsRow:
     """The row of the iteration under way."""
 
-    def __init__(self, node: Node, writer: BackgroundWriter) -> None:
-        self._node, self._writer = node, writer
+    def __init__(self, node: Node, writer: BackgroundWriter, alarms: Alarms) -> None:
+        self._node, self._writer, self._alarms = node, writer, alarms
         self.values: dict[str, Any] = {STEP: 0}
         self._file: RowFile | None = None
         self._unwritten: list[dict[str, Any]] = []
@@ -38,9 +42,18 @@ class MetricsRow:
         """Complete rows that are not in the file yet, oldest first."""
         return tuple(self._unwritten)
 
-    def resume(self, file: RowFile, row: dict[str, Any], unwritten: tuple[dict[str, Any], ...]) -> None:
-        """Go on with the row of a checkpoint, and with the rows that its attempt had not written."""
+    def resume(
+        self, file: RowFile, row: dict[str, Any], *, written: Iterable[dict[str, Any]],
+        unwritten: tuple[dict[str, Any], ...],
+    ) -> None:  # fmt: skip
+        """Go on with the row of a checkpoint, and with the rows that its attempt had not written.
+
+        Args:
+            written: the rows of the file.
+        """
         self._file, self.values = file, row
+        earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}
+        self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step < row[STEP])
         for earlier in unwritten:
             if earlier[STEP] not in file.steps:
                 self._write(earlier)
@@ -63,6 +76,8 @@ class MetricsRow:
         self.values = {STEP: iteration, **trained[0].metrics, **self._counters}
         self._is_flushed = False
         self.values["rollout/groups"] = len(groups)
+        flat = sum(is_flat([fact.reward for fact in group.samples]) for group in groups)
+        self.values[FLAT_GROUPS] = flat / len(groups)
         for name in sorted({name for group in groups for name in group.scores}):
             values = [group.scores[name] for group in groups if name in group.scores]
             self.values[f"critic/score/{name}/mean"] = sum(values) / len(values)
@@ -89,6 +104,8 @@ class MetricsRow:
         self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
         if self.values[STEP] or any(key.startswith("val-core/") for key in self.values):
             self._write(dict(self.values))
+        if self.values[STEP]:
+            self._alarms.see(self.values)
         self._timing, self._began_s = {}, clock.monotonic_s()
 
     def _write(self, row: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class RewardPool:
     def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
         """Nothing came: the process hangs, and only its end helps."""
         worker = self._supervisor.by_wire(server)
-        self._events.emit("reward.kill", worker=server, call=key, limit_s=limit_s)
+        self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
             self._settle(key, m.Failed(error=f"took longer than its timeout_s {limit_s:g}", user=True))
         if worker is not None:

@@ -24,6 +24,7 @@ from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.control.acts import Acts
+from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.deadman import DeadMan, raise_pulse
@@ -127,7 +128,7 @@ class Session:
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
             store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
-            row = MetricsRow(node, self._writer)
+            row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
                 vocab_size(node.config.model.path), row,

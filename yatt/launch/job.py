@@ -20,16 +20,15 @@ from yatt.adapters.files import share_with
 from yatt.adapters.ledger import ENDED, STARTED, attempts, newest_epoch, note, run_is_finished
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
-from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
-from yatt.control.session import open_run_store
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
-from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, YattError
+from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, StoreUnreachable, YattError
 from yatt.launch.allocation import Allocation, allocation_of
+from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
@@ -91,12 +90,18 @@ class Job:
         if superseded := self._superseded(allocation):
             say(superseded)
             return EXIT_WILL_CONTINUE
-        committed = self._committed(config)
-        limit = config.run.max_attempts_without_progress
-        decision = may_begin(self._ends(plan, committed), committed=committed, max_without_progress=limit)
-        if not decision.again:
-            say(f"{decision.reason}; the last: {attempts(self.paths)[-1].ended.get('reason', 'cut off')}")
-            return decision.exit_code
+        try:
+            committed = await_committed(config, self.paths.root, is_told=self._is_told_anything, say=say)
+        except StoreUnreachable as error:
+            say(str(error))
+            return EXIT_WILL_CONTINUE
+        if self._is_told_to_end():
+            say("Slurm is ending this start")
+            return EXIT_WILL_CONTINUE
+        if committed is None:  # warned by Slurm meanwhile: the attempt hands over as soon as it has begun
+            committed = self._last_known()
+        elif (code := self._refused(plan, committed, config)) is not None:
+            return code
         self.epoch = epoch = claim_epoch(self.paths)
         self._open(epoch, config, plan, allocation, committed)
         succession = Succession(
@@ -110,6 +115,15 @@ class Job:
         names = node_names(components, allocation)
         keep_off = [names[index] for index in sorted(outcome.gone)]
         return self._after(outcome, config, succession, keep_off)
+
+    def _refused(self, plan: JobPlan, committed: int, config: RunConfig) -> int | None:
+        """The exit code of a run that gets no further; None if another attempt may begin."""
+        limit = config.run.max_attempts_without_progress
+        decision = may_begin(self._ends(plan, committed), committed=committed, max_without_progress=limit)
+        if decision.again:
+            return None
+        say(f"{decision.reason}; the last: {attempts(self.paths)[-1].ended.get('reason', 'cut off')}")
+        return decision.exit_code
 
     def _superseded(self, allocation: Allocation) -> str:
         """Why this start may not begin another attempt, empty if it may.
@@ -138,7 +152,7 @@ class Job:
         self, outcome: Outcome, config: RunConfig, succession: Succession, keep_off: list[str]
     ) -> int | None:
         epoch = succession.epoch
-        committed = self._committed(config)
+        committed = committed_if_known(config, self.paths.root, otherwise=self._last_known())
         say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
         if outcome.verdict is not Verdict.KILLED:
             ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
@@ -207,6 +221,9 @@ class Job:
     def _is_told_to_end(self) -> bool:
         return signal.SIGTERM in self.signals
 
+    def _is_told_anything(self) -> bool:
+        return self._is_told_to_end() or signal.SIGUSR2 in self.signals
+
     def _open(
         self, epoch: int, config: RunConfig, plan: JobPlan, allocation: Allocation, committed: int
     ) -> None:
@@ -233,9 +250,9 @@ class Job:
             for attempt, after in zip(mine, found, strict=True)
         ]
 
-    def _committed(self, config: RunConfig) -> int:
-        manifest = Checkpoints(open_run_store(config, self.paths.root), 0).newest().manifest
-        return manifest.iteration if manifest else 0
+    def _last_known(self) -> int:
+        """The newest committed iteration when the newest attempt began, 0 before the first."""
+        return max((int(attempt.started.get("committed", 0)) for attempt in attempts(self.paths)), default=0)
 
 
 def node_names(components: tuple[Component, ...], allocation: Allocation) -> dict[int, str]:

@@ -17,15 +17,14 @@ from yatt import clock
 from yatt.adapters.ledger import ENDED, STARTED, note, run_is_finished
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.process import Identity, describe_exit, log_tail, spawn
-from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control import scratch
 from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
-from yatt.control.session import open_run_store
 from yatt.core.placement import place
-from yatt.core.restart import AttemptEnd, decide
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.core.restart import FINAL, AttemptEnd, decide
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE, StoreUnreachable
+from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
 from yatt.launch.follower import Follower
 from yatt.obs.events import reason_of_end
@@ -83,7 +82,8 @@ class Launcher:
             write_attempt_config(self.paths, epoch, self.config)
             link_latest(self.paths, epoch)
             exit_code, reason = self._attempt(epoch, follower)
-            committed = self._committed(epoch)
+            known = ends[-1].committed if ends else 0
+            committed, exit_code, reason = self._committed(known, exit_code, reason)
             ends.append(AttemptEnd(exit_code, committed))
             ended = {"exit_code": exit_code, "reason": reason, "committed": committed}
             note(self.paths, epoch, ENDED, ended)
@@ -176,9 +176,25 @@ class Launcher:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
 
-    def _committed(self, epoch: int) -> int:
-        manifest = Checkpoints(open_run_store(self.config, self.paths.root), epoch).newest().manifest
-        return manifest.iteration if manifest else 0
+    def _committed(self, known: int, exit_code: int, reason: str) -> tuple[int, int, str]:
+        """How far the run is saved, and what the attempt's end becomes with it: before another attempt the
+        store has to answer.
+
+        Args:
+            known: what an earlier attempt had committed.
+        """
+        if exit_code in FINAL:
+            return committed_if_known(self.config, self.paths.root, otherwise=known), exit_code, reason
+        try:
+            found = await_committed(
+                self.config, self.paths.root, is_told=lambda: bool(self.signals), say=self.say
+            )
+        except StoreUnreachable as error:
+            return known, EXIT_WILL_CONTINUE, f"{reason}; {error}"
+        if found is None:
+            told = "stopped by a signal while the checkpoint store did not answer; `yatt resume` goes on"
+            return known, EXIT_WILL_CONTINUE, f"{reason}; {told}"
+        return found, exit_code, reason
 
 
 def _identity() -> dict[str, Any]:

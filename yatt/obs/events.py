@@ -35,6 +35,11 @@ FIELDS: dict[str, dict[str, type]] = {
     "ckpt.commit": {"iteration": int, "size_bytes": int},
     "ckpt.skip": {"reason": str},
     "signal": {"name": str},
+    "alarm.begin": {"alarm": str, "since": int, "message": str},
+    "alarm.end": {"alarm": str, "iteration": int},
+    "alarm.drops": {"message": str},
+    "telemetry.late": {"seconds": float, "lost": int},
+    "reward.kill": {"worker": str, "limit_s": float},
 }
 """Fields of an event that readers use, by kind."""
 

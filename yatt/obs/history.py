@@ -17,7 +17,19 @@ from yatt.paths import RunPaths
 
 Event = dict[str, Any]
 
-_PREFIXES = ("attempt.", "phase.", "lease.", "worker.", "ckpt.", "node.", "signal", "trouble")
+_PREFIXES = (
+    "attempt.",
+    "phase.",
+    "lease.",
+    "worker.",
+    "ckpt.",
+    "node.",
+    "signal",
+    "trouble",
+    "alarm.",
+    "telemetry.",
+    "reward.kill",
+)
 _BAD = {
     "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
 }  # fmt: skip
@@ -79,8 +91,9 @@ def attempts_of(events: Iterable[Event]) -> tuple[Attempt, ...]:
     return tuple(folds[epoch].attempt() for epoch in sorted(folds))
 
 
-def news_of(events: Iterable[Event], paths: RunPaths) -> tuple[tuple[Event, str], ...]:
-    """What a person should know of, each with its event: the terminal's sentences, signals and bad ends."""
+def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tuple[Event, str], ...]]:
+    """The run's state after the events; and what a person should know of, each with its event: the terminal's
+    sentences, signals and bad ends."""
     view, found = RunView(paths, 0), []
     for event in events:
         view.fold(event)
@@ -95,7 +108,7 @@ def news_of(events: Iterable[Event], paths: RunPaths) -> tuple[tuple[Event, str]
                     f"attempt {event['epoch']} ended with exit code {event['exit_code']}: {event['reason']}",
                 )
             )
-    return tuple(found)
+    return view, tuple(found)
 
 
 @dataclass(slots=True)

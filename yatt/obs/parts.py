@@ -11,6 +11,7 @@ from yatt.obs.console import duration
 from yatt.obs.history import Attempt
 from yatt.obs.metrics import STEP
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
+from yatt.obs.view import Alarm
 
 MAX_TEXT = 3000
 MAX_SAMPLED_ITERATIONS = 24
@@ -57,6 +58,19 @@ def unreadable_part(count: int) -> str:
         f'<p class="say warn">{count} unreadable line{"s" if count > 1 else ""} of events, metrics and '
         "samples were left out.</p>"
     )
+
+
+def alarms_part(alarms: Iterable[Alarm]) -> str:
+    """The alarms that last; empty if there are none."""
+    return "".join(
+        f'<p class="say warn"><b>Alarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
+        for alarm in alarms
+    )
+
+
+def counted_part(sentences: Iterable[str]) -> str:
+    """What was counted beside the metrics; empty if nothing was."""
+    return "".join(f'<p class="say">{shown(sentence)}.</p>' for sentence in sentences)
 
 
 def attempts_table(

@@ -20,10 +20,11 @@ from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs import parts
 from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
-from yatt.obs.history import Attempt, attempts_of, news_of, read_events
+from yatt.obs.history import Attempt, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, as_row
 from yatt.obs.samples import as_sample
 from yatt.obs.style import STYLE
+from yatt.obs.view import counted
 from yatt.paths import RunPaths
 
 RUNNING = "running, or broken off without a word"
@@ -67,18 +68,21 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
     rows, bad_rows = read_records(paths.metrics, as_row)
     samples, bad_samples = read_records(paths.samples, as_sample)
     seconds = goodput([attempt.span for attempt in attempts])
+    view, news = folded(events, paths)
     sections = (
         ("Curves", _curves(rows)),
         ("Where the time went", f'<div class="card">{parts.goodput_part(seconds)}</div>'),
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
         ("Attempts", _attempts(attempts, ends, starts_of(paths))),
-        ("News", f'<div class="card">{parts.news_part(news_of(events, paths))}</div>'),
+        ("News", f'<div class="card">{parts.news_part(news)}</div>'),
         ("Counters", f'<div class="card">{parts.counters_part(rows)}</div>'),
         ("Completions", parts.samples_part(samples)),
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
     state = state_of(paths, attempts, ends)
     head = _header(paths, config, state) + parts.facts(_facts(config, attempts, rows, seconds))
+    head += parts.alarms_part(view.alarms.values())
+    head += parts.counted_part(counted(view.num_late, view.num_lost, view.num_killed))
     head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

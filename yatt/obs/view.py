@@ -4,7 +4,7 @@ Reads only the run folder, so it works from anywhere the folder is seen, while t
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from yatt.adapters.ledger import run_is_finished
@@ -13,6 +13,17 @@ from yatt.adapters.segments import SegmentTail
 from yatt.obs.events import as_event
 from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
+
+DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alarm that lasts: its name, the first iteration with its sign, and what to do."""
+
+    name: str
+    since: int
+    message: str
 
 
 @dataclass(slots=True)
@@ -33,6 +44,18 @@ class RunView:
     """Sentences for people that came with the last refresh."""
 
     ended: str = ""
+    alarms: dict[str, Alarm] = field(default_factory=dict)
+    """Those that last, by name."""
+
+    num_late: int = 0
+    """Times that events and metrics could not be written for a while."""
+
+    num_lost: int = 0
+    """Lines of them that were lost then."""
+
+    num_killed: int = 0
+    """Calls of reward functions that were killed at their time limit."""
+
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
 
@@ -77,7 +100,7 @@ class RunView:
     def _begin(self, epoch: int) -> None:
         """A new attempt; its start may be in a segment of the log that is deleted."""
         self.epoch, self.nodes, self.phase, self.ended = epoch, 0, "join", ""
-        self.holders, self.workers = {}, {}
+        self.holders, self.workers, self.alarms = {}, {}, {}
 
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
@@ -107,7 +130,31 @@ class RunView:
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
             "unreadable_lines": self.unreadable,
+            "alarms": [asdict(alarm) for alarm in self.alarms.values()],
+            "dropped_groups": sum(int(row.get(key) or 0) for row in self.rows for key in DROPS),
+            "late_writes": self.num_late,
+            "lost_lines": self.num_lost,
+            "killed_reward_calls": self.num_killed,
         }
+
+
+def counted(num_late: int, num_lost: int, num_killed: int) -> list[str]:
+    """Sentences about what was counted; none about what never happened."""
+    found = []
+    if num_late:
+        lost = f"; {num_lost} lines were lost" if num_lost else ""
+        found.append(f"{_times(num_late, 'write', 'writes')} of telemetry {_were(num_late)} late{lost}")
+    if num_killed:
+        found.append(f"{_times(num_killed, 'reward call', 'reward calls')} {_were(num_killed)} killed")
+    return found
+
+
+def _times(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _start(view: RunView, event: dict[str, Any]) -> None:
@@ -183,6 +230,38 @@ def _skip(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(f"checkpoint passed over: {event['reason']}")
 
 
+def _alarm(view: RunView, event: dict[str, Any]) -> None:
+    view.alarms[event["alarm"]] = Alarm(event["alarm"], event["since"], event["message"])
+    view.news.append(f"ALARM {event['alarm']}: {event['message']}")
+
+
+def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
+    if view.alarms.pop(event["alarm"], None) is not None:
+        view.news.append(f"alarm {event['alarm']} is over with iteration {event['iteration']}")
+
+
+def _drops(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(event["message"])
+
+
+def _late(view: RunView, event: dict[str, Any]) -> None:
+    view.num_late += 1
+    view.num_lost += event["lost"]
+    view.news.append(
+        f"events and metrics could not be written for {event['seconds']:.1f} s; "
+        f"{event['lost']} lines were lost"
+    )
+
+
+def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
+    view.num_killed += 1
+    if view.num_killed == 1:
+        view.news.append(
+            f"{event['worker']} was killed: a reward call took more than {event['limit_s']:g} s. "
+            "`yatt status` counts further ones"
+        )
+
+
 _FOLDS = {
     "attempt.start": _start,
     "attempt.end": _end,
@@ -198,4 +277,9 @@ _FOLDS = {
     "worker.end": _worker_end,
     "ckpt.commit": _commit,
     "ckpt.skip": _skip,
+    "alarm.begin": _alarm,
+    "alarm.end": _alarm_over,
+    "alarm.drops": _drops,
+    "telemetry.late": _late,
+    "reward.kill": _reward_kill,
 }

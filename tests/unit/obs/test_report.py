@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
+from yatt.cli.look import status
 from yatt.errors import ConfigError
 from yatt.obs.curves import trend, verdict_on_curves
 from yatt.obs.history import attempts_of, read_events
@@ -150,3 +151,67 @@ def test_a_folder_that_is_no_run_and_a_place_that_cannot_be_written_name_the_fix
     paths.config.unlink()
     with pytest.raises(ConfigError, match=r"is not a run folder: it has no config.yaml. Give the folder"):
         write_report(paths, None)
+
+
+def alarm(at_s, kind="alarm.begin", **fields):
+    begin = {"since": 2, "message": "the <reward> was 0"} if kind == "alarm.begin" else {}
+    return event(at_s, kind, alarm="reward.flat", iteration=6, **begin, **fields)
+
+
+def test_an_alarm_is_on_the_page_and_in_the_status_while_it_lasts(tmp_path):
+    begun = [event(0, "attempt.start", nodes=1), alarm(1)]
+    for count, (name, events) in enumerate(
+        {
+            "lasts": begun,
+            "over": [*begun, alarm(2, "alarm.end")],
+            "new attempt": [*begun, event(2, "attempt.start", epoch=2, nodes=1)],
+        }.items()
+    ):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        paths = make_run(folder, events=events)
+        view = RunView(paths, 24)
+        view.refresh()
+        page = write_report(paths, None).read_text()
+        lasts = name == "lasts"
+        assert ("<b>Alarm reward.flat</b>: the &lt;reward&gt; was 0" in page) is lasts, name
+        expected = [{"name": "reward.flat", "since": 2, "message": "the <reward> was 0"}] if lasts else []
+        assert view.summary()["alarms"] == expected
+        assert "ALARM reward.flat" in page, "among the news in any case"
+
+
+def test_late_writes_and_killed_reward_calls_are_counted_over_all_attempts(tmp_path, capsys):
+    late = {"seconds": 12.0, "lost": 3}
+    killed = {"worker": "reward-n0.1", "call": "7", "limit_s": 2.0}
+    events = [
+        event(0, "attempt.start", nodes=1),
+        event(1, "telemetry.late", **late), event(2, "reward.kill", **killed),
+        event(3, "attempt.start", epoch=2, nodes=1),
+        event(4, "telemetry.late", epoch=2, **late), event(5, "reward.kill", epoch=2, **killed),
+        event(6, "reward.kill", epoch=2, **killed),
+        event(7, "reward.kill", epoch=2, worker=None),
+    ]  # fmt: skip
+    paths = make_run(tmp_path, events=events, rows=metrics(3))
+    page = write_report(paths, None).read_text()
+    assert "2 writes of telemetry were late; 6 lines were lost." in page
+    assert "3 reward calls were killed." in page
+    assert "1 unreadable line" in page, "a kill without its fields"
+    status(paths.root, as_json=False)
+    shown = capsys.readouterr().out
+    assert "2 writes of telemetry were late; 6 lines were lost" in shown
+    assert "3 reward calls were killed" in shown
+    status(paths.root, as_json=True)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]) == (2, 6, 3)
+
+
+def test_dropped_groups_are_in_the_status_with_their_number(tmp_path, capsys):
+    drops = {"rollout/dropped_groups": 2.0, "rollout/failed_groups": 1.0}
+    told = event(1, "alarm.drops", iteration=1, message="iteration 1: 3 prompt groups were dropped")
+    paths = make_run(
+        tmp_path, events=[event(0, "attempt.start", nodes=1), told],
+        rows=[{**row, **drops} for row in metrics(3)],
+    )  # fmt: skip
+    status(paths.root, as_json=False)
+    assert "dropped     9 prompt groups" in capsys.readouterr().out
+    assert "iteration 1: 3 prompt groups were dropped" in write_report(paths, None).read_text()

@@ -1,0 +1,71 @@
+"""Waiting for something that does not answer: again and again, bounded, and ended by a signal."""
+
+import threading
+import time
+
+import pytest
+
+from yatt.adapters.patience import until_answered
+
+
+class Down(Exception):
+    pass
+
+
+def failing(times: int):
+    """Work that fails so many times, then gives 7."""
+    calls = []
+
+    def work() -> int:
+        calls.append(1)
+        if len(calls) <= times:
+            raise Down(f"call {len(calls)}")
+        return 7
+
+    return work
+
+
+def test_what_answers_at_once_is_given_without_a_word():
+    said = []
+    assert until_answered(failing(0), errors=(Down,), limit_s=5, say=said.append) == 7
+    assert said == []
+
+
+def test_what_answers_late_is_waited_for_and_that_is_said_once():
+    said = []
+    assert until_answered(failing(3), errors=(Down,), limit_s=30, say=said.append) == 7
+    assert said == ["call 1"]
+
+
+def test_the_wait_is_bounded_and_ends_with_the_last_error():
+    began_s = time.monotonic()
+    with pytest.raises(Down, match="call"):
+        until_answered(failing(10**6), errors=(Down,), limit_s=0.5)
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_call_that_hangs_is_bounded_too():
+    gate = threading.Event()
+    try:
+        with pytest.raises(TimeoutError):
+            until_answered(gate.wait, errors=(Down,), limit_s=0.5)
+    finally:
+        gate.set()
+
+
+def test_a_signal_ends_the_wait_also_while_a_call_hangs():
+    gate, began_s = threading.Event(), time.monotonic()
+    try:
+        is_told = lambda: time.monotonic() - began_s > 0.5  # noqa: E731
+        assert until_answered(gate.wait, errors=(Down,), limit_s=600, is_told=is_told) is None
+    finally:
+        gate.set()
+    assert time.monotonic() - began_s < 10
+
+
+def test_another_error_is_no_reason_to_wait():
+    def broken() -> int:
+        raise KeyError("a defect")
+
+    with pytest.raises(KeyError):
+        until_answered(broken, errors=(Down,), limit_s=600)

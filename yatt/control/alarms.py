@@ -1,0 +1,58 @@
+"""The leader's alarms: what `yatt.core.alarms` finds in the metrics becomes events.
+
+Nothing is saved for them. A resumed attempt goes through the rows that the run has so far, and reports the
+alarms that last, once more: they are those of a run that was never stopped. Rows that were lost from
+``metrics.jsonl`` can only make an alarm begin later.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from yatt.config.schema import RunConfig
+from yatt.core.alarms import AlarmState, Begins, Change, Dropped, Rules, step
+from yatt.obs.events import EventLog
+
+
+class Alarms:
+    """Watches the rows of one attempt."""
+
+    def __init__(self, config: RunConfig, events: EventLog) -> None:
+        self._rules, self._events = rules_of(config), events
+        self._state = AlarmState()
+
+    def resume(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Take in the rows of earlier attempts, oldest first."""
+        for row in rows:
+            self._state, _ = step(self._state, row, self._rules)
+        for begin in self._state.ringing.values():
+            self._emit(begin)
+
+    def see(self, row: dict[str, Any]) -> None:
+        """Take in a complete row."""
+        self._state, changes = step(self._state, row, self._rules)
+        for change in changes:
+            self._emit(change)
+
+    def _emit(self, change: Change) -> None:
+        match change:
+            case Begins():
+                self._events.emit(
+                    "alarm.begin", alarm=change.alarm.value, iteration=change.iteration, since=change.since,
+                    message=change.message,
+                )  # fmt: skip
+            case Dropped():
+                self._events.emit("alarm.drops", iteration=change.iteration, message=change.message)
+            case _:
+                self._events.emit("alarm.end", alarm=change.alarm.value, iteration=change.iteration)
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """The rules of a run's alarms."""
+    algorithm = config.algorithm
+    return Rules(
+        iterations=config.logging.alarm_iterations,
+        compares_groups=algorithm.adv_estimator != "reinforce_plus_plus" and config.rollout.n > 1,
+        may_stop=not config.rollout.ignore_eos,
+        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
+        sums_tokens=algorithm.loss_agg_mode == "seq-mean-token-sum",
+    )

@@ -1,0 +1,319 @@
+"""Signs that a run trains on nothing, found in the metrics of one iteration after the other. Pure.
+
+    state, changes = step(state, row, rules)
+
+A sign has to be seen in `rules.iterations` iterations in a row before its alarm begins; the alarm ends with
+the first iteration without it. The state is a function of the rows alone: fed with the same rows, a resumed
+run is in the same state.
+
+One cause gives one alarm: a flat reward also makes groups flat and the gradient zero, so what is explained by
+another sign is not reported beside it.
+
+Running median: a median does not follow what it has to detect, as a mean would (Hampel's identifier; Davies
+and Gather, The identification of multiple outliers, JASA 88, 1993).
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+Row = Mapping[str, Any]
+
+STEP = "training/global_step"
+FLAT_GROUPS = "training/flat_groups"
+"""Share of the groups trained on whose rewards are all equal."""
+
+MEDIAN_ROWS, MIN_ROWS = 50, 5
+"""The running median is of the last 50 losses without a sign; below 5 of them there is none."""
+
+FACTOR = 10.0
+"""How far over its running median a loss is far."""
+
+NO_GRADIENT = 1e-8
+"""A gradient norm up to this is none: Adam's usual epsilon, below which its steps vanish."""
+
+FAR_KL = 1.0
+"""Nats a token that the policy may move within one iteration. PPO's stopping rules are at 0.01 to 0.05
+(target_kl of Spinning Up); seen with a learning rate 100 times too large: 2 to 17."""
+
+DROPS_EVERY = 20
+"""Dropped groups are reported at most every so many iterations."""
+
+
+class Alarm(Enum):
+    """What can be wrong."""
+
+    REWARD_FLAT = "reward.flat"
+    GROUPS_FLAT = "groups.flat"
+    NO_GRADIENT = "gradient.none"
+    ALL_CUT = "completions.cut"
+    LOSS_EXPLODED = "loss.exploded"
+    POLICY_JUMPS = "policy.jumps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a run's config says about its alarms.
+
+    Attributes:
+        iterations: how many in a row with the same sign make an alarm; 0: there are no alarms.
+        compares_groups: advantages are relative to the group, so that a flat group teaches nothing.
+        may_stop: completions can end before the longest length.
+        kl_coef: of the KL in the loss; 0 if it is not there.
+        sums_tokens: the loss is a sum over a completion's tokens, not a mean.
+    """
+
+    iterations: int
+    compares_groups: bool = True
+    may_stop: bool = True
+    kl_coef: float = 0.0
+    sums_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begins:
+    """An alarm begins with the iteration `iteration`; its sign is seen since `since`."""
+
+    alarm: Alarm
+    iteration: int
+    since: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """An alarm is over."""
+
+    alarm: Alarm
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Prompt groups were dropped since this was last reported."""
+
+    iteration: int
+    message: str
+
+
+Change = Begins | Ends | Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streak:
+    """A sign seen `length` times in a row; `value` is what must not change meanwhile."""
+
+    since: int
+    length: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmState:
+    """What is remembered between two rows. `drops`: counters since drops were last reported."""
+
+    iteration: int = 0
+    streaks: Mapping[Alarm, Streak] = field(default_factory=dict)
+    ringing: Mapping[Alarm, Begins] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    drops: Mapping[str, float] = field(default_factory=dict)
+    drops_since: int = 0
+    drops_told: int | None = None
+
+
+def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[Change, ...]]:
+    """Take in an iteration's row. One of an iteration that was seen already changes nothing."""
+    iteration = row[STEP]
+    if not rules.iterations or iteration <= state.iteration:
+        return state, ()
+    signs = _signs(row, state.losses, rules)
+    streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
+    due = {alarm for alarm, streak in streaks.items() if streak.length >= rules.iterations}
+    if Alarm.REWARD_FLAT in due:
+        due.discard(Alarm.GROUPS_FLAT)
+    # A streak that began anew in this iteration, with another value, is another alarm of the same name.
+    ringing = {
+        alarm: begin
+        for alarm, begin in state.ringing.items()
+        if alarm in due and begin.since == streaks[alarm].since
+    }
+    ended = [Ends(alarm=alarm, iteration=iteration) for alarm in state.ringing if alarm not in ringing]
+    begun = [_begin(alarm, iteration, streaks[alarm]) for alarm in Alarm if alarm in due - ringing.keys()]
+    losses = state.losses
+    if Alarm.LOSS_EXPLODED not in signs:
+        losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
+    state = replace(
+        state, iteration=iteration, streaks=streaks, losses=losses,
+        ringing=ringing | {begin.alarm: begin for begin in begun},
+    )  # fmt: skip
+    state, dropped = _drops(state, row)
+    return state, (*ended, *begun, *dropped)
+
+
+def _longer(streak: Streak | None, iteration: int, value: float) -> Streak:
+    if streak is None or streak.value != value:
+        return Streak(since=iteration, length=1, value=value)
+    return replace(streak, length=streak.length + 1)
+
+
+# ---- signs --------------------------------------------------------------------------------------
+
+
+def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, float]:
+    """The signs that the row has, each with its value."""
+    found = {}
+    highest, lowest = _number(row, "critic/rewards/max"), _number(row, "critic/rewards/min")
+    if highest is not None and highest == lowest:
+        found[Alarm.REWARD_FLAT] = highest
+    if rules.compares_groups and _number(row, FLAT_GROUPS) == 1.0:
+        found[Alarm.GROUPS_FLAT] = 0.0
+    if rules.may_stop and (_number(row, "response_length/clip_ratio") or 0.0) >= 1.0:
+        found[Alarm.ALL_CUT] = 0.0
+    if _has_exploded(row, losses, rules):
+        found[Alarm.LOSS_EXPLODED] = 0.0
+    elif abs(_number(row, "actor/ppo_kl") or 0.0) > FAR_KL:
+        found[Alarm.POLICY_JUMPS] = 0.0
+    if _has_no_gradient(row) and not _explains_gradient(row, found):
+        found[Alarm.NO_GRADIENT] = 0.0
+    return found
+
+
+def _has_no_gradient(row: Row) -> bool:
+    norm = _number(row, "actor/grad_norm")
+    return norm is not None and (norm <= NO_GRADIENT or not math.isfinite(norm))
+
+
+def _explains_gradient(row: Row, found: Mapping[Alarm, float]) -> bool:
+    if _number(row, "response_length/masked_ratio") == 1.0:
+        return Alarm.ALL_CUT in found
+    return bool(found.keys() - {Alarm.ALL_CUT})
+
+
+def _loss(row: Row, rules: Rules) -> float:
+    """Magnitude of the loss as far as the row has it, by token."""
+    policy, kl = _number(row, "actor/pg_loss") or 0.0, _number(row, "actor/kl_loss") or 0.0
+    if rules.sums_tokens:
+        policy /= max(1.0, _number(row, "response_length/mean") or 1.0)
+    return abs(policy) + rules.kl_coef * abs(kl)
+
+
+def _has_exploded(row: Row, losses: tuple[float, ...], rules: Rules) -> bool:
+    """Whether the loss is not finite, or far over its running median and over the largest advantage.
+
+    A mean over tokens of ratio times advantage stays below the largest advantage while the ratios are about
+    1. On policy it is about 0, so that a multiple of the median alone would find rounding errors.
+    """
+    loss = _loss(row, rules)
+    if not math.isfinite(loss):
+        return True
+    ends = (_number(row, f"critic/advantages/{end}") or 0.0 for end in ("max", "min"))
+    scale = max(abs(end) for end in ends)
+    if not scale:
+        return False
+    usual = statistics.median(losses) if len(losses) >= MIN_ROWS else scale
+    return loss > max(scale, FACTOR * usual)
+
+
+def _number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+# ---- sentences ----------------------------------------------------------------------------------
+
+
+def _begin(alarm: Alarm, iteration: int, streak: Streak) -> Begins:
+    seen, cure = _WORDS[alarm]
+    message = (
+        f"{seen.format(value=streak.value)} in the last {streak.length} iterations, since iteration "
+        f"{streak.since}. {cure}"
+    )
+    return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)
+
+
+_WORDS = {
+    Alarm.REWARD_FLAT: (
+        "the reward was {value:.3f} for every completion",
+        "Nothing is learned from it. Look at completions and their scores in samples.jsonl or `yatt report`, "
+        "at data.ground_truth_key, and at the reward function.",
+    ),
+    Alarm.GROUPS_FLAT: (
+        "the rewards of every prompt group were all equal",
+        "Without a difference in its group no completion has an advantage. Look at samples.jsonl: the "
+        "prompts may be too easy or too hard, rollout.temperature too low, or the reward blind to the "
+        "completion. algorithm.filter_groups leaves such groups out.",
+    ),
+    Alarm.NO_GRADIENT: (
+        "the gradient norm was 0 or not finite",
+        "The policy does not change any more. Look at actor/pg_loss, actor/pg_clipfrac, actor/entropy and "
+        "critic/advantages in metrics.jsonl: the policy has collapsed (optimizer.lr was too high), or every "
+        "token is beyond algorithm.clip_ratio_low and clip_ratio_high.",
+    ),
+    Alarm.ALL_CUT: (
+        "every completion was cut at rollout.max_response_tokens",
+        "Answers have no end. Raise rollout.max_response_tokens, or look in samples.jsonl for why the "
+        "policy does not stop: rollout.stop, the chat template (data.apply_chat_template).",
+    ),
+    Alarm.LOSS_EXPLODED: (
+        "the loss was not finite, or far over its running median and over the largest advantage",
+        "The policy moves too far in one step. Lower optimizer.lr, set algorithm.clip_ratio_c (3.0 is "
+        "usual), and go on from a checkpoint before it: run.from_checkpoint.",
+    ),
+    Alarm.POLICY_JUMPS: (
+        f"the policy moved by more than {FAR_KL:g} nat a token within an iteration (actor/ppo_kl)",
+        "It is no more the policy that sampled. Lower optimizer.lr or trainer.ppo_epochs, set "
+        "optimizer.clip_grad, and go on from a checkpoint before it: run.from_checkpoint.",
+    ),
+}
+
+# ---- dropped groups -----------------------------------------------------------------------------
+
+_DROPPED, _FAILED = "rollout/dropped_groups", "rollout/failed_groups"
+_CAUSES = (
+    ("reward/", "/failed", "reward '{name}' failed {count:g} times"),
+    ("genrm/", "/unparsable", "GenRM '{name}' gave {count:g} unreadable verdicts"),
+    ("genrm/", "/truncated", "GenRM '{name}' was cut {count:g} times"),
+)
+
+
+def _drops(state: AlarmState, row: Row) -> tuple[AlarmState, tuple[Dropped, ...]]:
+    """Add the row's counters to those that wait; report them if it is time."""
+    drops = dict(state.drops)
+    since = state.drops_since or state.iteration
+    for key, value in row.items():
+        if key in (_DROPPED, _FAILED) or any(_name(key, begin, end) for begin, end, _ in _CAUSES):
+            drops[key] = drops.get(key, 0.0) + (value or 0.0)
+    is_time = state.drops_told is None or state.iteration >= state.drops_told + DROPS_EVERY
+    if not drops.get(_DROPPED) and not drops.get(_FAILED):
+        return replace(state, drops={}, drops_since=0), ()
+    if not is_time:
+        return replace(state, drops=drops, drops_since=since), ()
+    told = Dropped(iteration=state.iteration, message=_drops_message(drops, since, state.iteration))
+    return replace(state, drops={}, drops_since=0, drops_told=state.iteration), (told,)
+
+
+def _drops_message(drops: Mapping[str, float], since: int, iteration: int) -> str:
+    flat, failed = drops.get(_DROPPED, 0.0), drops.get(_FAILED, 0.0)
+    when = f"iteration {iteration}" if since == iteration else f"iterations {since} to {iteration}"
+    causes = [f"{flat:g} because their rewards were all equal"] if flat else []
+    if failed:
+        details = [
+            text.format(name=name, count=count)
+            for begin, end, text in _CAUSES
+            for key, count in sorted(drops.items())
+            if count and (name := _name(key, begin, end))
+        ]
+        causes.append(f"{failed:g} because a sample failed" + (f" ({', '.join(details)})" if details else ""))
+    return (
+        f"{when}: {flat + failed:g} prompt groups were dropped, {' and '.join(causes)}. "
+        "events.jsonl (rollout.group.drop) has the reason of each."
+    )
+
+
+def _name(key: str, begin: str, end: str) -> str:
+    """What is between `begin` and `end` in a counter's key; empty if it is another counter."""
+    is_this = key.startswith(begin) and key.endswith(end)
+    return key.removeprefix(begin).removesuffix(end) if is_this else ""
