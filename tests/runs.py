@@ -51,7 +51,7 @@ class RunFile:
         return folder
 
     def leftovers(self) -> list[str]:
-        """Sockets, journals or weights of attempts, on this machine."""
+        """Sockets or weights of attempts, on this machine."""
         return [p.name for folder in (self.shm, self.scratch) for p in folder.glob("yatt-*")]
 
     @property

@@ -158,7 +158,7 @@ def test_a_reward_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path
     (tmp_path / "reward.py").write_text("def compute_score(*a, **k):\n    return 1 / 0\n")
     done = yatt("run", str(file))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "prompt groups were dropped" in done.stdout
+    assert "prompt groups all failed" in done.stdout
     assert "ZeroDivisionError" in done.stdout
     assert living(run.run_dir) == {}
 

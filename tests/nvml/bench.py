@@ -1,11 +1,14 @@
 """One node's arbiter over small real processes that hold as much device memory as they are told to."""
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 from tests.obs_runs import make_run
 from yatt.adapters.nvml import visible_devices
@@ -29,6 +32,13 @@ async def hold(orders, pid, size):
         await asyncio.sleep(0.01)
 
 
+def short_folder() -> str:
+    """Sockets lie in it, and their paths have few bytes."""
+    folder = tempfile.mkdtemp(prefix="y-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 class Bench:
     """Args: `orders` is where processes are told; `user` the module they run; `lease` its section."""
 
@@ -37,7 +47,7 @@ class Bench:
     ):
         timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
         paths = make_run(
-            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": str(tmp_path), "gpus_per_node": 1}
+            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": short_folder(), "gpus_per_node": 1}
         )
         config = load_resolved(paths.config)
         self.orders, self.lines, self.quarantined = orders, [], []

@@ -90,7 +90,7 @@ def test_a_controller_that_is_down_refuses_nothing(cluster: Cluster, tmp_path):
 def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_path):
     """The run saves at once, asks again until Slurm is back, and is requeued once, though Slurm then finds
     every request that was given up as well."""
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     cluster.ctld("pause")
@@ -99,6 +99,7 @@ def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_p
     run.wait_said("the next start was not to be had")
     launcher = Path(f"/proc/{run.launcher}")
     assert launcher.exists(), "whoever ends in the grace is not requeued"
+    run.hurry()
     cluster.ctld("unpause")
     run.wait_finished(job_id)
     assert ends(run.paths)[0] == (75, "warned by Slurm")

@@ -53,6 +53,8 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
 
     watch = followed(run, "watch", root)
     logs = followed(run, "logs", root, "-f", "--role", "node0")
+    assert watch.stdout is not None
+    assert watch.stdout.readline() == "waiting: Resources: waits until enough nodes are free\n"
     cluster.call("scancel", str(blocker))
     run.wait_step(2)
     during = status(run)
@@ -71,7 +73,6 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert watch.wait(timeout=20) == 0
     logs.terminate()
     seen, log = watch.communicate()[0], logs.communicate()[0]
-    assert seen.startswith("waiting: Resources: waits until enough nodes are free\n")
     assert "iteration 12/12" in seen
     assert seen.endswith("finished\n")
     assert "iteration 1: rollout" in log

@@ -58,9 +58,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    local = {"scratch_dir": str(tmp_path)}
-    settings = {**SETTINGS[name], "launch": {**SETTINGS[name]["launch"], **local}}
-    run, site = RunFile(tmp_path, settings), str(ROOT / "configs" / "sites" / "testcluster.yaml")
+    run, site = RunFile(tmp_path, SETTINGS[name]), str(ROOT / "configs" / "sites" / "testcluster.yaml")
     env = [
         "env",
         f"PATH={Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}",

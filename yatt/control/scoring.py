@@ -112,6 +112,8 @@ class Scorer:
     async def _call_function(self, name: str, subject: Subject) -> None:
         answer = await self._call_reward(self._order(name, subject, subject.sample.text))
         if isinstance(answer, m.Scored):
+            if name in self._genrms:
+                subject.counters[f"genrm/{name}/asked"] += answer.asked
             self._scored(name, subject.sample, answer)
             return
         subject.counters[f"reward/{name}/failed"] += 1

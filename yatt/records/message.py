@@ -369,10 +369,11 @@ class Score(Message, frozen=True, kw_only=True):
 
 
 class Scored(Message, frozen=True, kw_only=True):
-    """The function's number, and what else it measured."""
+    """The function's number, what else it measured, and how often it asked its GenRM."""
 
     score: float
     extra: dict[str, float] = {}
+    asked: int = 0
 
 
 class Ask(Message, frozen=True, kw_only=True):

@@ -81,10 +81,10 @@ class RewardWorker:
         return await self._score(function, body)
 
     async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
-        sample = None
+        sample, client = None, self._client(function)
         try:
             sample = self._sample(order)
-            score, extra = await call_reward(function, sample, client=self._client(function))
+            score, extra = await call_reward(function, sample, client=client)
         except DeadlineExceeded as error:
             return m.Failed(error=f"{error}, on {_shown(sample)}", user=True)
         except WorkerFailed as error:  # a row that cannot be read, or a GenRM that cannot answer
@@ -98,7 +98,7 @@ class RewardWorker:
                 error=f"{function.place} failed at {place} on {_shown(sample)}: {cause}",
                 trace="".join(traceback.format_exception(error)), user=True,
             )  # fmt: skip
-        return m.Scored(score=score, extra=extra)
+        return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
 
     def _sample(self, order: m.Score) -> ScoredSample:
         row = self._rows[order.is_held_out].read(order.row)

@@ -7,7 +7,6 @@ The seed comes from (run seed, text, number of the call), so a rerun asks for th
 import asyncio
 import contextlib
 import hashlib
-import itertools
 from collections.abc import Iterator
 
 from yatt.adapters.wire import Channel
@@ -28,7 +27,8 @@ class GenRMClient:
     def __init__(self, channel: Channel, genrm: GenRMSection, *, run_seed: int, limit_s: float) -> None:
         self._channel, self._genrm = channel, genrm
         self._run_seed, self._limit_s = run_seed, limit_s
-        self._calls = itertools.count()
+        self.asked = 0
+        """Completions that the function asked for so far."""
         self._function_limit: asyncio.Timeout | None = None
         self._under_way, self._left_s = 0, 0.0
 
@@ -45,10 +45,11 @@ class GenRMClient:
             WorkerFailed: the GenRM could not answer.
             DeadlineExceeded: it did not answer in time.
         """
+        number, self.asked = self.asked, self.asked + 1
         ask = m.Ask(
             genrm=self._genrm.name,
             text=text,
-            seed=_seed(self._run_seed, text, next(self._calls)),
+            seed=_seed(self._run_seed, text, number),
             max_tokens=self._genrm.max_tokens if max_tokens is None else max_tokens,
             temperature=self._genrm.temperature if temperature is None else temperature,
         )

@@ -1,7 +1,6 @@
 """What a person sees when the run file is wrong."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -217,9 +216,7 @@ def laughs(levels: int, width: int) -> str:
 
 
 def test_aliases_that_expand_without_end_are_refused_at_once(tmp_path: Path) -> None:
-    began_s = time.monotonic()
     assert "has more than 50000 values once aliases" in mistakes(tmp_path, laughs(12, 10))
-    assert time.monotonic() - began_s < 5
 
 
 def test_a_file_that_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
