@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yatt.core.balance import MIN_SAMPLES, Cost, CostFit, deal, plan_iteration
+from yatt.core.balance import MIN_SAMPLES, Cost, CostFit, _fill, deal, plan_iteration
 from yatt.records.message import SampleFact
 
 CAP = 100
@@ -141,3 +141,42 @@ def test_newer_measurements_weigh_more():
 )
 def test_where_lengths_explain_nothing_tokens_count(seen):
     assert CostFit().after(seen).cost() == Cost()
+
+
+# ---- the same plans as by looking at every bin ---------------------------------------------------
+
+
+def plainly_filled(ordered, num_bins, cost):
+    """For each sample the cheapest of all bins with room; None if there is none."""
+    bins = [[0.0, 0, []] for _ in range(num_bins)]
+    for sample_id, length in ordered:
+        roomy = [each for each in bins if each[1] + length <= CAP]
+        if not roomy:
+            return None
+        chosen = min(roomy, key=lambda each: each[0])
+        chosen[0] += cost.of(length)
+        chosen[1] += length
+        chosen[2].append(sample_id)
+    return [each[2] for each in bins]
+
+
+@given(LENGTHS, st.integers(1, 30), COSTS)
+def test_bins_are_filled_as_by_looking_at_all_of_them_for_each_sample(lengths, num_bins, cost):
+    tokens = tokens_of(facts_of(lengths))
+    ordered = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))
+    found = _fill(ordered, num_bins, CAP, cost)
+    expected = plainly_filled(ordered, num_bins, cost)
+    assert (None if found is None else [each.samples for each in found]) == expected
+
+
+@settings(max_examples=300)
+@given(LENGTHS, st.integers(1, 9), COSTS)
+def test_no_more_micro_batches_are_made_than_by_trying_one_more_at_a_time(lengths, dp_size, cost):
+    facts = facts_of(lengths)
+    tokens = tokens_of(facts)
+    ordered = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))
+    count = max(1, -(-sum(tokens.values()) // (CAP * dp_size)))
+    while plainly_filled(ordered, count * dp_size, cost) is None:
+        count += 1
+    plan = deal(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    assert len(plan.micro_batches[0]) == count

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from yatt.core import phases
+from yatt.core.nodeset import NodeSet
 from yatt.core.phases import Part, Phase, Program, RunState
 
 PROGRAM = Program(
@@ -168,7 +169,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
 
 
 def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1) -> list[World]:
-    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset())
+    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=NodeSet())
     first = World(nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left)
     todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
@@ -215,7 +216,7 @@ def test_no_order_of_events_breaks_a_run() -> None:
 
 def enters_before_all_prepared(state, event, program):
     if isinstance(event, phases.Answered) and event.seq == state.seq and state.part is Part.PREPARE:
-        state = replace(state, owed=frozenset({event.node}))
+        state = replace(state, owed=NodeSet({event.node}))
     return phases.step(state, event, program)
 
 
@@ -303,7 +304,7 @@ def orders_the_lost(state, event, program):
 
 def enters_without_asking_who_is_left(state, event, program):
     if isinstance(event, phases.NodeLost) and state.part is Part.PREPARE:
-        state = replace(state, owed=frozenset({event.node}))
+        state = replace(state, owed=NodeSet({event.node}))
     return phases.step(state, event, program)
 
 
@@ -334,7 +335,7 @@ def test_a_failure_ends_the_run_with_its_exit_code() -> None:
 
 
 def test_a_resumed_run_goes_on_after_its_checkpoint() -> None:
-    state = RunState(phase=Phase.BUILD, part=Part.ACT, seq=3, owed=frozenset())
+    state = RunState(phase=Phase.BUILD, part=Part.ACT, seq=3, owed=NodeSet())
     after, _ = phases.step(state, phases.Acted(3, resumed=1), PROGRAM)
     assert (after.trained, after.saved, after.phase) == (1, 1, Phase.PUBLISH)
 

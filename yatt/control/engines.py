@@ -9,6 +9,7 @@ request.
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,6 +69,8 @@ class LocalEngines:
         self.hub, self._config, self._changed = hub, config, changed
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
+        self._num_of: Counter[tuple[str, str]] = Counter()  # requests by role and asking node
+        self._num_all: Counter[str] = Counter()  # by role
         self._dispatch = Dispatch(patience=0)  # whether to ask again is decided where the request was made
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Future[None]] = set()
@@ -103,10 +106,7 @@ class LocalEngines:
 
     def num_under_way(self, role: str, but: str) -> int:
         """Requests of a role on this node, other than those of node `but`."""
-        return sum(
-            request.role == role and not request.sample.request_id.startswith(f"{but}/")
-            for request in self._requests.values()
-        )
+        return self._num_all[role] - self._num_of[role, but]
 
     def completed(self, wire: str, body: m.Completed) -> None:
         """Hand an engine's answer to who asked."""
@@ -124,6 +124,7 @@ class LocalEngines:
         key = f"{sample.request_id}#{next(self._ids)}"
         future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
         self._requests[key] = _Request(role, sample, future)
+        self._count(role, sample, 1)
         group = f"{sample.request_id.partition('/')[0]}/{sample.group}" if sample.group else ""
         self._dispatch.submit(key, role, group, sample.suspicion)
         await self._pump()
@@ -171,6 +172,8 @@ class LocalEngines:
     def _end(self, key: str, *, completed: m.Completed | None = None, error: Exception | None = None) -> None:
         self._dispatch.done(key)
         request = self._requests.pop(key, None)
+        if request is not None:
+            self._count(request.role, request.sample, -1)
         if request is None or request.future.done():
             return
         if completed is not None:
@@ -180,6 +183,10 @@ class LocalEngines:
         task = asyncio.ensure_future(self._pump())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _count(self, role: str, sample: m.Sample, change: int) -> None:
+        self._num_all[role] += change
+        self._num_of[role, sample.request_id.partition("/")[0]] += change
 
 
 def _nothing_yet(key: str) -> m.Completed:
@@ -281,7 +288,7 @@ class Router:
         return [each for each in self._waiting.values() if each.role == role and not each.place.done()]
 
     def _is_served(self, role: str) -> bool:
-        return bool(self._node.placement.pools[role] - self._peers.lost)
+        return self._dispatch.has_servers(role)
 
     async def _ask(self, index: int, role: str, sample: m.Sample, suspicion: int) -> m.Completed:
         """Raises WorkerFailed, Bounced or DeadlineExceeded; what is not waited for any more is aborted."""

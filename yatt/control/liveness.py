@@ -29,10 +29,11 @@ class Liveness:
         partners = node.present - {node.index} if node.is_leader else frozenset({0})
         grace_s = node.config.launch.start_timeout_s
         self._watched = rules.watch(partners, clock.monotonic_s(), grace_s=grace_s)
+        self._heard: set[int] = set()  # since the last tick
 
     def heard(self, index: int) -> None:
         """A message of that node has come."""
-        self._watched = rules.heard(self._watched, index)
+        self._heard.add(index)
 
     def silence_s(self, index: int) -> float:
         """Seconds since a watched peer was heard of, as far as this controller was awake itself.
@@ -40,17 +41,18 @@ class Liveness:
         Before its first word they count from the end of `launch.start_timeout_s`. Non-leaders watch the
         leader, index 0.
         """
-        return self._watched.silence_s(index)
+        return 0.0 if index in self._heard else self._watched.silence_s(index)
 
     async def run(self) -> None:
         """Give signs of life and count silences, for ever."""
         limit_s = self._node.config.launch.node_silence_s
-        partners = {index for index, _ in self._watched.silences}
+        partners = set(self._watched.silences)
         while True:
             for index in partners - self._peers.lost:
                 await self._peers.tell(index, Alive())
             await asyncio.sleep(PERIOD_S)
             now_s = clock.monotonic_s()
-            self._watched, lost = rules.tick(self._watched, now_s, period_s=PERIOD_S, limit_s=limit_s)
+            heard, self._heard = self._heard, set()
+            self._watched, lost = rules.tick(self._watched, now_s, heard, period_s=PERIOD_S, limit_s=limit_s)
             for index in lost:
                 self._on_lost(index, self.silence_s(index))

@@ -25,7 +25,7 @@ from yatt.control.node import Node
 from yatt.control.scoring import Scorer, Subject
 from yatt.control.shard import DataShard
 from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import Quota, Trials, first_number, opening_limit, sample_seed
+from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit, sample_seed
 from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP
@@ -54,6 +54,7 @@ class Sampler:
         self._unfinished: dict[int, PromptGroup] = {}
         self._rows: dict[int, Row] = {}  # of living groups, by number of the group
         self._quota = Quota(target=0)
+        self._in_order = InOrder((), ())
         self._trials = Trials()
         self._policy_version = self._iteration = 0
         self._last_drop, self._is_users_drop = "", False
@@ -129,6 +130,7 @@ class Sampler:
             in_flight=len(self._unfinished), limit=opening_limit(order.target, factor),
             acceptance=self._quota.acceptance,
         )  # fmt: skip
+        self._in_order = InOrder(self._accepted, self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)
         if may_open and not self._breaking_off and self._quota.is_exhausted():
             raise self._out_of_reach()
@@ -196,11 +198,9 @@ class Sampler:
 
     def _is_enough(self) -> bool:
         """Whether the target is met, so that what is still in flight need not be waited for."""
-        lowest_open = min(self._unfinished, default=None)
-        met = len(self._accepted) >= self._quota.target
-        if not self._node.config.run.deterministic or lowest_open is None:
-            return met
-        return sum(number < lowest_open for number in self._accepted) >= self._quota.target
+        if self._node.config.run.deterministic:
+            return self._in_order.num_in_order() >= self._quota.target
+        return len(self._accepted) >= self._quota.target
 
     async def _open(self) -> list[PromptGroup]:
         """Open what the quota asks for. In threads: it may have to tokenise a whole data epoch."""
@@ -216,6 +216,7 @@ class Sampler:
             else:
                 opened.append(group)
                 self._unfinished[group.number], self._rows[group.number] = group, row
+                self._in_order.opened(group.number)
         self._quota = self._quota.opened(len(opened))
         if opened:
             self._events.emit("rollout.group.open", numbers=[g.number for g in opened])
@@ -291,6 +292,7 @@ class Sampler:
             sample.text = ""
         drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
         self._quota = self._quota.resolved(accepted=not drop)
+        self._in_order.resolved(group.number, accepted=not drop)
         self._trials = self._trials.after(is_users_failure=failed is not None and failed.is_users_failure)
         if not drop:
             self._accepted[group.number] = group

@@ -83,7 +83,8 @@ class Supervisor:
 
     def by_wire(self, wire: str) -> Worker | None:
         """The worker whose present process has this name on the hub."""
-        return next((w for w in self.workers.values() if w.wire == wire and w.is_running), None)
+        worker = self.workers.get(wire.rpartition(".")[0])
+        return worker if worker is not None and worker.wire == wire and worker.is_running else None
 
     async def start(self, worker: Worker) -> None:
         """Start its process, unless one runs."""

@@ -124,10 +124,12 @@ class NodeTraining:
     ) -> None:
         sends = []
         node_of, limit_s = self._node.placement.node_of, self._node.config.launch.phase_timeout_s
-        for index in set(self._node.placement.owners) - {self._node.index}:
-            ids = {i for head, ids in wanted.items() if node_of(head) == index for i in ids}
+        by_node: dict[int, set[int]] = {}
+        for head, ids in wanted.items():
+            by_node.setdefault(node_of(head), set()).update(ids)
+        for index, ids in by_node.items():
             rollouts = tuple(mine[i] for i in sorted(ids & mine.keys()))
-            if rollouts:
+            if rollouts and index != self._node.index:
                 body = c.Parcel(iteration=order.iteration, rollouts=rollouts)
                 sends.append(self._peers.request(index, body, limit_s))
         for answer in await asyncio.gather(*sends):
@@ -145,10 +147,17 @@ class NodeTraining:
         def have() -> dict[int, m.Rollout]:
             return {**self._parcels.get(order.iteration, {}), **mine}
 
+        num_to_come = len(needed - mine.keys())
+
+        def is_complete() -> bool:
+            """Asked at every parcel: all samples are gone through only when enough have come."""
+            num_come = len(self._parcels.get(order.iteration, ()))
+            return num_come >= num_to_come and needed <= have().keys()
+
         limit_s = self._node.config.launch.phase_timeout_s
         try:
             async with self._arrived:
-                await asyncio.wait_for(self._arrived.wait_for(lambda: needed <= have().keys()), limit_s)
+                await asyncio.wait_for(self._arrived.wait_for(is_complete), limit_s)
         except TimeoutError:
             missing = len(needed - have().keys())
             raise DeadlineExceeded(

@@ -9,6 +9,7 @@ Source: longest processing time first (Graham 1969) on cost, with the cap as a c
 then dealt in order of cost, so that the micro-batches run at the same time cost the same.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -110,23 +111,68 @@ def deal(samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: 
     longest = max(lengths.values(), default=0)
     assert longest <= cap_tokens, f"a sample of {longest} tokens is above the cap of {cap_tokens}"
     total = sum(lengths.values())
-    per_rank = max(1, -(-total // (cap_tokens * dp_size)))
-    while (bins := _fill(lengths, per_rank * dp_size, cap_tokens, cost)) is None:
-        per_rank += 1
+    # No two samples longer than half the cap share a micro-batch.
+    large = sum(2 * length > cap_tokens for length in lengths.values())
+    least = max(1, -(-total // (cap_tokens * dp_size)), -(-large // dp_size))
+    ordered = sorted(lengths.items(), key=lambda item: (-item[1], item[0]))
+    bins = _fewest_bins(ordered, least, dp_size, cap_tokens=cap_tokens, cost=cost)
     return MiniBatchPlan(_hand_out(bins, dp_size))
 
 
-def _fill(lengths: dict[int, int], num_bins: int, cap_tokens: int, cost: Cost) -> list[_Bin] | None:
-    """Longest first into the cheapest bin with room; None if some sample finds no room."""
+def _fewest_bins(
+    ordered: Sequence[tuple[int, int]], least: int, dp_size: int, *, cap_tokens: int, cost: Cost
+) -> list[_Bin]:
+    """The fewest bins a rank that hold all samples, from `least` on: by doubling steps, then by halving them.
+
+    One sample a bin always fits, so the search ends after a few fills, however bad `least` is.
+    """
+    tried: dict[int, list[_Bin] | None] = {}
+
+    def fits(per_rank: int) -> bool:
+        tried[per_rank] = _fill(ordered, per_rank * dp_size, cap_tokens, cost)
+        return tried[per_rank] is not None
+
+    low, step = least - 1, 1  # `low` is too few
+    while not fits(low + step):
+        low, step = low + step, step * 2
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    found = tried[high]
+    assert found is not None, "`high` was seen to fit"
+    return found
+
+
+def _fill(
+    ordered: Sequence[tuple[int, int]], num_bins: int, cap_tokens: int, cost: Cost
+) -> list[_Bin] | None:
+    """Longest first into the cheapest bin with room; None if some sample finds no room.
+
+    Bins without room for a sample wait, the emptiest first, until a sample comes that is short enough. Since
+    lengths only fall, a bin that comes back has room until something is put in: each waits at most once a
+    sample, and S samples cost S log(bins).
+
+    Args:
+        ordered: sample ids and lengths, longest first.
+    """
     bins = [_Bin(0.0, 0, []) for _ in range(num_bins)]
-    for sample_id, length in sorted(lengths.items(), key=lambda item: (-item[1], item[0])):
-        roomy = [b for b in bins if b.tokens + length <= cap_tokens]
-        if not roomy:
+    by_cost = [(0.0, index) for index in range(num_bins)]
+    full: list[tuple[int, int]] = []  # tokens, index
+    for sample_id, length in ordered:
+        while full and full[0][0] + length <= cap_tokens:
+            index = heapq.heappop(full)[1]
+            heapq.heappush(by_cost, (bins[index].cost, index))
+        while by_cost and bins[by_cost[0][1]].tokens + length > cap_tokens:
+            index = heapq.heappop(by_cost)[1]
+            heapq.heappush(full, (bins[index].tokens, index))
+        if not by_cost:
             return None
-        cheapest = min(roomy, key=lambda b: b.cost)
-        cheapest.cost += cost.of(length)
-        cheapest.tokens += length
-        cheapest.samples.append(sample_id)
+        chosen = bins[by_cost[0][1]]
+        chosen.cost += cost.of(length)
+        chosen.tokens += length
+        chosen.samples.append(sample_id)
+        heapq.heapreplace(by_cost, (chosen.cost, by_cost[0][1]))
     return bins
 
 
@@ -134,8 +180,10 @@ def _hand_out(bins: list[_Bin], dp_size: int) -> tuple[tuple[tuple[int, ...], ..
     """Rows of equal cost run together; within a row the rank with least so far gets the dearest."""
     ordered = sorted(bins, key=lambda b: -b.cost)
     ranks: list[list[_Bin]] = [[] for _ in range(dp_size)]
+    loads = [0.0] * dp_size
     for row in range(0, len(ordered), dp_size):
-        by_load = sorted(range(dp_size), key=lambda r: (sum(b.cost for b in ranks[r]), r))
+        by_load = sorted(range(dp_size), key=lambda r: (loads[r], r))
         for rank, bin_ in zip(by_load, ordered[row : row + dp_size], strict=True):
             ranks[rank].append(bin_)
+            loads[rank] += bin_.cost
     return tuple(tuple(tuple(sorted(b.samples)) for b in rank) for rank in ranks)

@@ -49,6 +49,8 @@ class _Server:
     room: int
     elsewhere: int = 0
     running: dict[str, None] = field(default_factory=dict)
+    counted: int = 0
+    """Free places, as its pool counts them."""
 
     @property
     def free(self) -> int:
@@ -57,6 +59,28 @@ class _Server:
     @property
     def load(self) -> float:
         return (len(self.running) + self.elsewhere) / self.room
+
+
+class _Room:
+    """Free places of one pool, and the servers that have some: updated and drawn from at a cost that does not
+    grow with the servers."""
+
+    def __init__(self) -> None:
+        self.free = 0
+        self.names: list[str] = []
+        self._at: dict[str, int] = {}
+
+    def count(self, name: str, before: int, now: int) -> None:
+        """A server has `now` free places, and had `before`."""
+        self.free += now - before
+        if now and name not in self._at:
+            self._at[name] = len(self.names)
+            self.names.append(name)
+        elif not now and name in self._at:
+            at, last = self._at.pop(name), self.names.pop()
+            if last != name:
+                self.names[at] = last
+                self._at[last] = at
 
 
 class Dispatch:
@@ -73,6 +97,7 @@ class Dispatch:
         self._calls: dict[str, _Call] = {}
         self._servers: dict[str, _Server] = {}
         self._names: dict[str, list[str]] = {}  # servers by pool
+        self._rooms: dict[str, _Room] = {}  # by pool
         self._waiting: dict[str, OrderedDict[str, None]] = {}
         self._homes: dict[tuple[str, str], str] = {}
         self._living: dict[tuple[str, str], int] = {}
@@ -86,6 +111,11 @@ class Dispatch:
             self._names.setdefault(pool, []).append(server)
         known = self._servers[server]
         known.room, known.elsewhere = room, elsewhere
+        self._count(server)
+
+    def has_servers(self, pool: str) -> bool:
+        """Whether any server is there, full or not."""
+        return bool(self._names.get(pool))
 
     def leave(self, server: str) -> list[str]:
         """A server takes no calls any more and is not to blame (asleep, lost node): its calls wait again."""
@@ -93,6 +123,7 @@ class Dispatch:
         if gone is None:
             return []
         self._names[gone.pool].remove(server)
+        self._room(gone.pool).count(server, gone.counted, 0)
         for key in gone.running:
             self._wait_again(key)
         return list(gone.running)
@@ -116,8 +147,7 @@ class Dispatch:
         if call is None:
             return
         self._waiting[call.pool].pop(key, None)
-        if call.server in self._servers:
-            self._servers[call.server].running.pop(key, None)
+        self._free(key, call.server)
         place = call.pool, call.group
         self._living[place] -= 1
         if not self._living[place]:
@@ -160,14 +190,13 @@ class Dispatch:
         """Bind waiting calls to servers with room, oldest first."""
         found: list[Assignment] = []
         for pool, waiting in self._waiting.items():
-            free = sum(self._servers[name].free for name in self._names.get(pool, ()))
+            room = self._room(pool)
             passed_over: list[str] = []
-            while waiting and free:
+            while waiting and room.free:
                 key = next(iter(waiting))
                 if server := self._choose(key):
                     self._bind(key, server)
                     found.append(Assignment(key, server))
-                    free -= 1
                 else:  # a suspect, and every server with room has one
                     passed_over.append(key)
                     del waiting[key]
@@ -180,8 +209,7 @@ class Dispatch:
 
     def _wait_again(self, key: str) -> None:
         call = self._calls[key]
-        if call.server in self._servers:
-            self._servers[call.server].running.pop(key, None)
+        self._free(key, call.server)
         call.server = ""
         waiting = self._waiting[call.pool]
         waiting[key] = None
@@ -192,16 +220,33 @@ class Dispatch:
         call.server = server
         del self._waiting[call.pool][key]
         self._servers[server].running[key] = None
+        self._count(server)
         if call.group:
             self._homes.setdefault((call.pool, call.group), server)
+
+    def _free(self, key: str, server: str) -> None:
+        """A call is in this server no more."""
+        if server in self._servers:
+            self._servers[server].running.pop(key, None)
+            self._count(server)
+
+    def _count(self, server: str) -> None:
+        """Its free places have changed."""
+        known = self._servers[server]
+        before, known.counted = known.counted, known.free
+        self._room(known.pool).count(server, before, known.counted)
+
+    def _room(self, pool: str) -> _Room:
+        return self._rooms.setdefault(pool, _Room())
 
     def _takes(self, server: str, call: _Call) -> bool:
         """Whether a server may get this call now: it has room, and no second suspect."""
         known = self._servers.get(server)
         if known is None or not known.free:
             return False
-        suspects = any(self._calls[key].suspicion >= SUSPECT for key in known.running)
-        return call.suspicion < SUSPECT or not suspects
+        if call.suspicion < SUSPECT:
+            return True
+        return not any(self._calls[key].suspicion >= SUSPECT for key in known.running)
 
     def _choose(self, key: str) -> str:
         """The server for a call, empty if none takes it now."""
@@ -210,10 +255,11 @@ class Dispatch:
         if home and self._takes(home, call):
             return home
         names = self._names[call.pool]
-        drawn = names if len(names) <= FEW_SERVERS else self._draw.sample(names, DRAWN)
+        roomy = names if len(names) <= FEW_SERVERS else self._rooms[call.pool].names
+        drawn = roomy if len(roomy) <= FEW_SERVERS else self._draw.sample(roomy, DRAWN)
         open_ = [name for name in drawn if self._takes(name, call)]
-        if not open_ and len(drawn) < len(names):
-            open_ = [name for name in names if self._takes(name, call)]
+        if not open_ and len(drawn) < len(roomy):  # each of those drawn has a suspect, and so is the call
+            open_ = [name for name in roomy if self._takes(name, call)]
         if not open_:
             return ""
         server = min(

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from yatt.core.nodeset import NodeSet
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
 
 
@@ -93,7 +94,7 @@ class RunState:
     phase: Phase
     part: Part
     seq: int
-    owed: frozenset[int]
+    owed: NodeSet
     trained: int = 0
     saved: int = 0
     scoring: int = 0
@@ -227,7 +228,7 @@ _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
 
 def start(program: Program) -> Result:
     """The state before anything, and its first actions."""
-    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=frozenset(), lost=program.absent)
+    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=NodeSet(), lost=program.absent)
     return _begin(nothing, Phase.JOIN, program)
 
 
@@ -269,8 +270,8 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         end = End(EXIT_FINISHED, "finished") if finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
     # JOIN has no slabs to hand over: its act is the meeting itself.
-    there = program.nodes - state.lost
-    part, owed = (Part.ACT, frozenset[int]()) if phase is Phase.JOIN else (Part.PREPARE, there)
+    there = NodeSet(program.nodes - state.lost)
+    part, owed = (Part.ACT, NodeSet()) if phase is Phase.JOIN else (Part.PREPARE, there)
     now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
     if part is Part.ACT:
         return now, (_act(now),)
@@ -278,9 +279,7 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
 
 
 def _orders(state: RunState) -> tuple[Action, ...]:
-    return tuple(
-        Order(node, state.part, state.phase, state.scoring, state.seq) for node in sorted(state.owed)
-    )
+    return tuple(Order(node, state.part, state.phase, state.scoring, state.seq) for node in state.owed)
 
 
 def _act(state: RunState) -> Act:
@@ -290,7 +289,7 @@ def _act(state: RunState) -> Act:
 def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
     if seq != state.seq or node not in state.owed:
         return state, ()
-    return _owing(replace(state, owed=state.owed - {node}), program)
+    return _owing(replace(state, owed=state.owed.without(node)), program)
 
 
 def _owing(state: RunState, program: Program) -> Result:
@@ -301,7 +300,9 @@ def _owing(state: RunState, program: Program) -> Result:
     if state.part is Part.PREPARE:
         if state.stop and state.phase is not Phase.SAVE:
             return _begin(state, _stopping(state), program)
-        entering = replace(state, part=Part.ENTER, seq=state.seq + 1, owed=program.nodes - state.lost)
+        entering = replace(
+            state, part=Part.ENTER, seq=state.seq + 1, owed=NodeSet(program.nodes - state.lost)
+        )
         return entering, _orders(entering)
     if state.stop and state.phase is not Phase.SAVE:
         return _begin(state, _stopping(state), program)
@@ -319,8 +320,8 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
         error = f"node{event.node} {event.why}; {cause}"
         return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))
     if event.node not in state.owed or state.symptom:
-        return replace(without, owed=state.owed - {event.node}), (exclude,)
-    after, actions = _owing(replace(without, owed=state.owed - {event.node}), program)
+        return replace(without, owed=state.owed.without(event.node)), (exclude,)
+    after, actions = _owing(replace(without, owed=state.owed.without(event.node)), program)
     return after, (exclude, *actions)
 
 

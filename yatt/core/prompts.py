@@ -4,8 +4,10 @@ Prompts are numbered from 0 over the whole run; number i is row ``order[i % rows
 ``i // rows``. Owner k of N owns the numbers with ``i % N == k``.
 """
 
+import heapq
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -110,6 +112,40 @@ class Quota:
             dropped=self.dropped + (not accepted),
             acceptance=self.acceptance.after(accepted=accepted),
         )
+
+
+class InOrder:
+    """Counts the accepted prompt groups below the lowest unfinished one, as groups are opened and resolved.
+
+    Groups are opened in the order of their numbers, so that number never falls, and each group is looked at
+    a few times in all.
+    """
+
+    def __init__(self, accepted: Iterable[int], unfinished: Iterable[int]) -> None:
+        self._waiting, self._open = list(accepted), list(unfinished)
+        heapq.heapify(self._waiting)
+        heapq.heapify(self._open)
+        self._resolved: set[int] = set()
+        self._count = 0
+
+    def opened(self, number: int) -> None:
+        """One more is unfinished."""
+        heapq.heappush(self._open, number)
+
+    def resolved(self, number: int, *, accepted: bool) -> None:
+        """One that was unfinished is accepted or dropped."""
+        self._resolved.add(number)
+        if accepted:
+            heapq.heappush(self._waiting, number)
+
+    def num_in_order(self) -> int:
+        """Accepted groups with no unfinished one below them."""
+        while self._open and self._open[0] in self._resolved:
+            self._resolved.discard(heapq.heappop(self._open))
+        while self._waiting and (not self._open or self._waiting[0] < self._open[0]):
+            heapq.heappop(self._waiting)
+            self._count += 1
+        return self._count
 
 
 HANDFUL = 8

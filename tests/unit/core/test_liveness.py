@@ -4,29 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt.core.liveness import AwakeClock, Watched, heard, tick, watch
+from yatt.core.liveness import AwakeClock, Watched, tick, watch
 
 PERIOD_S, LIMIT_S = 1.0, 10.0
 
 
 def watching(*peers: int, now_s: float = 0.0) -> Watched:
     """All of them heard of just now."""
-    watched = watch(frozenset(peers), now_s, grace_s=50.0)
-    for peer in peers:
-        watched = heard(watched, peer)
-    return watched
+    return watch(frozenset(peers), now_s, grace_s=0.0)
 
 
-def ticked(watched: Watched, now_s: float) -> tuple[Watched, list[int]]:
-    return tick(watched, now_s, period_s=PERIOD_S, limit_s=LIMIT_S)
+def ticked(watched: Watched, now_s: float, *heard: int) -> tuple[Watched, list[int]]:
+    return tick(watched, now_s, heard, period_s=PERIOD_S, limit_s=LIMIT_S)
 
 
 def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
     watched = watching(1, 2, now_s=100.0)
     fallen = {}
     for second in range(1, 40):
-        watched = heard(watched, 2)
-        watched, lost = ticked(watched, 100.0 + second)
+        watched, lost = ticked(watched, 100.0 + second, 2)
         fallen.update(dict.fromkeys(lost, second))
     assert fallen == {1: 10}
     assert watched.silence_s(1) == 39.0
@@ -37,10 +33,9 @@ def test_before_its_first_word_a_peer_has_a_grace() -> None:
     for first_word_s, lost_s in ((None, 60), (20, 30)):
         watched, fallen = watch(frozenset({1}), 0.0, grace_s=50.0), {}
         for second in range(1, 100):
-            watched, lost = ticked(watched, float(second))
+            spoke = [1] if first_word_s is not None and second == first_word_s + 1 else []
+            watched, lost = ticked(watched, float(second), *spoke)
             fallen.update(dict.fromkeys(lost, second))
-            if second == first_word_s:
-                watched = heard(watched, 1)
             if second in (10, 40) and first_word_s is None:
                 assert watched.silence_s(1) == 0.0
         assert fallen == {1: lost_s}
@@ -50,10 +45,9 @@ def test_who_was_declared_lost_stays_lost() -> None:
     watched = watching(1)
     for second in range(1, 12):
         watched, _ = ticked(watched, float(second))
-    watched = heard(watched, 1)
     assert watched.lost == {1}
     for second in range(12, 30):
-        watched, lost = ticked(watched, float(second))
+        watched, lost = ticked(watched, float(second), *[1] * (second == 12))
         assert not lost
 
 
@@ -63,7 +57,7 @@ def test_an_observer_that_stood_still_first_reads_what_was_said_meanwhile() -> N
         watched, _ = ticked(watched, float(second))
     watched, lost = ticked(watched, 500.0)
     assert not lost, "its own tick came late"
-    watched, lost = ticked(heard(watched, 1), 501.0)
+    watched, lost = ticked(watched, 501.0, 1)
     assert not lost
 
 
@@ -72,9 +66,8 @@ def test_nobody_that_speaks_between_every_two_ticks_is_ever_lost(steps_s: list[f
     watched, now_s = watching(1), 0.0
     for step_s in steps_s:
         now_s += step_s
-        watched, lost = ticked(watched, now_s)
+        watched, lost = ticked(watched, now_s, 1)
         assert not lost
-        watched = heard(watched, 1)
 
 
 @given(st.lists(st.floats(0.9, 1.9), min_size=15, max_size=30))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from yatt.core.prompts import (
     MOST_AHEAD,
     Acceptance,
+    InOrder,
     Quota,
     first_number,
     opening_limit,
@@ -117,3 +118,24 @@ def test_the_acceptance_rate_forgets() -> None:
     for _ in range(500):
         acceptance = acceptance.after(accepted=True)
     assert acceptance.rate > 0.95
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["open", "accept", "drop", "ask"])), max_size=60)
+)
+def test_groups_in_order_are_those_with_no_unfinished_one_below(story):
+    accepted, unfinished, top = {1, 4, 7}, {2, 5}, 7
+    groups = InOrder(accepted, unfinished)
+    for pick, what in story:
+        if what == "open":
+            top += 1 + pick % 3
+            unfinished.add(top)
+            groups.opened(top)
+        elif what != "ask" and unfinished:
+            number = sorted(unfinished)[pick % len(unfinished)]
+            unfinished.discard(number)
+            accepted |= {number} if what == "accept" else set()
+            groups.resolved(number, accepted=what == "accept")
+        if what == "ask":
+            lowest = min(unfinished, default=1000)
+            assert groups.num_in_order() == sum(number < lowest for number in accepted)
