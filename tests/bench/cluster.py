@@ -1,8 +1,8 @@
 """Simulated nodes for the phase-switch benchmark: real controllers and sockets, workers that answer at once.
 
 Node 0, the leader, has a process of its own; the others share a few, each started as
-``python -m tests.bench.cluster RUN_FOLDER FIRST_NODE LAST_NODE``. What is real: coordinator and journal,
-CURVE over TCP, controllers, arbiters with their journals, events, the workers' sockets, and the
+``python -m tests.bench.cluster RUN_FOLDER FIRST_NODE LAST_NODE``. What is real: coordinator,
+CURVE over TCP, controllers, arbiters, events, the workers' sockets, and the
 measurement of memory of real (idle) processes. What is not: the workers' work.
 """
 
@@ -19,7 +19,7 @@ import zmq
 
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
-from yatt.adapters.process import start_child
+from yatt.adapters.process import open_log, start_child
 from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
@@ -84,8 +84,9 @@ class SimulatedNode:
             worker.starts = 1
             log = self.node.paths.log(EPOCH, worker.name)
             worker.child = start_child(
-                worker.name, ["/bin/sleep", "600"], env={}, log=log, on_exit=lambda child, code: None
-            )
+                worker.name, ["/bin/sleep", "600"], env={}, output=open_log(log), log=log,
+                on_exit=lambda child, code: None,
+            )  # fmt: skip
             worker.hello_bytes = self.parts.arbiter.weigh(worker)
             worker.hello.set()
             socket = calling_socket(self.context, self.node.endpoint, worker.wire)
@@ -180,10 +181,14 @@ async def lead(root: Path, num_nodes: int) -> float:
     async with nodes(root, range(1)) as (leader,):
         for index in range(1, num_nodes):
             leader.dial(index, await address_of(root, index))
-        ports = Ports(leader.node, leader.controller.handle, leader.peers, leader.gave_up)
+        supervisor = leader.parts.supervisor
+        ports = Ports(
+            leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.progress,
+            leader.parts.lose,
+        )  # fmt: skip
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
         acts = InstantActs()
-        coordinator = Coordinator(leader.node, ports, acts, leader.events)  # type: ignore[arg-type]
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events)  # type: ignore[arg-type]
         before_s = cpu_s()
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
