@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm demo slurm-demo test quick check lint type layers bench
+.PHONY: setup slurm demo slurm-demo test soak quick check lint type layers bench
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -19,6 +19,14 @@ slurm-demo: setup slurm
 # Two at a time: one waits (for Slurm, for a lease to run out) while another computes. One by one to whoever is free.
 test: setup slurm
 	@$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
+
+# The long proofs whole, which `make test` samples; then the tests that kill things, ROUNDS times in other orders.
+ROUNDS ?= 5
+soak: setup slurm
+	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
+	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py tests/property tests/protocol
+	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 \
+	  tests/faults tests/slurm tests/integration || exit 1; done
 
 quick: setup
 	@$(BIN)/python -m pytest -m "not slow and not faults and not slurm"
