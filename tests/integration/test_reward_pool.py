@@ -119,7 +119,7 @@ def test_a_function_that_always_fails_ends_the_run_after_a_handful_of_groups(tmp
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the first 8 prompt groups all failed" in done.stdout
     assert "ZeroDivisionError" in done.stdout
-    assert len(drops(run)) <= 10
+    assert len(drops(run)) <= 40, "a handful, and what was under way"
 
 
 def test_a_ground_truth_that_no_row_has_is_refused_and_a_partial_one_is_told(tmp_path: Path) -> None:

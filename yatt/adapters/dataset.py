@@ -9,14 +9,17 @@ loaded.
 import bisect
 import json
 import os
+import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.patience import patiently
 from yatt.config.schema import DataSection
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records.message import RowRef
@@ -77,6 +80,7 @@ class RowReader:
 
     def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
         self._paths, self._data, self._scratch = [Path(file) for file in files], data, scratch
+        self._opening = threading.Lock()  # rows are read in several threads
         self._lines: dict[int, FileIO] = {}
         self._tables: dict[int, Any] = {}
 
@@ -87,9 +91,9 @@ class RowReader:
             WorkerFailed: the file cannot be read (any more), or has changed.
         """
         path = self._paths[ref.file]
+        find = self._parquet_row if path.suffix == ".parquet" else self._line
         try:
-            raw = self._parquet_row(ref) if path.suffix == ".parquet" else self._line(ref)
-            return _row(raw, str(path), self._data)
+            return _row(patiently(partial(find, ref)), str(path), self._data)
         except (OSError, ValueError, ConfigError) as error:
             raise WorkerFailed(f"{path}: a row that was there cannot be read: {error}") from error
 
@@ -100,17 +104,25 @@ class RowReader:
         self._tables.clear()
 
     def _line(self, ref: RowRef) -> dict[str, Any]:
-        if ref.file not in self._lines:
-            self._lines[ref.file] = self._paths[ref.file].open("rb", buffering=0)
-        raw: dict[str, Any] = json.loads(os.pread(self._lines[ref.file].fileno(), ref.size, ref.at))
+        with self._opening:
+            if ref.file not in self._lines:
+                self._lines[ref.file] = self._paths[ref.file].open("rb", buffering=0)
+            file = self._lines[ref.file]
+        try:
+            raw: dict[str, Any] = json.loads(os.pread(file.fileno(), ref.size, ref.at))
+        except OSError:
+            with self._opening:  # a handle can be stale for ever; the next try opens the file anew
+                self._lines.pop(ref.file, None)
+            raise
         return raw
 
     def _parquet_row(self, ref: RowRef) -> dict[str, Any]:
         import pyarrow
 
-        if ref.file not in self._tables:
-            mapped = pyarrow.memory_map(str(self._copy(ref.file)))
-            self._tables[ref.file] = pyarrow.ipc.open_file(mapped)
+        with self._opening:
+            if ref.file not in self._tables:
+                mapped = pyarrow.memory_map(str(self._copy(ref.file)))
+                self._tables[ref.file] = pyarrow.ipc.open_file(mapped)
         batch, row = divmod(ref.at, BATCH_ROWS)
         found: dict[str, Any] = self._tables[ref.file].get_batch(batch).slice(row, 1).to_pylist()[0]
         return found
@@ -242,6 +254,8 @@ def _parsed(line: bytes, place: str) -> dict[str, Any]:
         raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
     except RecursionError as error:
         raise ConfigError(f"{place} is nested too deeply to be read.") from error
+    except ValueError as error:
+        raise ConfigError(f"{place} cannot be read as JSON: {error}.") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{place} is not an object of columns: {_shown(line.decode(errors='replace'))}")
     return raw
@@ -272,12 +286,14 @@ def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         )
     source = _descend(raw, data.data_source_key)
     truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
-    for name, text in (("prompt", prompt_text(prompt)), ("ground truth", truth_text(truth))):
+    origin = data.default_data_source if source is None else str(source)
+    told = (("prompt", prompt_text(prompt)), ("ground truth", truth_text(truth)), ("data source", origin))
+    for name, text in told:
         _refuse_surrogates(text, name, place)
     return Row(
         prompt=prompt,
         ground_truth=truth,
-        data_source=data.default_data_source if source is None else str(source),
+        data_source=origin,
         raw=raw,
     )
 

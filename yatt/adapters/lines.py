@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from yatt.adapters.patience import is_passing
+
 Record = dict[str, Any]
 MAX_LINE_BYTES = 16 << 20
 MOST = 1 << 63
@@ -94,9 +96,13 @@ class Tail:
 
 
 def read_records(
-    path: Path, accept: Callable[[Record], Record | None] = accept_all
+    path: Path, accept: Callable[[Record], Record | None] = accept_all, *, may_lack: bool = True
 ) -> tuple[list[Record], int]:
-    """Every readable record of a file, and how many lines could not be read; nothing of an absent file."""
+    """Every readable record of a file, and how many lines could not be read; nothing of an absent file.
+
+    Raises:
+        OSError: unless `may_lack`, a passing trouble of the filesystem: what is read may be written back.
+    """
     records, skipped = [], 0
     try:
         with open_regular(path) as file:
@@ -107,7 +113,9 @@ def read_records(
                     records.append(record)
     except FileNotFoundError:
         return [], 0
-    except OSError:
+    except OSError as error:
+        if not may_lack and is_passing(error):
+            raise
         return records, skipped + 1
     return records, skipped
 

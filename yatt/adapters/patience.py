@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from yatt import clock
+from yatt.errors import YattError
 
 T = TypeVar("T")
 PASSING = frozenset(
@@ -24,18 +25,25 @@ LIMIT_S = 120.0
 FIRST_S, MOST_S = 0.1, 5.0
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether a filesystem gave it that may work again soon, told as it is or in other words."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in PASSING
+
+
 def patiently(work: Callable[[], T], *, limit_s: float = LIMIT_S) -> T:
     """The result of `work`, which is called again after a passing error. Blocks: not for an event loop.
 
     Raises:
         OSError: another error than a passing one, or the last one after `limit_s`.
+        YattError: one that was not made from a passing error, or the last one after `limit_s`.
     """
     until_s, pause_s = clock.monotonic_s() + limit_s, FIRST_S
     while True:
         try:
             return work()
-        except OSError as error:
-            if error.errno not in PASSING or clock.monotonic_s() > until_s:
+        except (OSError, YattError) as error:
+            if not is_passing(error) or clock.monotonic_s() > until_s:
                 raise
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(MOST_S, pause_s * 2)

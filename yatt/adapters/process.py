@@ -36,7 +36,10 @@ def describe_exit(returncode: int) -> str:
     """How a process ended, in words."""
     if returncode >= 0:
         return f"exit code {returncode}"
-    return f"killed by {signal.Signals(-returncode).name}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"killed by signal {-returncode}"
 
 
 @dataclass(frozen=True, slots=True)

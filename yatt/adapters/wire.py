@@ -262,7 +262,7 @@ class Channel:
                 self._notice(sender, frame)
                 return
             body = decode_body(frame)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self.num_dropped += 1
             if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
                 _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
@@ -327,10 +327,18 @@ class Channel:
             given = _defect(body, error)
         self._answer(sender, seq, given)
 
+    def _encoded(self, sender: str, seq: int, answer: m.Message) -> bytes:
+        """An answer that cannot be encoded (half a character in its text) is a defect, told in its place."""
+        number = self._next_seq(sender)
+        try:
+            return encode_frame(self._fence.epoch, number, seq, answer)
+        except Exception as error:  # noqa: BLE001 - or the asker would wait for ever
+            return encode_frame(self._fence.epoch, number, seq, _defect(answer, error))
+
     def _answer(self, sender: str, seq: int, answer: Answer) -> None:
         frame = None
         if answer is not None:
-            frame = encode_frame(self._fence.epoch, self._next_seq(sender), seq, answer)
+            frame = self._encoded(sender, seq, answer)
             with contextlib.suppress(zmq.ZMQError):
                 self._put(sender, frame)
         for gone_sender, gone_seq in self._answers.end(sender, seq, frame if self._resend_s else None):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from yatt import __version__
-from yatt.errors import EXIT_USER_MISTAKE, YattError
+from yatt.adapters.patience import is_passing
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.printable import printable_lines
 
 EXIT_INTERRUPTED = 130
@@ -29,7 +30,7 @@ def main() -> int:
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
-        return EXIT_USER_MISTAKE
+        return EXIT_FAILED if is_passing(error) else EXIT_USER_MISTAKE
 
 
 def _parsed() -> argparse.Namespace:

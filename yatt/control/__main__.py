@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
+from yatt.adapters.patience import patiently
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
@@ -63,7 +65,7 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
-    config = load_attempt(paths, arguments.epoch)
+    config = patiently(partial(load_attempt, paths, arguments.epoch))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     if arguments.device == "cuda":

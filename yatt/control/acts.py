@@ -22,7 +22,7 @@ from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED
+from yatt.errors import EXIT_FINISHED, CheckpointError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import RowFile, read_rows
 from yatt.records import cluster as c
@@ -151,6 +151,7 @@ class Acts:
         ]  # fmt: skip
         advanced = [a for a in await self._ports.ask_each_owner(orders) if isinstance(a, c.Advanced)]
         assert len(advanced) == owners, "Advance is answered by Advanced"
+        self._groups = {}  # each owner tells all that it has chosen
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
             self._row.count(answer.counters)
@@ -210,8 +211,15 @@ class Acts:
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
-        for gone in await self._patiently(partial(self._checkpoints.retain, config.checkpoint.keep)):
-            self._events.emit("ckpt.delete", iteration=gone)
+        await self._retain(config.checkpoint.keep)
+
+    async def _retain(self, keep: int) -> None:
+        """Old checkpoints that cannot be removed now are removed after the next commit."""
+        try:
+            for gone in await self._patiently(partial(self._checkpoints.retain, keep)):
+                self._events.emit("ckpt.delete", iteration=gone)
+        except (OSError, CheckpointError) as error:
+            self._events.emit("ckpt.keep", reason=str(error))
 
     def _check_newest(self) -> None:
         check_newest(self._node.paths, self._node.epoch)

@@ -110,7 +110,7 @@ class Arbiter:
         lease = self._leases[slab]
         workers = self._supervisor.of(lease.holder, slab)
         if lease.stage is Stage.HELD and any(w.is_running and not w.hello.is_set() for w in workers):
-            self._step(slab, rules.Beat(lease.token, -2 - lease.progress))
+            self._step(slab, rules.Beat(lease.token, min(-2, lease.progress - 1)))
 
     def died(self, worker: Worker) -> None:
         """A worker is gone; its role has died on the slab once all its workers have."""

@@ -5,6 +5,7 @@ outlives it, so transitions are not written down.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable
@@ -27,6 +28,7 @@ from yatt.records.cluster import BreakOffSampling, HandOver
 
 _LOG = logging.getLogger(__name__)
 RECORD_S = 20.0
+BREAK_OFF_S = 30.0
 """How long the record of a lost node may take to be written before the attempt ends without it."""
 
 CAUSE_S = 2.0
@@ -115,7 +117,7 @@ class Coordinator:
                 self._spawn(self._run_act(action))
             case phases.BreakOff():
                 self._acting_seq = 0
-                await self._ports.ask_owners(BreakOffSampling())
+                await self._break_off()
             case phases.Exclude():
                 await self._exclude(action)
             case phases.AwaitCause():
@@ -128,6 +130,13 @@ class Coordinator:
         is_alone = len(self._program.owners) == 1
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
         self._tell(phases.PatienceOver())
+
+    async def _break_off(self) -> None:
+        """Not for ever, and not at any price: an owner that does not answer may be a dead one, whose loss is
+        the next event to be read."""
+        limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
+        with contextlib.suppress(YattError, TimeoutError):
+            await asyncio.wait_for(self._ports.ask_owners(BreakOffSampling()), limit_s)
 
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
@@ -146,7 +155,10 @@ class Coordinator:
         if lost.goes_on:  # only the lost node itself may look for it
             self._spawn(call_in_thread(partial(patiently, write)))
         else:  # what starts the next attempt looks for it
-            await call_in_thread(partial(patiently, write, limit_s=RECORD_S))
+            with contextlib.suppress(OSError, TimeoutError):  # then the next attempt finds out by itself
+                await asyncio.wait_for(
+                    call_in_thread(partial(patiently, write, limit_s=RECORD_S)), 2 * RECORD_S
+                )
 
     async def _order(self, order: phases.Order) -> None:
         holders = holders_of(self._node, order.phase, order.scoring)

@@ -35,9 +35,9 @@ async def raise_pulse(paths: RunPaths, epoch: int, period_s: float = PULSE_S) ->
     A beat that cannot be written is left out, and said: a run does not die of it, the wire still shows life.
     """
     path = paths.pulse(epoch)
-    make_within(paths.root, path.parent)
     for counter in itertools.count(1):
         try:
+            await call_in_thread(partial(make_within, paths.root, path.parent))
             await call_in_thread(partial(publish, path, sealed({"counter": counter}, epoch)))
         except OSError as error:
             _LOG.warning("the leader's pulse cannot be written: %s", error)

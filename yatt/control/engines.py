@@ -95,6 +95,10 @@ class LocalEngines:
             self._end(key, error=kind(f"{wire} {why}"))
         self.version += 1
         self._changed(engine.role)
+        if not self.room(engine.role):  # what waits here may find room elsewhere
+            waiting = [k for k, r in self._requests.items() if r.role == engine.role and not r.engine]
+            for key in waiting:
+                self._end(key, error=Bounced(f"no engine of {engine.role} is left here"))
 
     def is_awake(self, wire: str) -> bool:
         """Whether this engine takes requests."""
@@ -111,7 +115,11 @@ class LocalEngines:
     def completed(self, wire: str, body: m.Completed) -> None:
         """Hand an engine's answer to who asked."""
         request = self._requests.get(body.request_id)
-        if request is not None and request.engine == wire:
+        if request is None or request.engine != wire:
+            return
+        if body.finish_reason == m.LOST:
+            self._end(body.request_id, error=WorkerFailed(f"{wire}: {body.error}"))
+        else:
             self._end(body.request_id, completed=body)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
@@ -207,7 +215,7 @@ class Router:
         self._dispatch = Dispatch(patience=retries, near=near, salt=node.name)
         self._waiting: dict[str, _Waiting] = {}
         self._keys = itertools.count(1)
-        self._versions: dict[int, int] = {}
+        self._versions: dict[tuple[str, int], int] = {}
         for role, pool in node.placement.pools.items():
             for index in pool - peers.lost:
                 slabs = node.placement.num_slabs[role][index]
@@ -215,9 +223,9 @@ class Router:
 
     def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
         """A node's engines of a role take so many requests; others have asked so much of them."""
-        if index in self._peers.lost or version < self._versions.get(index, 0):
+        if index in self._peers.lost or version < self._versions.get((role, index), 0):
             return
-        self._versions[index] = version
+        self._versions[role, index] = version
         self._dispatch.serve(_place(role, index), role, room, elsewhere)
         self._pump()
 

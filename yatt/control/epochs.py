@@ -78,10 +78,10 @@ async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = 
     """
     num_gone = 0
     while True:
-        num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
-        if num_gone >= GONE_CHECKS:
-            raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
         try:
+            num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
+            if num_gone >= GONE_CHECKS:
+                raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
             await call_in_thread(partial(check_newest, paths, epoch))
             lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(epoch, node))), epoch)
         except OSError as error:

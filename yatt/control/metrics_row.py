@@ -55,7 +55,7 @@ class MetricsRow:
         earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}
         self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step < row[STEP])
         for earlier in unwritten:
-            if earlier[STEP] not in file.steps:
+            if earlier[STEP] < row[STEP] and earlier[STEP] not in file.steps:  # `row` itself comes by `flush`
                 self._write(earlier)
 
     def count(self, counters: dict[str, float]) -> None:

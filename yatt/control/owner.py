@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from yatt.adapters.tokenizer import Part
+from yatt.control.engines import ABORTED
 from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.sampling import Sampler
@@ -55,8 +56,8 @@ class Owner:
             completed = await self._scorer.ask_genrm(genrm, ask, [Part(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
-        if completed.finish_reason == "error":
-            return m.Failed(error=completed.error)
+        if completed.finish_reason in ("error", ABORTED):
+            return m.Failed(error=completed.error or "the GenRM was broken off")
         text = self._scorer.text_of(genrm, completed)
         return m.Answered(text=text, finish_reason=completed.finish_reason)
 
@@ -69,7 +70,10 @@ class Owner:
         if (
             order.state and not restored.fault
         ):  # another node may still find one: then an older state replaces this
-            self._sampler.restore(msgspec.json.decode(order.state, type=NodeState))
+            state = msgspec.json.decode(order.state, type=NodeState)
+            if order.is_origin:  # its groups are of its own data, rewards and lengths
+                state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])
+            self._sampler.restore(state)
         return restored
 
     async def _advance(self, order: c.Advance) -> m.Message:

@@ -10,12 +10,14 @@ import asyncio
 import os
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import TypeVar
 
 import zmq
 
 from yatt import clock
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.wire import Channel, Handler, Progress
 from yatt.control.node import Node
@@ -28,6 +30,7 @@ MOST_POLL_S = 0.5
 OPEN_ALL_EVERY = 8
 """Looks of the leader of which one does not trust the listing."""
 
+T = TypeVar("T")
 Dial = Callable[[int], Channel]
 
 
@@ -48,9 +51,13 @@ async def meet(
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     hub = Channel(socket, epoch=node.epoch, handler=handler, progress=progress)
     own = node.paths.roster(node.epoch, node.index)
-    make_within(node.paths.root, own.parent)
-    publish(own, sealed({"address": address, "node": node.index}, node.epoch))
+
+    def tell() -> None:
+        make_within(node.paths.root, own.parent)
+        publish(own, sealed({"address": address, "node": node.index}, node.epoch))
+
     try:
+        await _patiently(tell)
         addresses = await gathered(node) if node.is_leader else await awaited(node)
     except BaseException:
         await hub.close()
@@ -73,13 +80,19 @@ async def gathered(node: Node) -> dict[int, str]:
     """
     wait, found = _Wait(node), dict[int, str]()
     while True:
-        found |= await call_in_thread(partial(_new_addresses, node, frozenset(found), wait.num_turns))
+        found |= await _patiently(partial(_new_addresses, node, frozenset(found), wait.num_turns))
         if found.keys() >= node.present:
             break
         await wait.turn(found.keys())
     content = {"addresses": {str(index): found[index] for index in sorted(found)}}
-    publish(node.paths.whole_roster(node.epoch), sealed(content, node.epoch))
+    whole = sealed(content, node.epoch)
+    await _patiently(partial(publish, node.paths.whole_roster(node.epoch), whole))
     return found
+
+
+async def _patiently(work: Callable[[], T]) -> T:
+    result: T = await call_in_thread(partial(patiently, work))
+    return result
 
 
 def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[int, str]:
@@ -100,7 +113,7 @@ async def awaited(node: Node) -> dict[int, str]:
         DeadlineExceeded: they did not come in time.
     """
     wait, path = _Wait(node), node.paths.whole_roster(node.epoch)
-    while (record := unsealed(read_or_none(path), node.epoch)) is None:
+    while (record := unsealed(await _patiently(partial(read_or_none, path)), node.epoch)) is None:
         await wait.turn(())
     return {int(index): address for index, address in record["addresses"].items()}
 

@@ -14,7 +14,7 @@ from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.supervisor import ASYNC, Supervisor, Worker
 from yatt.core.dispatch import Dispatch
-from yatt.errors import EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import message as m
 
@@ -82,7 +82,7 @@ class RewardPool:
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS:
                 says = f"{worker.name} cannot start ({how}). {self._supervisor.where(worker)}"
-                self._trouble(says, EXIT_USER_MISTAKE)
+                self._trouble(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
         for key in self._dispatch.died(worker.wire):
             self._settle(key, m.Failed(error=f"ended its process each time ({how})", user=True))
         self._pump()
@@ -110,6 +110,7 @@ class RewardPool:
         worker = self._supervisor.by_wire(server)
         self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
+            self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
             self._settle(key, m.Failed(error=f"took longer than its timeout_s {limit_s:g}", user=True))
         if worker is not None:
             self._supervisor.end(worker)

@@ -78,6 +78,8 @@ class Sampler:
         owners = len(self._node.placement.owners)
         self._next_number = first_number(self._node.index, owners, at_least=state.next_number)
         self._base_number = self._next_number
+        if state.next_number:
+            self._trials = Trials(has_worked=True)  # groups were trained on before
         self._accepted = {group.number: group for group in state.accepted}
         self._unfinished = {group.number: group for group in state.unfinished}
 
@@ -182,8 +184,8 @@ class Sampler:
     def _take_counters(self, chosen: tuple[c.GroupFact, ...]) -> "Counter[str]":
         """Sums over resolved groups since the last time; in deterministic mode only up to the last chosen
         one, for how far sampling got beyond it is a matter of time."""
-        last = max((fact.number for fact in chosen), default=0)
-        is_limited = self._node.config.run.deterministic and chosen
+        last = max((fact.number for fact in chosen), default=-1)
+        is_limited = self._node.config.run.deterministic
         told = [
             number
             for number in self._counted

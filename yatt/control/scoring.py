@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from yatt.adapters.dataset import Row, prompt_text, truth_text
 from yatt.adapters.tokenizer import Part, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
+from yatt.control.engines import ABORTED
 from yatt.control.groups import MOST_VERDICT, TRUNCATED, PromptGroup, SampleState
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
@@ -159,6 +160,8 @@ class Scorer:
             )  # fmt: skip
             subject.counters[f"genrm/{genrm.name}/asked"] += 1
             completed = await self.ask_genrm(genrm, ask, parts)
+            if completed.finish_reason == ABORTED:
+                raise WorkerFailed(f"GenRM '{genrm.name}' was broken off")
             if completed.finish_reason == "error":
                 self._failed(genrm.name, subject, completed.error, is_users=False)
                 return

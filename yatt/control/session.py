@@ -13,6 +13,7 @@ from yatt import clock
 from yatt.adapters.curve import listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
+from yatt.adapters.patience import patiently
 from yatt.adapters.segments import Rotation
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
@@ -93,7 +94,8 @@ class Session:
         node, context = self._node, roomy_context(len(self._node.present))
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
-            handler=self._from_worker, resend_s=0,  # inside a node nothing is lost but by a process's end
+            handler=self._from_worker, progress=self._progress,
+            resend_s=0,  # inside a node nothing is lost but by a process's end
         )  # fmt: skip
         self._events.emit("attempt.start", nodes=self._node.config.launch.nodes)
         lasting = []  # from before the meeting: a leader may be lost while it is waited for
@@ -127,7 +129,9 @@ class Session:
             ports = Ports(
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
-            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
+            store = await call_in_thread(
+                partial(patiently, partial(claimed_run_store, node.config, node.paths.root))
+            )
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,

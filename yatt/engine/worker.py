@@ -14,8 +14,10 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from yatt.adapters.patience import patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
@@ -30,6 +32,7 @@ from yatt.records import message as m
 
 IDLE_WAIT_S = 0.05
 _LOG = logging.getLogger(__name__)
+MOST_FAILED_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class EngineWorker:
         self._newest_token = 0
         self._held_token = 0
         self._may_stay = True
+        self._failed_turns = 0
 
     def beat(self) -> tuple[int, int]:
         """The token held now (0: none) and the progress of the main loop, for the Pulse."""
@@ -153,14 +157,22 @@ class EngineWorker:
         )
 
     def _turn(self) -> None:
-        """One turn of the engine. What it raises ends every request in it, not the worker."""
+        """One turn of the engine. What it raises gives its requests back, to be asked elsewhere.
+
+        Raises:
+            Exception: what `MOST_FAILED_TURNS` turns in a row raised: this engine is of no use any more.
+        """
         assert self._engine is not None, "a busy engine has been built"
         try:
             self._tell(self._engine.step())
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the completions
+            self._failed_turns = 0
+        except Exception as error:
             _LOG.exception("a turn of the engine failed")
+            self._failed_turns += 1
             failed = self._engine.abort()
-            self._tell([_errored(each.request_id, f"the engine failed: {error}") for each in failed])
+            self._tell([_errored(each.request_id, f"the engine failed: {error}", m.LOST) for each in failed])
+            if self._failed_turns >= MOST_FAILED_TURNS:
+                raise
 
     def _tell(self, completed: list[m.Completed]) -> None:
         for each in completed:
@@ -178,12 +190,12 @@ def _failure(order: m.Message, error: Exception) -> m.Message:
     )
 
 
-def _errored(request_id: str, error: str) -> m.Completed:
+def _errored(request_id: str, error: str, reason: str = "error") -> m.Completed:
     return m.Completed(
         request_id=request_id,
         token_ids=b"",
         logprobs=b"",
-        finish_reason="error",
+        finish_reason=reason,
         policy_version=0,
         error=error,
     )
@@ -196,7 +208,7 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
     try:
-        config = load_attempt(RunPaths(Path(arguments.run)), arguments.epoch)
+        config = patiently(partial(load_attempt, RunPaths(Path(arguments.run)), arguments.epoch))
         plan = make_plan(config)
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
         import_library(plan.kind)

@@ -68,7 +68,7 @@ def _wait_for_end(paths: RunPaths, slurm: Slurm, found: Occupant) -> None:
             )
         try:
             sys.stdout.write(cancel(paths, slurm, now=False) + "\n")
-        except ConfigError:  # it ended by itself, or is between two attempts
+        except (ConfigError, DeadlineExceeded):  # it ended by itself, died, or is between two attempts
             time.sleep(POLL_S)
         _wait_for_launcher(paths, newest_epoch(paths))
         found = occupant(paths, slurm)

@@ -184,7 +184,9 @@ class AttemptWatch:
         if len(self.seats) == sum(len(set(part.indexes) - self.absent) for part in self.components):
             return ""
         logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
-        lines = [line for log in logs for line in (read_or_none(log) or b"").decode().splitlines()]
+        lines = [
+            line for log in logs for line in (read_or_none(log) or b"").decode(errors="replace").splitlines()
+        ]
         return next((line.removeprefix("yatt: ") for line in lines if BLIND in line), "")
 
     def _end_steps(self) -> None:

@@ -72,8 +72,12 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every readable row of an iteration; what is no row is left out."""
-    return read_records(path, of_iteration)[0]
+    """Every readable row of an iteration; what is no row is left out.
+
+    Raises:
+        OSError: a passing trouble of the filesystem, or rows would be taken for lost.
+    """
+    return read_records(path, of_iteration, may_lack=False)[0]
 
 
 def of_iteration(record: Record) -> Record | None:

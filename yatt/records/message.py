@@ -127,8 +127,15 @@ class Abort(Message, frozen=True, kw_only=True):
     request_ids: tuple[str, ...]
 
 
+LOST = "lost"
+
+
 class Completed(Message, frozen=True, kw_only=True):
-    """What the engine sampled. `finish_reason`: stop, length, abort or error (`error` says why)."""
+    """What the engine sampled.
+
+    `finish_reason`: stop, length, abort; error (the request is refused, `error` says why); lost (the engine
+    failed, the request is to be asked again).
+    """
 
     request_id: str
     token_ids: bytes

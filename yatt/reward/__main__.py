@@ -13,12 +13,14 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import zmq
 
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import RowReader
+from yatt.adapters.patience import patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
@@ -188,8 +190,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
-        config = load_attempt(RunPaths(Path(arguments.run)), arguments.epoch)
-        functions = load_rewards(config)
+        config = patiently(partial(load_attempt, RunPaths(Path(arguments.run)), arguments.epoch))
+        functions = patiently(partial(load_rewards, config))
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)

@@ -242,11 +242,16 @@ def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
     if "score" not in result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
     extra = {
-        str(name): float(value)
-        for name, value in result.items()
-        if name != "score" and isinstance(value, numbers.Real) and math.isfinite(value)
+        str(name): float(value) for name, value in result.items() if name != "score" and _is_measure(value)
     }
     return _finite(result["score"]), extra
+
+
+def _is_measure(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def _read_trl(result: Any) -> tuple[float, dict[str, float]]:

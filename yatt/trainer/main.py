@@ -12,8 +12,10 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from yatt.adapters.patience import patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.checkpoint.store import open_store
@@ -33,7 +35,7 @@ def main() -> None:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
-    config = load_attempt(RunPaths(run), arguments.epoch)
+    config = patiently(partial(load_attempt, RunPaths(run), arguments.epoch))
     url = config.checkpoint.url or str(run / "checkpoints")
     store = open_store(url, config.checkpoint.storage_options)
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.

@@ -198,14 +198,20 @@ def _common_of(policy: Policy) -> dict[str, Any]:
     }
 
 
+CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "wd_mult", "lr_mult"})
+"""Scalars of a parameter group that the optimizer's settings give."""
+
+
 def _set_groups(policy: Policy, saved: list[dict[str, Any]]) -> None:
-    """Saved scalars into the parameter groups, whose order may differ from rank to rank."""
+    """Saved scalars into the parameter groups, whose order may differ from rank to rank. What the config says
+    stays as it says: a run may go on from another's state with other settings."""
     by_identity = {_identity(group): group for group in saved}
     for group in policy.optimizer.param_groups:
         found = by_identity.get(_identity(group))
         if found is None:
             raise CheckpointError(f"the checkpoint has no parameter group {_identity(group)}")
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in found.items()})
+        saved_scalars = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
+        group.update({key: value for key, value in saved_scalars.items() if key not in CONFIGURED})
 
 
 def _identity(group: dict[str, Any]) -> tuple[Any, ...]:

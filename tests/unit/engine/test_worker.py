@@ -85,12 +85,12 @@ def sample(request_id):
     )
 
 
-def test_a_turn_that_fails_ends_its_requests_and_not_the_worker(controller):
+def test_a_turn_that_fails_gives_its_requests_back_and_does_not_end_the_worker(controller):
     controller.send(m.Wake(token=1))
     assert controller.hear() == m.Done()
     controller.send(sample("unlucky"))
     failed = controller.hear()
-    assert (failed.request_id, failed.finish_reason) == ("unlucky", "error")
+    assert (failed.request_id, failed.finish_reason) == ("unlucky", "lost")
     assert failed.error == "the engine failed: device-side assert"
     controller.send(sample("next"))
     assert controller.hear().finish_reason == "length"
