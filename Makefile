@@ -20,11 +20,12 @@ slurm-demo: setup slurm
 test: setup slurm
 	@$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
 
-# The long proofs whole, which `make test` samples; then the tests that kill things, ROUNDS times in other orders.
+# The long proofs whole, which `make test` samples; a storm of faults; the tests that kill things, ROUNDS times.
 ROUNDS ?= 5
 soak: setup slurm
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py tests/property tests/protocol
+	@YATT_SOAK_ITERATIONS=600 $(BIN)/python -m pytest tests/soak
 	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
