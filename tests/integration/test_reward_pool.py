@@ -97,8 +97,8 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
     try:
         events = killed.run_dir / "events.jsonl"
         wait_for(lambda: has_opened(events), timeout_s=60, what="completions to be scored")
-        # Scoring takes seconds, and two calls of 0.2 s a node are under way all through it. Only processes that
-        # take calls by now: one that is killed again and again while it starts ends the run, rightly.
+        # Scoring takes seconds, and two calls of 0.2 s a node are under way all through it. Only processes
+        # that take calls by now: one that is killed again and again while it starts ends the run.
         while hits < 6 and process.poll() is None:
             victims = [pid for pid, name in living(killed.run_dir).items() if name == "yatt.reward"]
             hits += sum(kill(pid) for pid in [pid for pid in victims if age_s(pid) > 1.5][:1])
