@@ -65,6 +65,7 @@ class SimulatedNode:
         make_private(self.node.scratch)
         self.context, self.keys = context, CurveKeys(paths.keys)
         self.peers = Peers()
+        self.addresses: dict[int, str] = {}
         self.sender = EventSender(self.peers)
         self.channels: list[Channel] = []
         self.tasks: set[asyncio.Task] = set()
@@ -95,8 +96,12 @@ class SimulatedNode:
         self.tasks.add(asyncio.create_task(self.parts.arbiter.run()))
 
     def dial(self, index: int, address: str) -> None:
-        socket = calling_socket(self.context, address, self.node.name, self.keys)
-        self.peers.lines[index] = self._channel(socket, self._from_peer, peer=f"node{index}")
+        self.addresses[index] = address
+        self.peers.dial_with(self._line)
+
+    def _line(self, index: int) -> Channel:
+        socket = calling_socket(self.context, self.addresses[index], self.node.name, self.keys)
+        return self._channel(socket, self._from_peer, peer=f"node{index}")
 
     async def close(self) -> None:
         for worker in self.parts.supervisor.workers.values():

@@ -99,7 +99,7 @@ def scripted_twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, R
     calm = RunFile(tmp_path_factory.mktemp("calm"), settings)
     assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
     disturbed = RunFile(tmp_path_factory.mktemp("disturbed"), settings)
-    hits = finish_under_fire(disturbed, NUM_KILLS, seed=1, settle_s=(0.1, 9.0))
+    hits = finish_under_fire(disturbed, NUM_KILLS, seed=1, settle_s=(0.1, 6.0))
     return calm, disturbed, hits
 
 

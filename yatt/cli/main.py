@@ -1,6 +1,7 @@
 """The `yatt` command. Every subcommand imports what it needs when it runs, so that help is instant."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,8 @@ def main() -> int:
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
-        return EXIT_FAILED if is_passing(error) else EXIT_USER_MISTAKE
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return EXIT_USER_MISTAKE if is_full or not is_passing(error) else EXIT_FAILED
 
 
 def _parsed() -> argparse.Namespace:

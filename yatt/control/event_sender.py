@@ -16,6 +16,7 @@ class EventSender:
         self._peers = peers
         self._lines: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def __call__(self, line: str) -> None:
         """Send this line soon."""
@@ -25,6 +26,8 @@ class EventSender:
 
     async def _send(self) -> None:
         await asyncio.sleep(GATHER_S)
+        while not self._peers.have_met and not self._is_closed:
+            await asyncio.sleep(GATHER_S)
         self._sending = None
         await self.flush()
 
@@ -36,6 +39,7 @@ class EventSender:
 
     async def close(self) -> None:
         """Send the last."""
+        self._is_closed = True
         if self._sending is not None:
             self._sending.cancel()
         await self.flush()

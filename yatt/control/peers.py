@@ -32,6 +32,11 @@ class Peers:
         """From now on every node can be reached; `dial` opens the line to one."""
         self._dial = dial
 
+    @property
+    def have_met(self) -> bool:
+        """Whether every node can be reached."""
+        return self._dial is not None
+
     async def close(self) -> None:
         """Close all lines; none is opened any more."""
         self._dial = None
