@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ def test_rows_over_several_files_of_both_kinds_are_found_by_number_and_by_place(
         (b'{"question": "a"}', r"row 1 has no prompt: column 'prompt'"),
         (b'{"prompt": "a\\ud800"}', r"row 1: its prompt has half a character"),
         (b'{"prompt": "\xff"}', r"row 1 is not text in UTF-8"),
+        (b'{"prompt": "a", "data_source": "b\\ud800"}', r"row 1: its data source has half a character"),
+        (
+            b'{"prompt": "a", "truth": ' + b"9" * 5000 + b"}",
+            r"row 1 cannot be read as JSON: Exceeds the limit",
+        ),
         ('{"prompt": "a"}'.encode("utf-16"), r"is text in UTF-16"),
         (b"\x1f\x8b\x08\x00", r"is compressed \(gzip\)"),
         (b"[" * 100_000, r"row 1 is nested too deeply"),
@@ -106,3 +112,11 @@ def test_a_file_that_changes_under_the_run_costs_the_row_not_the_process(tmp_pat
         file.write_bytes(file.read_bytes()[:40])
         with pytest.raises(WorkerFailed, match="a row that was there cannot be read"):
             read.row(2)
+
+
+def test_rows_are_read_in_many_threads_at_once(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [row(number) for number in range(64)])
+    for _ in range(30):
+        with closing(RowFiles((file,), DATA, tmp_path / "scratch")) as read, ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(read.row, range(64)))
+        assert [each.prompt[0]["content"].split()[1] for each in found] == [str(n) for n in range(64)]

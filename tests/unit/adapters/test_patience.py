@@ -1,11 +1,13 @@
 """Waiting for something that does not answer: again and again, bounded, and ended by a signal."""
 
+import errno
 import threading
 import time
 
 import pytest
 
-from yatt.adapters.patience import until_answered
+from yatt.adapters.patience import patiently, until_answered
+from yatt.errors import ConfigError
 
 
 class Down(Exception):
@@ -69,3 +71,34 @@ def test_another_error_is_no_reason_to_wait():
 
     with pytest.raises(KeyError):
         until_answered(broken, errors=(Down,), limit_s=600)
+
+
+def passing(in_words: bool, times: list[int]):
+    """Fails once as a stale handle does, as it is or told as a mistake in a file."""
+    times.append(1)
+    if len(times) > 1:
+        return "answer"
+    error = OSError(errno.ESTALE, "stale")
+    if in_words:
+        raise ConfigError("cannot be read") from error
+    raise error
+
+
+@pytest.mark.parametrize("in_words", [False, True])
+def test_a_passing_error_is_tried_again_in_whatever_words(in_words):
+    times: list[int] = []
+    assert patiently(lambda: passing(in_words, times)) == "answer"
+    assert len(times) == 2
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), ConfigError("a mistake"), ValueError("x")])
+def test_what_will_not_pass_is_told_at_once(error):
+    times = []
+
+    def work():
+        times.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        patiently(work)
+    assert len(times) == 1

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from yatt.adapters.process import END, Identity, spawn
+from yatt.adapters.process import END, Identity, describe_exit, spawn
 
 
 def test_a_child_can_be_ended_also_where_its_parent_was_told_to_ignore_the_signal(tmp_path):
@@ -36,3 +36,9 @@ def test_a_process_is_told_from_another_of_its_number(tmp_path):
     assert identity.is_gone(), "also before its parent has taken note"
     child.wait()
     assert identity.is_gone()
+
+
+def test_every_end_has_words():
+    assert [describe_exit(code) for code in (0, 3, -9, -40)] == [
+        "exit code 0", "exit code 3", "killed by SIGKILL", "killed by signal 40",
+    ]  # fmt: skip

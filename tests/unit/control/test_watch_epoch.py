@@ -61,3 +61,23 @@ def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
 
     with pytest.raises(StaleEpoch):
         asyncio.run(watched(paths, mine, stale))
+
+
+def test_a_look_at_the_folder_that_fails_ends_nobody(tmp_path, monkeypatch):
+    paths = RunPaths(tmp_path)
+    epoch = claim_epoch(paths)
+    looks = []
+
+    def stale(path):
+        looks.append(path)
+        raise OSError(116, "Stale file handle")
+
+    async def play():
+        monkeypatch.setattr("pathlib.Path.is_dir", stale)
+        watch = asyncio.ensure_future(watch_epoch(paths, epoch, 0, period_s=0.01))
+        await asyncio.sleep(0.5)
+        assert not watch.done()
+        watch.cancel()
+
+    asyncio.run(play())
+    assert len(looks) > 5

@@ -1,5 +1,6 @@
 """One line an iteration, whoever else still holds the file."""
 
+import errno
 import json
 import os
 
@@ -68,3 +69,16 @@ def test_a_ghost_that_looks_before_it_writes_ends_there(path):
     assert steps(path) == [0, 1, 2]
     ghost.close()
     heir.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_rows_that_cannot_be_read_for_a_moment_are_not_taken_for_lost(path, monkeypatch, number):
+    before = path.read_bytes()
+
+    def failing(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+        patch.setattr("yatt.adapters.lines.open_regular", failing)
+        RowFile(path, 4, alive)
+    assert path.read_bytes() == before
