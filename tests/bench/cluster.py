@@ -32,8 +32,7 @@ from yatt.core import phases
 from yatt.core.placement import place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 EPOCH = 1
 START_LIMIT_S = 60.0

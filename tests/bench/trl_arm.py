@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.grpo_settings import GROUP, LR, THREADS, Case, case_of
-from tests.bench.grpo_settings import digit_share as score
+from tests.bench.grpo_settings import GROUP, LR, THREADS, Case, case_of, digit_share as score
 
 
 def digit_share(completions: list[str], **_: object) -> list[float]:

@@ -24,8 +24,7 @@ from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.config.load import load, resolved_text
 from yatt.control.publications import Published
 from yatt.paths import RunPaths
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 FILES, FILE_BYTES = 4, 256 << 20
 REPEATS = 5

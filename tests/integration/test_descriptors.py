@@ -11,8 +11,7 @@ import pytest
 import zmq
 
 from tests.runs import RunFile, environment, living, wait_for
-from tests.unit.core.test_placement import config as colocated
-from tests.unit.core.test_placement import disaggregated
+from tests.unit.core.test_placement import config as colocated, disaggregated
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys, roomy_context
 from yatt.adapters.descriptors import hard_limit
 from yatt.adapters.segments import segments_of

@@ -18,8 +18,7 @@ from yatt.control.peers import Peers
 from yatt.core.placement import ROLLOUT, place
 from yatt.errors import WorkerFailed
 from yatt.paths import RunPaths
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 WHY = "was not heard of for 10.0 s"
 

@@ -88,7 +88,7 @@ def has_opened(events: Path) -> bool:
 @pytest.mark.faults
 @pytest.mark.slow
 def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path: Path) -> None:
-    settings = {"trainer": {"total_iterations": 3}, "launch": {"reward_processes": 2}}
+    settings = {"trainer": {"total_iterations": 6}, "launch": {"reward_processes": 2}}
     calm = run_file(tmp_path / "calm", SLOW_REWARD, **settings)
     assert yatt("run", str(calm.write())).returncode == 0
     killed = run_file(tmp_path / "killed", SLOW_REWARD, **settings)
@@ -109,10 +109,10 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
             process.kill()
             process.communicate()
     assert process.returncode == 0, output
-    assert hits >= 2
+    assert hits >= 4
     assert drops(killed) == []
     ended = [e for e in rows(killed.run_dir / "events.jsonl") if e["kind"] == "worker.end"]
-    assert len([e for e in ended if "SIGKILL" in e["how"]]) >= 2
+    assert len([e for e in ended if "SIGKILL" in e["how"]]) >= 4
     assert [results(row) for row in rows(killed.run_dir / "metrics.jsonl")] == [
         results(row) for row in rows(calm.run_dir / "metrics.jsonl")
     ]
@@ -130,7 +130,7 @@ def test_a_function_that_always_fails_ends_the_run_after_a_handful_of_groups(tmp
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the first 8 prompt groups all failed" in done.stdout
     assert "ZeroDivisionError" in done.stdout
-    assert len(drops(run)) <= 40, "a handful, and what was under way"
+    assert len(drops(run)) == 8, "what was under way beside them says nothing more"
 
 
 def test_a_ground_truth_that_no_row_has_is_refused_and_a_partial_one_is_told(tmp_path: Path) -> None:

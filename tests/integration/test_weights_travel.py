@@ -24,8 +24,7 @@ from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 SIZES = {"model-00001.safetensors": 300_001, "model-00002.safetensors": 70_000}
 

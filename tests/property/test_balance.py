@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from yatt.core.balance import MIN_SAMPLES, Cost, CostFit, _fill, deal, plan_iteration
 from yatt.records.message import SampleFact

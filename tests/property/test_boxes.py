@@ -5,8 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from yatt.weights.boxes import blocks_of, boxes_of, full_shape
 from yatt.weights.convert import cut_shard

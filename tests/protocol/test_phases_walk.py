@@ -52,6 +52,7 @@ class World:
     acts_after_stop: tuple[Phase, ...] = ()
     trained: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
+    validated: tuple[int, ...] = ()  # to the end
     end: phases.End | None = None
 
 
@@ -149,6 +150,14 @@ def losses(world: World, step: Step, program: Program) -> Iterator[World]:
             yield after
 
 
+def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> Iterator[World]:
+    for again in (False, True) if world.again_left and act.phase is Phase.SCORE else (False,):
+        done = replace(world, acting=None, again_left=world.again_left - again)
+        if act.phase is Phase.VALIDATE:
+            done = replace(done, validated=(*world.validated, act.iteration))
+        yield apply(done, program, step(world.state, phases.Acted(act.seq, again=again), program))
+
+
 def moves(world: World, step: Step, program: Program) -> Iterator[World]:
     if world.end is not None:
         return
@@ -158,10 +167,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
         for kept in (world.mail, world.mail - {letter}):
             yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
     if world.acting is not None:
-        for again in (False, True) if world.again_left and world.acting.phase is Phase.SCORE else (False,):
-            done = replace(world, acting=None, again_left=world.again_left - again)
-            acted = phases.Acted(world.acting.seq, again=again)
-            yield apply(done, program, step(world.state, acted, program))
+        yield from ends_of_act(world, world.acting, step, program)
     if world.stop_left:
         stopped = replace(world, stop_left=0)
         yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
@@ -204,6 +210,9 @@ def check_end(world: World, program: Program) -> None:
         assert len(world.trained) == program.total_iterations, (
             "a run that says it is finished trained everything"
         )
+        assert not program.validates or world.validated[-1:] == (program.total_iterations,), (
+            "a run that says it is finished validated what it ends with"
+        )
     assert world.trained[-1:] == world.saved[-1:], f"the end of the run is not saved: {world}"
 
 
@@ -242,6 +251,13 @@ def acts_before_it_stops(state, event, program):
     return phases.step(state, event, program)
 
 
+def finishes_without_validation(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if after.phase is Phase.ENDED and after.trained == program.total_iterations:
+        return after, (*actions[:-1], phases.End(0, "finished"))
+    return after, actions
+
+
 def acts_twice(state, event, program):
     after, actions = phases.step(state, event, program)
     trains = [a for a in actions if isinstance(a, phases.Act) and a.phase is Phase.TRAIN]
@@ -252,7 +268,7 @@ def acts_twice(state, event, program):
     "wrong",
     [
         enters_before_all_prepared, counts_late_answers, stops_without_saving, acts_before_it_stops,
-        acts_twice,
+        acts_twice, finishes_without_validation,
     ],
 )  # fmt: skip
 def test_a_planted_mistake_is_caught(wrong: Step) -> None:

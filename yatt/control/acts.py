@@ -25,8 +25,7 @@ from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import RowFile, read_rows
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0

@@ -155,9 +155,8 @@ class Arbiter:
 
     def _step(self, slab: Slab, event: rules.Event) -> None:
         before = self._leases[slab]
-        now_s = self._clock.at(
-            clock.monotonic_s(), period_s=TICK_S
-        )  # what the arbiter slept counts for nobody
+        # What the arbiter slept counts for nobody.
+        now_s = self._clock.at(clock.monotonic_s(), period_s=TICK_S)
         after, actions = rules.step(before, event, now_s, self._timing)
         self._leases[slab] = after
         if after.stage is not before.stage:

@@ -24,8 +24,7 @@ from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.obs.events import EventLog
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 _LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]

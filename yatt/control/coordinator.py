@@ -28,8 +28,10 @@ from yatt.records.cluster import BreakOffSampling, HandOver
 
 _LOG = logging.getLogger(__name__)
 RECORD_S = 20.0
-BREAK_OFF_S = 30.0
 """How long the record of a lost node may take to be written before the attempt ends without it."""
+
+BREAK_OFF_S = 30.0
+"""How long nodes may take, beyond a lost one's silence, to hand back what is under way."""
 
 CAUSE_S = 2.0
 """How long the cause of a failure may take to be heard of, beside a dead node's silence."""

@@ -22,8 +22,7 @@ from yatt.control.peers import Peers
 from yatt.core.dispatch import Dispatch
 from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 ABORTED = "abort"
 AHEAD = 1.25

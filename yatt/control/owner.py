@@ -17,8 +17,7 @@ from yatt.control.scoring import Scorer
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
 from yatt.errors import YattError
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 Answer = Awaitable[m.Message | None]
 
@@ -67,9 +66,8 @@ class Owner:
 
     async def _restore(self, order: c.RestoreTrainer) -> m.Message:
         restored = await self.training.restore(order)
-        if (
-            order.state and not restored.fault
-        ):  # another node may still find one: then an older state replaces this
+        # Another node may still find a fault: then an older state replaces this.
+        if order.state and not restored.fault:
             state = msgspec.json.decode(order.state, type=NodeState)
             if order.is_origin:  # its groups are of its own data, rewards and lengths
                 state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])

@@ -25,8 +25,7 @@ from yatt.control.peers import Peers
 from yatt.engine.published import INDEX_NAME, read_publication
 from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 PIECE_BYTES = 8 << 20
 PIECES_AHEAD = 4

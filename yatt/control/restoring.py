@@ -15,8 +15,7 @@ from yatt.control.ports import Ports
 from yatt.errors import CheckpointError, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limi
 from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 FLAT = "all its rewards are equal"
 
@@ -283,6 +282,8 @@ class Sampler:
             sample.finish_reason = completed.finish_reason
 
     def _resolve(self, group: PromptGroup) -> None:
+        if self._trials.is_hopeless:
+            return  # another has ended the run; what fails after it tells nothing new
         self._unfinished.pop(group.number, None)
         failed = group.failure()
         scorer = self._scorer

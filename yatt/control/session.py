@@ -47,8 +47,7 @@ from yatt.control.validation import Validator
 from yatt.errors import EXIT_FAILED, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 _LOG = logging.getLogger(__name__)
 STOP_CHECK_S = 0.25

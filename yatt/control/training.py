@@ -15,8 +15,7 @@ from yatt.control.peers import Peers
 from yatt.control.supervisor import Worker
 from yatt.control.workers import Workers
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 
 class NodeTraining:

@@ -12,8 +12,7 @@ from yatt.control.shard import encode_prompt
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import sample_seed
 from yatt.errors import DeadlineExceeded, WorkerFailed
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 
 class Validator:

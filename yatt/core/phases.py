@@ -89,7 +89,8 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where the run is. `trained` iterations are done, `saved` of them are committed."""
+    """Where the run is. `trained` iterations are done, `saved` of them are committed; the policy after
+    `validated` of them was the last that this attempt validated."""
 
     phase: Phase
     part: Part
@@ -97,12 +98,18 @@ class RunState:
     owed: NodeSet
     trained: int = 0
     saved: int = 0
+    validated: int = -1
     scoring: int = 0
     stop: str = ""
     failure: str = ""
     lost: frozenset[int] = frozenset()
     symptom: "Failure | None" = None
     """A failure that waits for its cause; until then nothing else goes on."""
+
+    def is_finished(self, program: Program) -> bool:
+        """Whether nothing is left to do, a due validation included."""
+        is_owed = program.is_validation_due(self.trained) and self.validated < self.trained
+        return self.trained >= program.total_iterations and not is_owed
 
     @property
     def iteration(self) -> int:
@@ -266,8 +273,8 @@ def _failing(state: RunState, event: Failure | PatienceOver) -> Result:
 
 def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) -> Result:
     if phase is Phase.ENDED:
-        finished = state.trained >= program.total_iterations
-        end = End(EXIT_FINISHED, "finished") if finished else End(EXIT_WILL_CONTINUE, state.stop)
+        is_finished = state.is_finished(program)
+        end = End(EXIT_FINISHED, "finished") if is_finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
     # JOIN has no slabs to hand over: its act is the meeting itself.
     there = NodeSet(program.nodes - state.lost)
@@ -326,14 +333,17 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
 
 
 def _acted(state: RunState, event: Acted, program: Program) -> Result:
-    trained, saved = state.trained, state.saved
-    if state.phase is Phase.BUILD:
-        trained = saved = event.resumed
-    elif state.phase is Phase.TRAIN:
-        trained += 1
-    elif state.phase is Phase.SAVE:
-        saved = trained
-    after = replace(state, trained=trained, saved=saved)
+    match state.phase:
+        case Phase.BUILD:
+            after = replace(state, trained=event.resumed, saved=event.resumed)
+        case Phase.TRAIN:
+            after = replace(state, trained=state.trained + 1)
+        case Phase.SAVE:
+            after = replace(state, saved=state.trained)
+        case Phase.VALIDATE:
+            after = replace(state, validated=state.trained)
+        case _:
+            after = state
     phase, scoring = _next(state, event, after, program)
     return _begin(after, phase, program, scoring)
 
@@ -376,5 +386,5 @@ def _stop(state: RunState, reason: str, program: Program) -> Result:
     wished = replace(state, stop=reason)
     if state.phase not in _INTERRUPTIBLE or state.part is not Part.ACT:
         return wished, ()
-    after, actions = _acted(wished, Acted(wished.seq), program)
+    after, actions = _begin(wished, _stopping(wished), program)
     return after, (BreakOff(state.seq), *actions)

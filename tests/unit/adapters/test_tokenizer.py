@@ -4,8 +4,7 @@ import json
 
 import pytest
 import transformers
-from tokenizers import Tokenizer as Fast
-from tokenizers import processors
+from tokenizers import Tokenizer as Fast, processors
 
 from tests.tiny_models import make_tokenizer
 from yatt.adapters.tokenizer import Part, Tokenizer, eos_ids

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.growth import num_calls
-from tests.unit.core.test_placement import config as colocated
-from tests.unit.core.test_placement import disaggregated
+from tests.unit.core.test_placement import config as colocated, disaggregated
 from yatt.control.engines import LocalEngines
 from yatt.control.liveness import Liveness
 from yatt.control.node import Node
@@ -18,8 +17,7 @@ from yatt.core.dispatch import Dispatch
 from yatt.core.placement import ROLLOUT, place
 from yatt.core.prompts import InOrder
 from yatt.paths import RunPaths
-from yatt.records import cluster as c
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 FEW, MANY = 100, 1600
 

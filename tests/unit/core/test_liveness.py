@@ -1,8 +1,7 @@
 """Who is declared lost, and that an observer that stood still itself blames nobody."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from yatt.core.liveness import AwakeClock, Watched, tick, watch
 

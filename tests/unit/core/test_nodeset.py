@@ -1,7 +1,6 @@
 """A set of nodes as bits is the set that it stands for."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from yatt.core import phases
 from yatt.core.nodeset import NodeSet

@@ -3,8 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from yatt.config.check import relations
 from yatt.config.schema import (

@@ -3,8 +3,7 @@
 import random
 from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from yatt.core.prompts import (
     MOST_AHEAD,

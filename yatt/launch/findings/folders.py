@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from yatt.adapters.local_folder import MEMORY
-from yatt.adapters.local_folder import mount_of as mount_of
+from yatt.adapters.local_folder import MEMORY, mount_of as mount_of
 from yatt.adapters.shared_folder import Report
 from yatt.launch.check_fs import LATE_S, faults, lateness_s
 from yatt.launch.findings.records import Finding, fail, ok, warn
