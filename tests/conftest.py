@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +14,21 @@ import pytest
 
 from yatt.engine.environment import prepare
 
+# Workers are started without the working directory on their path; those of tests are modules of `tests`.
+os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 # Engine libraries read the environment once, at import, and any test may be the first to import them.
 prepare(device="cpu", threads=1)
+
+
+AGAIN_S = 15.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a test's time limit come again: one that strikes in a callback, the event loop only logs."""
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left_s:
+        signal.setitimer(signal.ITIMER_REAL, left_s, AGAIN_S)
 
 
 def children_of(pid: int) -> set[int]:
