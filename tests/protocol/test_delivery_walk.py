@@ -12,7 +12,7 @@ import pytest
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing, Seen
 
-RESEND_S, LIMIT_S, LAST_TICK, MOST_LOST = 1.0, 3.0, 7, 3
+RESEND_S, LIMIT_S, LAST_TICK, MOST_LOST = 1.0, 4.0, 8, 3
 Frame = tuple[str, int]  # send | probe | answer | working | unknown, and its number
 
 
@@ -41,6 +41,7 @@ class World:
     has_answer: bool = False
     is_kept: bool = True  # the receiver still has its answer
     seen: frozenset[int] = frozenset()
+    is_known_lost: bool = False  # the sender heard so, and has not repeated the request since
     outcome: str = ""
 
 
@@ -64,7 +65,7 @@ def arrive(world: World, frame: Frame, rules: Rules) -> World:
         moved = value != world.sender.progress
         sender = rules.working(world.sender, value)
         return replace(world, sender=sender, heard_at=world.tick if moved else world.heard_at)
-    return replace(world, sender=rules.forgotten(world.sender))
+    return replace(world, sender=rules.forgotten(world.sender), is_known_lost=True)
 
 
 def say(world: World) -> World:
@@ -105,9 +106,10 @@ def tick(world: World, rules: Rules) -> World:
         assert quiet >= LIMIT_S, f"given up after {quiet} quiet ticks: {world}"
         return replace(world, outcome="expired")
     assert now - world.heard_at < LIMIT_S, f"not given up after {LIMIT_S} quiet ticks: {world}"
-    if due is Due.PROBE:
-        assert world.acted, f"asked after what never arrived: {world}"
-    return world if due is Due.NOTHING else put(world, ("send" if due is Due.SEND else "probe", 1))
+    if due is Due.SEND:
+        assert world.is_known_lost, f"repeated whole, though it may be under way: {world}"
+        return put(replace(world, is_known_lost=False), ("send", 1))
+    return put(world, ("probe", 1)) if due is Due.PROBE else world
 
 
 def walk(rules: Rules) -> dict[str, int]:
@@ -177,6 +179,17 @@ def test_answers_are_kept_up_to_their_bytes_and_what_goes_may_be_carried_out_aga
     assert seen.admits(1) and not seen.admits(1)
 
 
+def test_what_is_remembered_of_a_sender_has_a_bound() -> None:
+    seen = Seen(most_missing=8)
+    for seq in range(1, 1000):
+        assert seen.admits(seq)
+        seen.forget(seq)
+    assert len(seen.missing) <= 2 * 8
+    assert not seen.admits(1), "so old that nobody waits for it"
+    assert seen.admits(999) and not seen.admits(999)
+    assert not seen.admits(999 + 9), "so far ahead that it is damaged"
+
+
 class ActsAgain(Rules):
     def admits(self, seen: Seen, seq: int) -> bool:
         return True
@@ -192,24 +205,33 @@ class NeverSendsAgain(Rules):
 class CountsTheTotal(Rules):
     @staticmethod
     def working(request: Outgoing, progress: int) -> Outgoing:
-        return replace(request, has_arrived=True, progress=progress)
+        return replace(request, progress=progress)
 
 
 class AnyWordIsProgress(Rules):
     @staticmethod
     def working(request: Outgoing, progress: int) -> Outgoing:
-        return replace(request, has_arrived=True, progress=progress, quiet_s=0.0)
+        return replace(request, progress=progress, quiet_s=0.0)
 
 
-class ProbesWhatNeverArrived(Rules):
+class OnlyProbes(Rules):
     @staticmethod
     def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
         request, due = delivery.tick(request, now_s, **limits)
         return request, Due.PROBE if due is Due.SEND else due
 
 
+class RepeatsWhole(Rules):
+    """As the first version of the rules did: a slow line was filled with copies of a large request."""
+
+    @staticmethod
+    def tick(request: Outgoing, now_s: float, **limits: float) -> tuple[Outgoing, Due]:
+        request, due = delivery.tick(request, now_s, **limits)
+        return request, Due.SEND if due is Due.PROBE and request.progress < 0 else due
+
+
 @pytest.mark.parametrize(
-    "mistaken", [ActsAgain, NeverSendsAgain, CountsTheTotal, AnyWordIsProgress, ProbesWhatNeverArrived]
+    "mistaken", [ActsAgain, NeverSendsAgain, CountsTheTotal, AnyWordIsProgress, OnlyProbes, RepeatsWhole]
 )
 def test_a_planted_mistake_is_caught(mistaken: type[Rules]) -> None:
     with pytest.raises(AssertionError):

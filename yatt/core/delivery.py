@@ -1,8 +1,9 @@
 """Requests over a line that may lose frames: when to send again, when to give up, what was seen before. Pure.
 
-The sender repeats a request until it hears that it has arrived; from then on it only asks whether it is still
-worked on (a *probe*, a few bytes). The receiver acts on each request once: a repeated one is answered with
-"working" and a progress counter while it is worked on, and with the same answer again afterwards.
+A sender that hears nothing asks what became of its request (a *probe*, a few bytes: a slow line is not slowed
+down by the request itself, which may be large), and repeats the request when the receiver does not know it.
+The receiver acts on each request once: a repeated or probed one is answered with "working" and a progress
+counter while it is worked on, and with the same answer again afterwards.
 
 A deadline is about progress: it counts the time in which the receiver was silent, or said the same progress
 again and again, as far as the sender itself was awake.
@@ -32,7 +33,7 @@ class Outgoing:
     ticked_s: float
     sent_s: float
     quiet_s: float = 0.0
-    has_arrived: bool = False
+    is_lost: bool = False
     progress: int = -1
 
 
@@ -59,24 +60,25 @@ def tick(
         return request, Due.NOTHING if is_late else Due.EXPIRED
     if not resend_s or now_s - request.sent_s < resend_s:
         return request, Due.NOTHING
-    return replace(request, sent_s=now_s), Due.PROBE if request.has_arrived else Due.SEND
+    return replace(request, sent_s=now_s, is_lost=False), Due.SEND if request.is_lost else Due.PROBE
 
 
 def working(request: Outgoing, progress: int) -> Outgoing:
     """The receiver works on it. The first word of that is progress too."""
     moved = progress != request.progress
     quiet_s = 0.0 if moved else request.quiet_s
-    return replace(request, has_arrived=True, progress=progress, quiet_s=quiet_s)
+    return replace(request, is_lost=False, progress=progress, quiet_s=quiet_s)
 
 
 def forgotten(request: Outgoing) -> Outgoing:
     """The receiver knows nothing of it (any more): the whole request has to be sent again."""
-    return replace(request, has_arrived=False)
+    return replace(request, is_lost=True)
 
 
 @dataclass(slots=True)
 class Seen:
-    """Which numbers of one sender came. Numbers rise by one; what was skipped may still come, once."""
+    """Which numbers of one sender came. Numbers rise by one; what was skipped may still come, once, until
+    `most_missing` newer ones have."""
 
     most_missing: int = 65536
     top: int = 0
@@ -84,7 +86,7 @@ class Seen:
 
     def admits(self, seq: int) -> bool:
         """Whether this number is new; it is not from now on. One that is far ahead is a damaged one."""
-        if seq > self.top + self.most_missing:
+        if not self.top - self.most_missing < seq <= self.top + self.most_missing:
             return False
         if seq > self.top:
             self.missing.update(range(self.top + 1, seq))
@@ -98,6 +100,8 @@ class Seen:
     def forget(self, seq: int) -> None:
         """Admit this number once more."""
         self.missing.add(seq)
+        if len(self.missing) > 2 * self.most_missing:
+            self.missing = {number for number in self.missing if number > self.top - self.most_missing}
 
 
 class Answers:
