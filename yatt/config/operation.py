@@ -113,7 +113,8 @@ class LaunchSection:
     """Node-local memory filesystem; weights pass from trainer to engines through it."""
 
     start_timeout_s: Annotated[float, SECONDS] = 300.0
-    """How long workers may take to come up before the attempt is given up."""
+    """How long workers may take to come up before the attempt is given up; and how long an engine that builds
+    itself is believed to get on, before `lease.stall_s` begins to count."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
     """How long one phase may take before its laggards are named and the attempt is given up; and, between

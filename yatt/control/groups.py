@@ -8,6 +8,7 @@ next one; all of it is part of a checkpoint. Token ids and log-probs are packed:
 import msgspec
 
 from yatt.core.rewards import Shaping, shaped
+from yatt.errors import WorkerFailed
 from yatt.records.message import Rollout, SampleFact, pack_ids, unpack_ids
 
 EQUAL_REWARDS = 1e-6  # a group whose rewards differ by less teaches a group-relative estimator nothing
@@ -72,6 +73,16 @@ class SampleState(msgspec.Struct, kw_only=True):
     def fail(self, why: str, *, is_users: bool = False) -> None:
         """This sample cannot be trained on."""
         self.failed, self.is_users_failure = why, is_users
+
+    def fail_by_machines(self, why: str, *, deterministic: bool) -> None:
+        """This sample was lost to engines or processes that ended, again and again.
+
+        Raises:
+            WorkerFailed: in deterministic mode, where what machines do must not decide what is trained on.
+        """
+        if deterministic:
+            raise WorkerFailed(f"{why} (run.deterministic: a lost sample would change the results)")
+        self.fail(why)
 
     def oldest_version(self, now: int) -> int:
         """The policy version of its oldest token; `now` if it has none."""

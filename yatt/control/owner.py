@@ -56,7 +56,8 @@ class Owner:
         except YattError as error:
             return m.Failed(error=str(error))
         if completed.finish_reason in ("error", ABORTED):
-            return m.Failed(error=completed.error or "the GenRM was broken off")
+            is_refused = completed.finish_reason == "error"
+            return m.Failed(error=completed.error or "the GenRM was broken off", user=is_refused)
         text = self._scorer.text_of(genrm, completed)
         return m.Answered(text=text, finish_reason=completed.finish_reason)
 

@@ -7,9 +7,11 @@ event loop takes the others along, which are asked again.
 
 import asyncio
 import itertools
+import signal
 from collections.abc import Callable
 from typing import Any
 
+from yatt.adapters.process import describe_exit
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.supervisor import ASYNC, Supervisor, Worker
@@ -77,14 +79,18 @@ class RewardPool:
         self._pump()
 
     def ended(self, worker: Worker, how: str) -> None:
-        """A process has ended: its calls are asked again, unless they have been in too many that did."""
+        """A process has ended: its calls are asked again, unless they have been in too many that did.
+
+        Who was killed need not have done anything: SIGKILL comes from outside.
+        """
         if not worker.hello.is_set():
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS:
                 says = f"{worker.name} cannot start ({how}). {self._supervisor.where(worker)}"
                 self._trouble(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
         for key in self._dispatch.died(worker.wire):
-            self._settle(key, m.Failed(error=f"ended its process each time ({how})", user=True))
+            error = f"ended its process each time ({how})"
+            self._settle(key, m.Failed(error=error, user=how != describe_exit(-signal.SIGKILL)))
         self._pump()
 
     def _pump(self) -> None:

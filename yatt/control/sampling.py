@@ -271,10 +271,11 @@ class Sampler:
         try:
             completed = await self._router.complete(ROLLOUT, request)
         except (WorkerFailed, DeadlineExceeded) as error:
-            sample.fail(f"prompt {group.number}, sample {sample.index}: {error}")
+            why = f"prompt {group.number}, sample {sample.index}: {error}"
+            sample.fail_by_machines(why, deterministic=self._node.config.run.deterministic)
             return
-        if completed.finish_reason == "error":
-            sample.fail(f"prompt {group.number}, sample {sample.index}: {completed.error}")
+        if completed.finish_reason == "error":  # refused: it cannot be served
+            sample.fail(f"prompt {group.number}, sample {sample.index}: {completed.error}", is_users=True)
             return
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
         self._counts(group.number)["rollout/tokens"] += len(completed.token_ids) // 4

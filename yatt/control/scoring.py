@@ -5,6 +5,7 @@ score the config names for that case. It is counted either way and never silentl
 0 only measures: what it lacks is counted and costs nothing.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Scorer:
         self._config, self._complete, self._call_reward = config, complete, call_reward
         self._tokenizers = {g.name: Tokenizer(g.model) for g in config.genrms}
         self._genrms = {g.name: g for g in config.genrms}
+        self._asks = itertools.count(1)
         section = config.algorithm
         self.shaping = Shaping(
             max_tokens=config.rollout.max_response_tokens, buffer_tokens=section.overlong_buffer_tokens,
@@ -79,7 +81,11 @@ class Scorer:
                 await self.score_one(name, subject)
 
     async def score_one(self, name: str, subject: Subject) -> None:
-        """One score. Trouble of whatever kind is this sample's alone."""
+        """One score. Trouble of whatever kind is this sample's alone.
+
+        Raises:
+            WorkerFailed: it was lost to machines, in deterministic mode.
+        """
         genrm = self._genrms.get(name)
         try:
             if genrm is None or genrm.path:
@@ -97,7 +103,7 @@ class Scorer:
         """
         prompt_ids = self._prompt_ids(genrm, parts)
         sample = m.Sample(
-            token=0, request_id=f"{genrm.name}/{ask.seed}", prompt_ids=pack_ids(prompt_ids),
+            token=0, request_id=f"{genrm.name}/{next(self._asks)}", prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
             stop=genrm.stop,
@@ -112,15 +118,13 @@ class Scorer:
 
     async def _call_function(self, name: str, subject: Subject) -> None:
         answer = await self._call_reward(self._order(name, subject, subject.sample.text))
-        if isinstance(answer, m.Scored):
-            if name in self._genrms:
-                subject.counters[f"genrm/{name}/asked"] += answer.asked
-            self._scored(name, subject.sample, answer)
+        if not isinstance(answer, m.Scored):
+            subject.counters[f"reward/{name}/failed"] += 1
+            self._failed(name, subject, _users(answer).error, is_users=True)
             return
-        subject.counters[f"reward/{name}/failed"] += 1
-        error = answer.error if isinstance(answer, m.Failed) else f"answered {type(answer).__name__}"
-        is_users = isinstance(answer, m.Failed) and answer.user
-        self._failed(name, subject, error, is_users=is_users)
+        if name in self._genrms:
+            subject.counters[f"genrm/{name}/asked"] += answer.asked
+        self._scored(name, subject.sample, answer)
 
     def _order(self, name: str, subject: Subject, text: str) -> m.Score:
         group, sample = subject.group, subject.sample
@@ -138,6 +142,8 @@ class Scorer:
     def _failed(self, name: str, subject: Subject, why: str, *, is_users: bool) -> None:
         kind = "genrm" if name in self._genrms else "reward"
         told = f"{kind} '{name}', {subject.place}: {why}"
+        if not is_users and self._config.run.deterministic:
+            subject.sample.fail_by_machines(told, deterministic=True)
         if self.weights[name] or subject.is_held_out:
             subject.sample.fail(told, is_users=is_users)
             return
@@ -163,7 +169,7 @@ class Scorer:
             if completed.finish_reason == ABORTED:
                 raise WorkerFailed(f"GenRM '{genrm.name}' was broken off")
             if completed.finish_reason == "error":
-                self._failed(genrm.name, subject, completed.error, is_users=False)
+                self._failed(genrm.name, subject, completed.error, is_users=True)
                 return
             if await self._read(genrm, subject, completed):
                 return
@@ -180,6 +186,7 @@ class Scorer:
         if isinstance(answer, m.Scored):
             self._scored(genrm.name, sample, answer)
             return True
+        _users(answer)
         subject.counters[f"genrm/{genrm.name}/unparsable"] += 1
         return False
 
@@ -195,3 +202,14 @@ class Scorer:
         if not genrm.chat:
             return tokenizer.encode_parts(parts, adds_special=True)
         return tokenizer.encode_chat([{"role": "user", "content": parts}])
+
+
+def _users(answer: m.Message) -> m.Failed:
+    """What a reward process could not score, if that is the sample's or the function's doing.
+
+    Raises:
+        WorkerFailed: it is the machines'.
+    """
+    if isinstance(answer, m.Failed) and answer.user:
+        return answer
+    raise WorkerFailed(answer.error if isinstance(answer, m.Failed) else repr(answer))

@@ -65,7 +65,7 @@ class Validator:
         try:
             completed = await self._router.complete(ROLLOUT, request)
         except (WorkerFailed, DeadlineExceeded) as error:
-            sample.fail(str(error))
+            sample.fail_by_machines(str(error), deterministic=config.run.deterministic)
             return
         if completed.finish_reason in ("error", "abort"):
             sample.fail(completed.error or completed.finish_reason)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from yatt.engine.protocol import Comparison
+from yatt.engine.published import note_tensor
 from yatt.errors import WorkerFailed
 from yatt.weights.checksum import checksum
 
@@ -32,6 +33,7 @@ def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, 
     for place, tensor in held:
         for name, part in _parts(tensor, by_place.get(place, []), published):
             num_compared += 1
+            note_tensor()
             if checksum(part) != published[name]:
                 differing.append(name)
     return Comparison(differing=tuple(differing[:MAX_NAMED]), num_compared=num_compared)
@@ -54,6 +56,7 @@ def verified(
                 "at the trainer: it was damaged on its way, or belongs to another version"
             )
         missing.discard(name)
+        note_tensor()
         yield name, tensor
     if missing:
         raise WorkerFailed(f"published tensors are in no file: {', '.join(sorted(missing)[:MAX_NAMED])}")

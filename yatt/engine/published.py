@@ -16,6 +16,23 @@ from yatt.errors import WorkerFailed
 INDEX_NAME = "index.json"
 
 
+class _Taken:
+    """Tensors that this process took from publications or compared with them. Counted in one place: engines
+    take them deep inside their libraries."""
+
+    num = 0
+
+
+def note_tensor() -> None:
+    """One more was taken or compared."""
+    _Taken.num += 1
+
+
+def tensors_taken() -> int:
+    """How many were, all in all: a sign that a long update gets on."""
+    return _Taken.num
+
+
 class _Index(msgspec.Struct, frozen=True):
     policy_version: int
     files: tuple[str, ...]

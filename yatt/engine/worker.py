@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from yatt import clock
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.worker_arguments import WorkerArguments
@@ -26,6 +27,7 @@ from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.engine.published import tensors_taken
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -42,6 +44,7 @@ class EnginePlan:
     kind: EngineKind
     options: EngineOptions
     build: Callable[[EngineKind, EngineOptions], Engine]
+    start_limit_s: float
 
 
 class EngineWorker:
@@ -53,11 +56,18 @@ class EngineWorker:
         self._newest_token = 0
         self._held_token = 0
         self._may_stay = True
-        self._failed_turns = 0
+        self._failed_turns = self._vouched = 0
+        self._building_until_s = 0.0
 
     def beat(self) -> tuple[int, int]:
-        """The token held now (0: none) and the progress of the main loop, for the Pulse."""
-        return self._held_token, self._link.turns
+        """The token held now (0: none) and a counter of progress, for the Pulse.
+
+        Progress are turns of the main loop and tensors of new weights. A library that builds an engine tells
+        of none: for `start_limit_s` that is believed to get on.
+        """
+        if clock.monotonic_s() < self._building_until_s:
+            self._vouched += 1
+        return self._held_token, self._link.turns + self._vouched + tensors_taken()
 
     def serve(self) -> None:
         """Until Stop, or until the controller is gone."""
@@ -125,15 +135,22 @@ class EngineWorker:
         was_awake, self._held_token = self._held_token > 0, token
         try:
             if self._engine is None:
-                engine = self._plan.build(self._plan.kind, self._plan.options)
-                engine.start()
-                self._engine = engine
+                self._engine = self._built()
             elif not was_awake:
                 self._engine.wake()
         except BaseException:
             self._held_token = 0
             raise
         return m.Done()
+
+    def _built(self) -> Engine:
+        self._building_until_s = clock.monotonic_s() + self._plan.start_limit_s
+        try:
+            engine = self._plan.build(self._plan.kind, self._plan.options)
+            engine.start()
+        finally:
+            self._building_until_s = 0.0
+        return engine
 
     def _sleep(self) -> m.Message:
         """Repeatable: an engine that sleeps, or never started, sleeps on."""
@@ -180,9 +197,9 @@ class EngineWorker:
 
 
 def _failure(order: m.Message, error: Exception) -> m.Message:
-    """A bad Sample ends only its request; any other order is answered with Failed."""
+    """A bad Sample ends its request, another that failed is asked elsewhere; other orders get Failed."""
     if isinstance(order, m.Sample):
-        return _errored(order.request_id, str(error))
+        return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
     return m.Failed(
         error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),

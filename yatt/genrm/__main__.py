@@ -25,7 +25,10 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
         genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic
     )
     return EnginePlan(
-        kind=choose_engine(genrm.engine, f"genrms[{name}].engine"), options=options, build=build_engine
+        kind=choose_engine(genrm.engine, f"genrms[{name}].engine"),
+        options=options,
+        build=build_engine,
+        start_limit_s=config.launch.start_timeout_s,
     )
 
 

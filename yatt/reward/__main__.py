@@ -130,7 +130,7 @@ class RewardWorker:
 def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
     """The score in a GenRM's text, or Failed."""
     score = parse(text, verdict)
-    return m.Failed(error="no verdict") if score is None else m.Scored(score=score)
+    return m.Failed(error="no verdict", user=True) if score is None else m.Scored(score=score)
 
 
 def _shown(sample: ScoredSample | None) -> str:

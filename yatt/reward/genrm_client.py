@@ -42,6 +42,7 @@ class GenRMClient:
         """The GenRM's completion of `text`; lengths and temperature are the run file's unless given.
 
         Raises:
+            ValueError: the GenRM cannot take this text (it is too long, say).
             WorkerFailed: the GenRM could not answer.
             DeadlineExceeded: it did not answer in time.
         """
@@ -55,6 +56,8 @@ class GenRMClient:
         )
         with self._paused():
             answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
+        if isinstance(answer, m.Failed) and answer.user:
+            raise ValueError(f"GenRM '{self._genrm.name}' refuses this text: {answer.error}")
         if isinstance(answer, m.Failed):
             raise WorkerFailed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
         assert isinstance(answer, m.Answered), f"an Ask is answered by Answered, not {answer!r}"

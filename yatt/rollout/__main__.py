@@ -16,6 +16,7 @@ def rollout_plan(config: RunConfig) -> EnginePlan:
         kind=choose_engine(config.rollout.engine, "rollout.engine"),
         options=rollout_options(config, choose_device(config.launch.device)),
         build=build_engine,
+        start_limit_s=config.launch.start_timeout_s,
     )
 
 

@@ -1,17 +1,22 @@
 """The worker's loop around an engine that fails."""
 
 import threading
+import time
 
 import pytest
+import torch
 import zmq
 
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.worker_link import WorkerLink
+from yatt.engine.compare import compare_weights, verified
 from yatt.engine.protocol import EngineOptions
+from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
 from yatt.engine.worker import EnginePlan, EngineWorker
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
+from yatt.weights.checksum import checksum
 
 EPOCH = 2
 
@@ -44,20 +49,29 @@ class Controller:
 
 
 @pytest.fixture
-def controller(tmp_path):
-    options = EngineOptions(
+def options(tmp_path):
+    return EngineOptions(
         model=make_scripted_model(tmp_path / "model"),
         dtype="float32",
         device="cpu",
         eos_ids=(2,),
         max_model_tokens=64,
     )
+
+
+@pytest.fixture
+def controller(tmp_path, options):
     endpoint = f"ipc://{tmp_path}/hub"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
         link = WorkerLink(endpoint, worker="w", epoch=EPOCH)
-        plan = EnginePlan(kind="scripted", options=options, build=lambda kind, given: FailingEngine(given))
+        plan = EnginePlan(
+            kind="scripted",
+            options=options,
+            build=lambda kind, given: FailingEngine(given),
+            start_limit_s=10.0,
+        )
         worker = EngineWorker(link, plan)
         thread = threading.Thread(target=worker.serve)
         thread.start()
@@ -99,3 +113,50 @@ def test_a_turn_that_fails_gives_its_requests_back_and_does_not_end_the_worker(c
 def test_an_order_that_is_none_is_refused(controller):
     controller.send(m.OpenStore(host="x"))
     assert "OpenStore is no order for an engine" in controller.hear().error
+
+
+class SlowEngine(ScriptedEngine):
+    """One that its library builds for as long as it is told to."""
+
+    def __init__(self, options, may_end):
+        super().__init__(options)
+        self.may_end = may_end
+
+    def start(self):
+        assert self.may_end.wait(20)
+        super().start()
+
+
+def test_an_engine_that_builds_itself_is_believed_to_get_on_until_its_limit(options):
+    may_end = threading.Event()
+    plan = EnginePlan(
+        kind="scripted", options=options, build=lambda kind, given: SlowEngine(given, may_end),
+        start_limit_s=0.5,
+    )  # fmt: skip
+    worker = EngineWorker(Line(), plan)
+    thread = threading.Thread(target=worker._answer, args=(m.Wake(token=1),))
+    thread.start()
+    seen = {worker.beat()[1] for _ in range(5) if not time.sleep(0.02)}
+    time.sleep(0.6)
+    stuck = {worker.beat()[1] for _ in range(5)}
+    may_end.set()
+    thread.join()
+    assert len(seen) == 5, "progress, though nothing is heard of the library"
+    assert len(stuck) == 1, "not for ever"
+
+
+class Line:
+    """A line that nothing comes over."""
+
+    turns = 0
+
+
+def test_every_tensor_of_new_weights_is_progress():
+    tensors = {f"layer{i}": torch.full((4,), float(i)) for i in range(3)}
+    published = {name: checksum(tensor) for name, tensor in tensors.items()}
+    before, seen = tensors_taken(), []
+    for _ in verified(tensors.items(), published):
+        seen.append(tensors_taken() - before)
+    compare_weights(tensors.items(), published)
+    assert seen == [1, 2, 3]
+    assert tensors_taken() - before == 6
