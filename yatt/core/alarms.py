@@ -131,6 +131,8 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         return state, ()
     signs = _signs(row, state.losses, rules)
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
+    # What another sign explains is no sign of its own here, and no end of one.
+    streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in _explained(row, signs)}
     due = {alarm for alarm, streak in streaks.items() if streak.length >= rules.iterations}
     if Alarm.REWARD_FLAT in due:
         due.discard(Alarm.GROUPS_FLAT)
@@ -174,11 +176,25 @@ def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, flo
         found[Alarm.ALL_CUT] = 0.0
     if _has_exploded(row, losses, rules):
         found[Alarm.LOSS_EXPLODED] = 0.0
-    elif abs(_number(row, "actor/ppo_kl") or 0.0) > FAR_KL:
+    if _jumps(row):
         found[Alarm.POLICY_JUMPS] = 0.0
-    if _has_no_gradient(row) and not _explains_gradient(row, found):
+    if _has_no_gradient(row):
         found[Alarm.NO_GRADIENT] = 0.0
-    return found
+    return {alarm: value for alarm, value in found.items() if alarm not in _explained(row, found)}
+
+
+def _explained(row: Row, found: Mapping[Alarm, float]) -> set[Alarm]:
+    """What the row shows only because of another sign that it has."""
+    explained = set()
+    if _jumps(row) and Alarm.LOSS_EXPLODED in found:
+        explained.add(Alarm.POLICY_JUMPS)
+    if _has_no_gradient(row) and _explains_gradient(row, found):
+        explained.add(Alarm.NO_GRADIENT)
+    return explained
+
+
+def _jumps(row: Row) -> bool:
+    return abs(_number(row, "actor/ppo_kl") or 0.0) > FAR_KL
 
 
 def _has_no_gradient(row: Row) -> bool:
@@ -189,7 +205,7 @@ def _has_no_gradient(row: Row) -> bool:
 def _explains_gradient(row: Row, found: Mapping[Alarm, float]) -> bool:
     if _number(row, "response_length/masked_ratio") == 1.0:
         return Alarm.ALL_CUT in found
-    return bool(found.keys() - {Alarm.ALL_CUT})
+    return bool(found.keys() - {Alarm.ALL_CUT, Alarm.NO_GRADIENT})
 
 
 def _loss(row: Row, rules: Rules) -> float:

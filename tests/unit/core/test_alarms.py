@@ -101,7 +101,21 @@ def test_a_defect_gives_its_own_alarm_within_k_iterations_and_no_other(name, see
             row[STEP] = start + index
         row.update(plant(index))
     rules = Rules(iterations=k, kl_coef=0.001)
-    assert begun(rows, rules) == [(alarm, start, start + k - 1)]
+    # An iteration whose loss explodes by itself (every 37th) explains the sign: it ends and adds nothing.
+    exploded = [i for i in (37, 74) if start <= i < start + k]
+    [(found, since, iteration)] = begun(rows, rules)
+    assert (found, since) == (alarm, start)
+    assert start + k - 1 <= iteration <= start + k - 1 + len(exploded)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "sign"),
+    [(Alarm.NO_GRADIENT, {"actor/grad_norm": 0.0}), (Alarm.POLICY_JUMPS, {"actor/ppo_kl": 9.0})],
+)
+def test_an_iteration_that_another_sign_explains_ends_no_alarm(alarm, sign):
+    rows = [{STEP: i, **LOW, **sign} for i in range(1, 31)]
+    rows[12]["actor/pg_loss"] = math.nan
+    assert [(change.alarm, change.iteration) for change in changes_of(rows)] == [(alarm, 5)]
 
 
 @pytest.mark.parametrize("name", DEFECTS)
