@@ -74,8 +74,9 @@ class Soak:
             "rewards": [{"name": "digits", "path": str(folder / "reward.py"), "timeout_s": 2}],
             "genrms": [{
                 "name": "judge", "model": str(judge), "template": "{completion}", "engine": "scripted",
-                "verdict": {"pattern": "(good|bad)", "scores": {"good": 1.0, "bad": 0.0}}, "weight": 0.0,
-                "max_tokens": 4, "max_model_tokens": 256,
+                # Verdicts are worth the same, so that they make no group differ; one that is unreadable drops it.
+                "verdict": {"pattern": "(good|bad)", "scores": {"good": 1.0, "bad": 1.0}}, "weight": 0.5,
+                "retries": 0, "max_tokens": 4, "max_model_tokens": 256,
             }],
             "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1},
             "algorithm": {"filter_groups": True},
@@ -190,6 +191,7 @@ def counted(soak: Soak) -> dict[str, Any]:
     return {
         "flat": sum(row.get("rollout/dropped_groups", 0) for row in written),
         "failed": sum(row.get("rollout/failed_groups", 0) for row in written),
+        "unreadable": sum(row.get("genrm/judge/unparsable", 0) for row in written),
         "groups": sum(row["rollout/groups"] for row in written),
     }
 
@@ -200,6 +202,7 @@ def test_a_storm_of_faults_changes_nothing_and_ends_nothing(tmp_path: Path) -> N
     seen = counted(calm)
     assert seen["flat"] > seen["groups"], seen
     assert seen["failed"] > 0, seen
+    assert seen["unreadable"] > 0, seen
     with stormy(Soak(tmp_path / "storm"), SEED) as storm:
         told = f"seed {SEED}: " + "; ".join(storm.told)
         assert len(storm.told) > 5, told
