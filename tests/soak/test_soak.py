@@ -74,7 +74,7 @@ class Soak:
             "rewards": [{"name": "digits", "path": str(folder / "reward.py"), "timeout_s": 2}],
             "genrms": [{
                 "name": "judge", "model": str(judge), "template": "{completion}", "engine": "scripted",
-                # Verdicts are worth the same, so that they make no group differ; one that is unreadable drops it.
+                # All verdicts are worth the same, and make no group differ; an unreadable one drops it.
                 "verdict": {"pattern": "(good|bad)", "scores": {"good": 1.0, "bad": 1.0}}, "weight": 0.5,
                 "retries": 0, "max_tokens": 4, "max_model_tokens": 256,
             }],
