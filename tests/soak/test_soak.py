@@ -76,7 +76,7 @@ class Soak:
                 "name": "judge", "model": str(judge), "template": "{completion}", "engine": "scripted",
                 # All verdicts are worth the same, and make no group differ; an unreadable one drops it.
                 "verdict": {"pattern": "(good|bad)", "scores": {"good": 1.0, "bad": 1.0}}, "weight": 0.5,
-                "retries": 0, "max_tokens": 4, "max_model_tokens": 256,
+                "retries": 0, "max_tokens": 16, "max_model_tokens": 256,
             }],
             "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1},
             "algorithm": {"filter_groups": True},
