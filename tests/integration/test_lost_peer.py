@@ -16,7 +16,7 @@ from yatt.control.engines import LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.peers import Peers
 from yatt.core.placement import ROLLOUT, place
-from yatt.errors import WorkerFailed
+from yatt.errors import StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -132,3 +132,36 @@ def test_an_order_to_a_node_that_is_lost_ends_at_once_with_why(tmp_path: Path) -
                 await cluster.peers.request(1, forward, 3600.0)
 
     asyncio.run(scene())
+
+
+def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path) -> None:
+    async def scene() -> None:
+        context = zmq.Context()
+        keys = make_keys(tmp_path / "keys")
+
+        async def ignored(sender: str, body: m.Message) -> None:
+            heard.set()
+
+        heard = asyncio.Event()
+        socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
+        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        newer = Channel(socket, epoch=2, handler=ignored)
+        peers = Peers()
+        peers.dial_with(
+            lambda index: Channel(
+                calling_socket(context, address, "node0", keys), epoch=1, handler=ignored, peer="node1"
+            )
+        )
+        ends = asyncio.ensure_future(peers.failure())
+        await peers.tell(1, c.Alive())
+        while not ends.done():
+            await newer.tell("node0", c.Alive())
+            await asyncio.sleep(0.05)
+        with pytest.raises(StaleEpoch):
+            await ends
+        assert not heard.is_set(), "neither acts on what the other says"
+        await peers.close()
+        await newer.close()
+        context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))

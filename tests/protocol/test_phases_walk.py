@@ -396,6 +396,8 @@ def test_a_dead_node_is_named_in_every_order_of_its_death_and_what_followed_from
         assert alone == phases.End(1, SYMPTOM.error), "no cause came"
         mistake = phases.Failure("mend the reward", 2)
         assert end_of(state, [SYMPTOM, mistake]) == phases.End(2, "mend the reward")
+        like_one = replace(mistake, is_symptom=True)  # a rank refused what the run file says
+        assert end_of(state, [like_one]) == phases.End(2, "mend the reward")
         assert end_of(state, [phases.PatienceOver()]) is None
 
 

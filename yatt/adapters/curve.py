@@ -1,10 +1,13 @@
 """The run's keys, and sockets made with them: ipc inside a node, CURVE-encrypted TCP between nodes."""
 
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import zmq
 import zmq.auth
+
+from yatt.adapters.patience import patiently
 
 Socket = zmq.Socket[bytes]
 SPARE_SOCKETS = 64
@@ -53,8 +56,8 @@ def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys
     _never_block(socket)
     assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
     if keys is not None:
-        public, secret = zmq.auth.load_certificate(keys.secret("server"))
-        assert secret is not None, "the secret file holds the secret key"
+        _pair(keys.secret("client"))  # for the lines that are opened later, in an event loop
+        public, secret = _pair(keys.secret("server"))
         socket.curve_secretkey, socket.curve_publickey, socket.curve_server = secret, public, True
     socket.bind(address)
     return socket
@@ -69,13 +72,20 @@ def calling_socket(
     _never_block(socket)
     assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
     if keys is not None:
-        server_public, _ = zmq.auth.load_certificate(keys.secret("server"))
-        public, secret = zmq.auth.load_certificate(keys.secret("client"))
-        assert secret is not None, "the secret file holds the secret key"
+        server_public, _ = _pair(keys.secret("server"))
+        public, secret = _pair(keys.secret("client"))
         socket.curve_serverkey = server_public
         socket.curve_secretkey, socket.curve_publickey = secret, public
     socket.connect(address)
     return socket
+
+
+@cache
+def _pair(file: Path) -> tuple[bytes, bytes]:
+    """Public and secret key of a secret file; read once, for a run's keys never change."""
+    public, secret = patiently(partial(zmq.auth.load_certificate, file))
+    assert secret is not None, "the secret file holds the secret key"
+    return public, secret
 
 
 def _never_block(socket: Socket) -> None:

@@ -7,6 +7,7 @@ A node that is lost is asked nothing any more, and what was asked of it fails at
 a timeout for the dead.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from yatt.adapters.wire import Channel
@@ -24,6 +25,9 @@ class Peers:
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
         self.lines: dict[int, Channel] = {}
         self._dial: Callable[[int], Channel] | None = None
+        self._watches: set[asyncio.Future[None]] = set()
+        self._ended = asyncio.Event()
+        self._end: BaseException | None = None
         self._lost = dict.fromkeys(lost, "takes no part in this attempt")
         self.lost = frozenset(self._lost)
         """Nodes that are not there any more, or never were."""
@@ -40,8 +44,16 @@ class Peers:
     async def close(self) -> None:
         """Close all lines; none is opened any more."""
         self._dial = None
+        for watch in self._watches:
+            watch.cancel()
         for line in self.lines.values():
             await line.close()
+
+    async def failure(self) -> None:
+        """Return never, or raise what ended the reading of a line (StaleEpoch: this process is the ghost)."""
+        await self._ended.wait()
+        assert self._end is not None, "kept before the event is set"
+        raise self._end
 
     def exclude(self, index: int, why: str) -> None:
         """A node is lost: end every request to it."""
@@ -72,8 +84,17 @@ class Peers:
     def _line(self, index: int) -> Channel | None:
         """The line to a node; None before the controllers have met, and after `close`."""
         if index not in self.lines and self._dial is not None:
-            self.lines[index] = self._dial(index)
+            line = self.lines[index] = self._dial(index)
+            watch = asyncio.ensure_future(line.failure())
+            self._watches.add(watch)
+            watch.add_done_callback(self._line_ended)
         return self.lines.get(index)
+
+    def _line_ended(self, watch: "asyncio.Future[None]") -> None:
+        self._watches.discard(watch)
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._end = error
+            self._ended.set()
 
     def _error(self, index: int) -> WorkerFailed:
         return WorkerFailed(f"node{index} {self._lost[index]}")

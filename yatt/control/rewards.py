@@ -8,7 +8,7 @@ event loop takes the others along, which are asked again.
 import asyncio
 import itertools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from yatt.adapters.process import describe_exit
@@ -86,18 +86,24 @@ class RewardPool:
         if not worker.hello.is_set():
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS:
-                says = f"{worker.name} cannot start ({how}). {self._supervisor.where(worker)}"
-                self._trouble(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
+                self._spawn(self._give_up(worker, how))
         for key in self._dispatch.died(worker.wire):
             error = f"ended its process each time ({how})"
             self._settle(key, m.Failed(error=error, user=how != describe_exit(-signal.SIGKILL)))
         self._pump()
 
+    async def _give_up(self, worker: Worker, how: str) -> None:
+        says = f"{worker.name} cannot start ({how}). {await self._supervisor.where(worker)}"
+        self._trouble(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
+
     def _pump(self) -> None:
         for assignment in self._dispatch.assign():
-            task = asyncio.get_running_loop().create_task(self._run(assignment.key, assignment.server))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._run(assignment.key, assignment.server))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, key: str, server: str) -> None:
         order, _ = self._calls[key]

@@ -1,6 +1,7 @@
 """One controller's attempt, put together and taken down in order."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -44,7 +45,7 @@ from yatt.control.shard import DataShard
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
-from yatt.errors import EXIT_FAILED, WorkerFailed
+from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
@@ -165,6 +166,7 @@ class Session:
         node = self._node
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
+            self._peers.failure(),
             watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
             self._report_trouble(), self._report_losses(), self._watch_writer(),
         )  # fmt: skip
@@ -194,7 +196,8 @@ class Session:
             if self._coordinator is not None:
                 self._coordinator.fail(trouble.error, trouble.exit_code, is_symptom=trouble.is_symptom)
             else:
-                await self._peers.tell(0, trouble)
+                with contextlib.suppress(YattError):  # a leader that is lost is missed by others
+                    await self._peers.request(0, trouble, self._node.config.launch.phase_timeout_s)
 
     def _lost(self, index: int, silence_s: float) -> None:
         """A peer was silent too long: the leader decides; others only say so."""
@@ -267,7 +270,7 @@ class Session:
                 return None
             case c.Trouble():
                 self._trouble_of(index, body)
-                return None
+                return m.Done()
             case c.Quit():
                 await self._sender.flush()  # the leader hears no more once it has the answer
         await self._until_built()

@@ -5,6 +5,7 @@ nothing a former start said can be taken for the new one's.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from yatt.obs.events import EventLog
 
 REWARD = "reward"
 LOG_S = 5.0
-"""How long the run folder may take to open a worker's log."""
+"""How long the run folder may take to open a worker's log, or to read its end."""
 
 ASYNC = "async"
 """Ends the name of the reward process that runs asynchronous functions."""
@@ -134,15 +135,19 @@ class Supervisor:
                 if done:
                     return
                 if not worker.is_running or worker.starts != starts:
-                    raise WorkerFailed(f"{worker.name} ended while starting. {self.where(worker)}")
+                    raise WorkerFailed(f"{worker.name} ended while starting. {await self.where(worker)}")
         finally:
             hello.cancel()
-        raise DeadlineExceeded(f"{worker.name} did not come up in {limit_s:g} s. {self.where(worker)}")
+        where = await self.where(worker)
+        raise DeadlineExceeded(f"{worker.name} did not come up in {limit_s:g} s. {where}")
 
-    def where(self, worker: Worker) -> str:
-        """Where to look, with the end of the log."""
+    async def where(self, worker: Worker) -> str:
+        """Where to look, with the end of the log, if the run folder answers."""
         log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        return f"Its log is {log}; it ends:\n{log_tail(log)}"
+        with contextlib.suppress(TimeoutError):
+            tail = await asyncio.wait_for(call_in_thread(partial(log_tail, log)), LOG_S)
+            return f"Its log is {log}; it ends:\n{tail}"
+        return f"Its log is {log}; it could not be read just now."
 
     def end(self, worker: Worker) -> None:
         """Kill one worker's process group; its end is reported like any other."""

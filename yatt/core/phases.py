@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from yatt.core.nodeset import NodeSet
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 
 
 class Phase(Enum):
@@ -261,8 +261,9 @@ def step(state: RunState, event: Event, program: Program) -> Result:
 
 
 def _failing(state: RunState, event: Failure | PatienceOver) -> Result:
-    """Of several symptoms the first is kept: those after it are further from the cause."""
-    if isinstance(event, Failure) and event.is_symptom:
+    """Of several symptoms the first is kept: those after it are further from the cause. What the user wrote
+    follows from nothing else."""
+    if isinstance(event, Failure) and event.is_symptom and event.exit_code != EXIT_USER_MISTAKE:
         return (state, ()) if state.symptom else (replace(state, symptom=event), (AwaitCause(),))
     failure = event if isinstance(event, Failure) else state.symptom
     if failure is None:
