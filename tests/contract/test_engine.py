@@ -162,6 +162,16 @@ def test_the_longest_completion_ends_with_reason_length(subject):
     assert len(m.unpack_floats(completed.logprobs)) == 7
 
 
+def test_a_token_beyond_the_vocabulary_is_refused_and_costs_nobody_else(subject):
+    if subject.reference is None:
+        pytest.skip("a script has no vocabulary")
+    subject.engine.add(sample("good", max_tokens=4, ignore_eos=True))
+    with pytest.raises(ValueError):
+        subject.engine.add(sample("bad", prompt_ids=m.pack_ids([40, 10 * VOCAB_SIZE])))
+    done = run(subject.engine)
+    assert len(ids_of(done["good"])) == 4 and "bad" not in done
+
+
 def test_the_context_bounds_a_completion(subject):
     prompt = [50] * (MAX_MODEL_TOKENS - 3)
     asked = sample("brim", prompt_ids=m.pack_ids(prompt), max_tokens=50, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""In deterministic mode machines lose no sample: the attempt begins again instead."""
+"""Requests whose engines or processes end again and again: what is lost, and when an attempt begins anew."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.control.rewards import PATIENCE
+from yatt.control.workers import MOST_DEATHS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -89,3 +90,23 @@ def test_a_call_whose_process_is_killed_each_time_ends_the_attempt_and_changes_n
     mark.unlink()
     assert "a lost sample would change the results" in finish(process)
     check_as_undisturbed(tmp_path / "calm", run, launch={"nodes": 1})
+
+
+def test_an_engine_that_only_dies_ends_the_attempt_instead_of_being_started_for_ever(tmp_path: Path) -> None:
+    settings = {"run": {"deterministic": False}, "launch": {"nodes": 1}, "rollout": {"max_retries": 1000}}
+    run = run_file(tmp_path, **settings)
+    (tmp_path / "policy" / "scripted.json").write_text(json.dumps({"steps_per_token": 20000}))
+    process = start("run", str(run.write()))
+    for number in range(1, MOST_DEATHS + 1):
+        wire = f"rollout-n0s0.{number}"
+
+        def is_up(wire: str = wire) -> bool:
+            return any(event["worker"] == wire for event in events(run, "weights.check"))
+
+        wait_for(is_up, timeout_s=60, what=f"{wire} to be up")
+        kill(pids(run, "yatt.rollout")[0])
+    troubles = wait_for(lambda: events(run, "trouble"), timeout_s=60, what="the end of the attempt")
+    (tmp_path / "policy" / "scripted.json").write_text(json.dumps({"steps_per_token": 1}))
+    assert f"ended {MOST_DEATHS} times in a row, and completed nothing meanwhile" in finish(process)
+    assert troubles[0]["exit_code"] == 1
+    assert [row["training/global_step"] for row in rows(run.run_dir / "metrics.jsonl")] == [1, 2]

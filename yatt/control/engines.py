@@ -68,6 +68,7 @@ class LocalEngines:
         self.hub, self._config, self._changed = hub, config, changed
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
+        self._useful: set[str] = set()  # wires that have completed something
         self._num_of: Counter[tuple[str, str]] = Counter()  # requests by role and asking node
         self._num_all: Counter[str] = Counter()  # by role
         self._dispatch = Dispatch(patience=0)  # whether to ask again is decided where the request was made
@@ -99,6 +100,12 @@ class LocalEngines:
             for key in waiting:
                 self._end(key, error=Bounced(f"no engine of {engine.role} is left here"))
 
+    def bury(self, wire: str) -> bool:
+        """Forget an engine's process; whether it ever completed anything."""
+        was_useful = wire in self._useful
+        self._useful.discard(wire)
+        return was_useful
+
     def is_awake(self, wire: str) -> bool:
         """Whether this engine takes requests."""
         return wire in self._engines
@@ -119,6 +126,7 @@ class LocalEngines:
         if body.finish_reason == m.LOST:
             self._end(body.request_id, error=WorkerFailed(f"{wire}: {body.error}"))
         else:
+            self._useful.add(wire)
             self._end(body.request_id, completed=body)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:

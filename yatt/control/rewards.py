@@ -30,6 +30,10 @@ GRACE_S = 1.0
 
 GENRM_FUNCTION_S = 60.0
 MOST_FAILED_STARTS = 3
+MOST_KILLED_STARTS = 8
+"""In a row, of all processes; killed ones need not have done anything."""
+
+KILLED = describe_exit(-signal.SIGKILL)
 
 
 class RewardPool:
@@ -85,11 +89,11 @@ class RewardPool:
         """
         if not worker.hello.is_set():
             self._failed_starts += 1
-            if self._failed_starts >= MOST_FAILED_STARTS:
+            if self._failed_starts >= (MOST_KILLED_STARTS if how == KILLED else MOST_FAILED_STARTS):
                 self._spawn(self._give_up(worker, how))
         for key in self._dispatch.died(worker.wire):
             error = f"ended its process each time ({how})"
-            self._settle(key, m.Failed(error=error, user=how != describe_exit(-signal.SIGKILL)))
+            self._settle(key, m.Failed(error=error, user=how != KILLED))
         self._pump()
 
     async def _give_up(self, worker: Worker, how: str) -> None:

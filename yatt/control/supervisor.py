@@ -47,6 +47,9 @@ class Worker:
     progress: int = 0
     """Of its main loop, as it told last."""
 
+    was_killed: bool = False
+    """Its last process ended by SIGKILL: from outside, if not by us."""
+
     @property
     def wire(self) -> str:
         """Unique to this start."""
@@ -169,6 +172,7 @@ class Supervisor:
 
     def _ended(self, worker: Worker, child: Child, returncode: int) -> None:
         how = describe_exit(returncode)
+        worker.was_killed = returncode == -signal.SIGKILL
         self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
         worker.child = None
         if not self._closing:

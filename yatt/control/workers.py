@@ -6,7 +6,7 @@ loads the newest weights into rollout engines, and enters engines into the routi
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
 from yatt.control.publications import Publications, Published
-from yatt.control.supervisor import Supervisor, Worker
+from yatt.control.supervisor import REWARD, Supervisor, Worker
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
 from yatt.obs.events import EventLog
@@ -22,6 +22,9 @@ from yatt.records import message as m
 from yatt.records.message import unpack_floats
 
 MAX_WAKE_FAILURES = 3
+MOST_DEATHS = 8
+"""Ends of an engine in a row without one completion: more than chance and a few poisonous prompts explain."""
+
 LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
 ROUNDINGS_ALLOWED = 3.0
 """By how many times may engine and trainer differ as the trainer does from itself, rounded once more a layer?
@@ -65,6 +68,7 @@ class Workers:
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
         self._failures: dict[str, int] = {}
+        self._deaths: Counter[str] = Counter()  # by name, since its last completion
 
     async def order(self, worker: Worker, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """Send an order under the worker's token and wait for its answer.
@@ -106,9 +110,16 @@ class Workers:
         await asyncio.gather(*(self.order(w, m.Sleep(token=token), limit_s) for w in workers))
 
     def forget(self, worker: Worker, how: str) -> None:
-        """A worker's process has ended."""
+        """A worker's process has ended. An engine that does so again and again, and completes nothing in
+        between, would do it for ever."""
         self._engines.remove(worker.wire, f"ended: {how}", is_blamed=True)
         self._hub.fail_waiting(worker.wire, WorkerFailed(f"{worker.name} ended: {how}"))
+        was_useful = self._engines.bury(worker.wire)
+        deaths = self._deaths[worker.name] = 0 if was_useful else self._deaths[worker.name] + 1
+        if worker.role not in (TRAINER, REWARD) and deaths >= MOST_DEATHS:
+            log = self._node.paths.log(self._node.epoch, worker.wire)
+            says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
+            self._trouble(f"{says}. The last log is {log}.", EXIT_FAILED)
 
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
         """Let the trainer write its weights to this node's memory filesystem; the old ones go."""
@@ -203,7 +214,8 @@ class Workers:
         except SyncMismatch as error:
             self._trouble(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            count = self._failures[worker.name] = self._failures.get(worker.name, 0) + 1
+            is_own = worker.is_running or not worker.was_killed  # else `forget` counts it
+            count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
                 self._trouble(str(error), error.exit_code)
             elif worker.child is not None and worker.wire == wire:  # else a later start is in its place

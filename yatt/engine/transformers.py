@@ -78,6 +78,11 @@ class TransformersEngine:
         if any(request.sample.request_id == sample.request_id for request in self._all_requests()):
             return
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
+        if max(prompt_ids) >= self._model.config.vocab_size:
+            raise ValueError(
+                f"token {max(prompt_ids)} of the prompt is not in the model's vocabulary "
+                f"({self._model.config.vocab_size} entries): tokenizer and model do not fit"
+            )
         chance = torch.Generator().manual_seed(sample.seed)
         self._waiting.append(_Request(sample, prompt_ids, max_tokens, chance))
 

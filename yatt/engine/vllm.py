@@ -65,7 +65,10 @@ class VllmEngine:
         self._refuse_without_weights()
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
         parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
-        self._llm.add_request(sample.request_id, {"prompt_token_ids": prompt_ids}, parameters)
+        try:
+            self._llm.add_request(sample.request_id, {"prompt_token_ids": prompt_ids}, parameters)
+        except _refusals() as error:  # a ValueError in some versions only
+            raise ValueError(str(error)) from error
         self._running[sample.request_id] = _Running()
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
@@ -181,6 +184,13 @@ class VllmEngine:
         self._llm.reset_mm_cache()
         if hasattr(self._llm, "reset_encoder_cache"):
             self._llm.reset_encoder_cache()
+
+
+def _refusals() -> type[Exception]:
+    """What vLLM raises for a request that it cannot serve."""
+    import vllm.exceptions
+
+    return getattr(vllm.exceptions, "VLLMClientError", ValueError)
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:

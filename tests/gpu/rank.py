@@ -1,0 +1,79 @@
+"""One trainer rank, alone in its world, by real orders, on whatever device there is."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from yatt.records import message as m
+
+GROUP_SIZE = 4
+
+
+class Rank:
+    """A rank that has built its model.
+
+    Args:
+        trainer: settings of the trainer's section beside the defaults.
+    """
+
+    def __init__(self, model: Path, dtype: str, **trainer: Any) -> None:
+        import torch.distributed as dist
+
+        from tests.integration.trainer.program import make_config
+        from yatt.checkpoint.store import FolderStore
+        from yatt.trainer.device import collective_backend, prepare_process
+        from yatt.trainer.model import join_model_parallel
+        from yatt.trainer.worker import TrainerRank
+
+        config = make_config(str(model), {"dtype": dtype, **trainer}, {"kl_in": "none"})
+        config = replace(config, model=replace(config.model, spec="auto"))
+        self.device = prepare_process(config, 0)
+        if not dist.is_initialized():
+            store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+            dist.init_process_group(collective_backend(self.device), store=store, rank=0, world_size=1)
+            join_model_parallel(config.trainer, 0)
+        self.worker = TrainerRank(
+            config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing
+        )
+        self.worker.handle(m.Build(token=1))
+        self._iteration = 0
+
+    def publish(self, folder: Path, probe: list[list[int]], version: int = 1) -> list[list[float]]:
+        """Write the weights for engines; gives the probe's log-probs."""
+        order = m.Publish(
+            token=1, policy_version=version, folder=str(folder), probe=tuple(map(m.pack_ids, probe))
+        )
+        return [m.unpack_floats(raw) for raw in self.worker.handle(order).probe_logprobs]
+
+    def train(self, lengths: list[int], vocab: int) -> dict[str, float]:
+        """One optimizer step over samples of these lengths, in one packed micro-batch; gives its metrics."""
+        self._iteration += 1
+        return self.worker.handle(train_order(lengths, vocab, self._iteration)).metrics
+
+
+def train_order(lengths: list[int], vocab: int, iteration: int) -> m.Train:
+    """Random samples, an eighth of each its prompt."""
+    import numpy as np
+
+    draw = np.random.default_rng(iteration)
+    facts, rollouts = [], []
+    for number, length in enumerate(lengths):
+        prompt = max(1, length // 8)
+        ids = draw.integers(3, vocab, length).tolist()
+        facts.append(
+            m.SampleFact(number, number // GROUP_SIZE, draw.random(), prompt, length - prompt, False)
+        )
+        rollouts.append(
+            m.Rollout(
+                sample_id=number, prompt_ids=m.pack_ids(ids[:prompt]),
+                completion_ids=m.pack_ids(ids[prompt:]),
+                sampler_logprobs=m.pack_floats([-float(np.log(vocab))] * (length - prompt)),
+                policy_versions=((0, 0, length - prompt),), finish_reason="stop",
+            )
+        )  # fmt: skip
+    plan = m.MiniBatchPlan(((tuple(range(len(lengths))),),))
+    return m.Train(token=1, iteration=iteration, facts=tuple(facts), plan=(plan,), rollouts=tuple(rollouts))
+
+
+def _nothing() -> None:
+    pass
