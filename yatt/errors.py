@@ -12,6 +12,7 @@ YattError
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
 |- NoCheckpointLeft   the operator's: checkpoints were committed, and none of them can be restored
 |- StoreUnreachable   nobody's: the checkpoint store did not answer; what lies there may be whole
+   |- CheckpointsMissing the operator's: the ledger has commits and the store has none; is it mounted?
 """
 
 EXIT_FINISHED = 0
@@ -80,4 +81,16 @@ class NoCheckpointLeft(CheckpointError):
 
 
 class StoreUnreachable(YattError):
-    """The checkpoint store failed otherwise than by saying that something is not there."""
+    """The checkpoint store failed otherwise than by saying that something is not there.
+
+    Args:
+        is_passing: the same call may work again soon.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+class CheckpointsMissing(StoreUnreachable):
+    """The store holds no checkpoint, although the run's ledger has commits. An unmounted folder looks so."""

@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.checkpoint.store import open_store
 from yatt.control.groups import NodeState
 from yatt.control.node import Node
 from yatt.control.ports import Ports
-from yatt.errors import CheckpointError, ConfigError, NoCheckpointLeft
+from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP
 from yatt.records import cluster as c, message as m
@@ -44,17 +46,26 @@ class Restoring:
 
         Raises:
             NoCheckpointLeft: none of the checkpoints that are there can be restored.
+            CheckpointsMissing: there is none, and the run's ledger has commits.
             ConfigError: the other run's checkpoint cannot be gone on from.
         """
         found = await call_in_thread(self._checkpoints.candidates)
         for name in found.ghosts:
             self._events.emit("ckpt.refuse", name=name)
+        if not found.names:
+            await call_in_thread(self._check_presence)
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
             return Resumed(manifest, manifest.iteration, dict(manifest.row), manifest.unwritten)
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})
+
+    def _check_presence(self) -> None:
+        config, paths = self._node.config, self._node.paths
+        patiently(
+            partial(check_presence, open_run_store(config, paths.root), store_url(config, paths.root), paths)
+        )
 
     async def _start_from_origin(self) -> int:
         """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
@@ -66,7 +77,10 @@ class Restoring:
         if origin.iteration and not pinned:
             names = (await call_in_thread(checkpoints.candidates)).of_iteration(origin.iteration)
         if not names:
-            raise ConfigError(f"run.from_checkpoint: {origin.url} has no such checkpoint any more.")
+            raise CheckpointsMissing(
+                f"run.from_checkpoint: {origin.url} had a checkpoint when the run was started and has none "
+                "now. Is it mounted here?"
+            )
         manifest = await self._first_whole(names, checkpoints, is_origin=True)
         name = checkpoints.name(manifest)
         await call_in_thread(partial(self._checkpoints.note_origin, name))

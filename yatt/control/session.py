@@ -21,9 +21,7 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.store import Store, open_store
-from yatt.config.schema import RunConfig
+from yatt.checkpoint.run_store import claimed_run_store
 from yatt.control.acts import Acts
 from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
@@ -325,31 +323,6 @@ class Session:
             elif now_s and not failing_s:
                 _LOG.warning("events cannot be written to %s; they wait in memory", self._node.paths.root)
             failing_s = now_s
-
-
-def open_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store.
-
-    Raises:
-        ConfigError: its URL cannot be used.
-    """
-    return open_store(store_url(config, root), config.checkpoint.storage_options)
-
-
-def store_url(config: RunConfig, root: Path) -> str:
-    """Where the run's checkpoints are."""
-    return config.checkpoint.url or str(root / "checkpoints")
-
-
-def claimed_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store, made sure to be this run's.
-
-    Raises:
-        ConfigError: it belongs to another run.
-    """
-    store = open_run_store(config, root)
-    claim_store(store, store_url(config, root), config.run.id)
-    return store
 
 
 def vocab_size(model: str) -> int:

@@ -13,12 +13,12 @@ from yatt.adapters.lines import make_ready
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
+from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import skip_epochs
-from yatt.control.session import open_run_store, store_url
-from yatt.errors import ConfigError, YattError
+from yatt.errors import CheckpointsMissing, ConfigError, YattError
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
@@ -167,8 +167,12 @@ def make_root(root: Path, share: str) -> None:
 def _claim_store(config: RunConfig, paths: RunPaths) -> None:
     """A store that outlived its run's folder has commits of attempts that the new folder knows nothing of:
     its attempts are numbered from there on."""
-    store = open_run_store(config, paths.root)
-    claim_store(store, store_url(config, paths.root), config.run.id)
+    store, url = open_run_store(config, paths.root), store_url(config, paths.root)
+    try:
+        check_presence(store, url, paths)
+    except CheckpointsMissing:  # the launcher waits for it; what stands in its place is not claimed
+        return
+    claim_store(store, url, config.run.id)
     if newest := Checkpoints(store, 0).newest_epoch():
         skip_epochs(paths, newest)
 

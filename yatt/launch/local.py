@@ -68,6 +68,8 @@ class Launcher:
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
+        if not run_is_finished(self.paths) and not self._has_store():
+            return EXIT_WILL_CONTINUE
         while not run_is_finished(self.paths):
             epoch = claim_epoch(self.paths)
             remove_leftovers(self.paths, epoch)
@@ -175,6 +177,17 @@ class Launcher:
         for child in children:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
+
+    def _has_store(self) -> bool:
+        """Wait until the checkpoint store answers and has what the ledger knows of; whether it does."""
+        try:
+            found = await_committed(
+                self.config, self.paths.root, is_told=lambda: bool(self.signals), say=self.say
+            )
+        except StoreUnreachable as error:
+            self.say(str(error))
+            return False
+        return found is not None
 
     def _committed(self, known: int, exit_code: int, reason: str) -> tuple[int, int, str]:
         """How far the run is saved, and what the attempt's end becomes with it: before another attempt the

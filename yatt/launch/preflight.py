@@ -12,6 +12,7 @@ from pathlib import Path
 
 from yatt.adapters.dataset import check_rows
 from yatt.adapters.descriptors import hard_limit
+from yatt.adapters.ledger import known_commit
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
@@ -88,7 +89,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
         yield partial(load_reward, reward)
     if config.checkpoint.url:
         yield partial(check_store, config)
-    if config.run.from_checkpoint.url:
+    if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
         yield partial(check_origin, config.run.from_checkpoint)
     yield partial(_engines_installed, config)
 

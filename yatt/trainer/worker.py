@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
-from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
+from yatt.errors import CheckpointError, LeaseLost, StoreUnreachable, WorkerFailed
 from yatt.records import message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -126,12 +127,21 @@ class TrainerRank:
         return m.Done()
 
     def _restore(self, order: m.Restore) -> m.Message:
-        """A damaged checkpoint is an answer: the leader tries an older one."""
+        """A damaged checkpoint is an answer: the leader tries an older one. A store that has not even its
+        owner's name here is not damaged but not mounted on this node.
+
+        Raises:
+            StoreUnreachable: it is so.
+        """
+        store = self._origin() if order.is_origin else self._store
         try:
-            store = self._origin() if order.is_origin else self._store
             fill = restore_weights if order.weights_only else restore
             fill(self._policy, store, Checkpoints(store, epoch=0).read(order.checkpoint), self._tick)
         except CheckpointError as error:
+            if not owner_of(store):
+                raise StoreUnreachable(
+                    f"{error}; this node sees no run_id in the checkpoint store either: is it mounted here?"
+                ) from error
             return m.Restored(fault=str(error))
         return m.Restored()
 
