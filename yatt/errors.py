@@ -7,6 +7,8 @@ YattError
 |- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
 |- StaleEpoch         nobody's: a newer attempt of this run exists; this one ends itself
 |- FolderGone         the operator's: the run folder was removed while the run was going on
+|- FolderUnreachable  nobody's: the run folder did not answer between two attempts
+|- StoppedWaiting     nobody's: a signal ended a wait for the run folder
 |- NoProgress         the operator's: attempts end again and again without a new checkpoint
 |- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
@@ -56,6 +58,16 @@ class FolderGone(YattError):
     """The run folder is not there any more. Nothing is written, and starting again would not help."""
 
     exit_code = EXIT_DO_NOT_RESTART
+
+
+class FolderUnreachable(YattError):
+    """The run folder failed between attempts, for longer than it is waited for, or for good."""
+
+
+class StoppedWaiting(YattError):
+    """A launcher was told to end while it waited for the run folder."""
+
+    exit_code = EXIT_WILL_CONTINUE
 
 
 class NoProgress(YattError):

@@ -24,7 +24,7 @@ import msgspec
 
 from yatt.checkpoint.store import Store
 from yatt.core.epochs import BEGINNING, Commit, lineage, refused
-from yatt.errors import CheckpointError
+from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.records.message import ShardFile
 
 SCHEMA_VERSION = 2
@@ -123,7 +123,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
             )
-        self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
+        with contextlib.suppress(OSError, StoreUnreachable):  # the checkpoint exists without it
+            self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
     def newest(self) -> Found:
         """The newest checkpoint that counts and whose files are there."""

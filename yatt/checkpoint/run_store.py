@@ -1,14 +1,17 @@
-"""The checkpoint store of one run: where it is, whose it is, whether the run's checkpoints are there. No torch.
+"""The checkpoint store of one run: where it is, whose it is, are the run's checkpoints there? No torch.
 
 A folder that is not mounted is an empty folder. What the run's ledger knows tells it from a new store:
 without that check a run would start from iteration 0 again and say nothing.
 """
 
+from functools import partial
 from pathlib import Path
 
 from yatt.adapters.ledger import known_commit
+from yatt.adapters.patience import patiently
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
+from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointsMissing
@@ -30,14 +33,17 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
 
 
 def claimed_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store, made sure to be this run's and to hold its checkpoints.
+    """The run's checkpoint store, made sure to be this run's and to hold its checkpoints. Its passing
+    failures cost time, up to `launch.phase_timeout_s` a call.
 
     Raises:
         ConfigError: it belongs to another run.
         CheckpointsMissing: as `check_presence`; then nothing was written there.
         StoreUnreachable: it does not answer.
     """
-    store, url = open_run_store(config, root), store_url(config, root)
+    url, limit_s = store_url(config, root), config.launch.phase_timeout_s
+    opened = patiently(partial(open_run_store, config, root), limit_s=limit_s)
+    store = PatientStore(opened, limit_s=limit_s)
     check_presence(store, url, RunPaths(root))
     claim_store(store, url, config.run.id)
     return store
@@ -55,7 +61,7 @@ def check_presence(store: Store, url: str, paths: RunPaths) -> None:
         return
     raise CheckpointsMissing(
         f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "
-        f"committed ({paths.attempt(epoch)} says so). Is the store mounted here? The run does not start again from "
-        f"iteration 0. Bring the store back, then `yatt resume {paths.root}` goes on; to train from the "
-        "beginning, start a new run with another run.dir."
+        f"committed ({paths.attempt(epoch)} says so). Is the store mounted here? The run does not start "
+        f"again from iteration 0. Bring the store back, then `yatt resume {paths.root}` goes on; to train "
+        "from the beginning, start a new run with another run.dir."
     )

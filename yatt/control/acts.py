@@ -88,7 +88,7 @@ class Acts:
         restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
         found = await restoring.run()
         await self._patiently(self._check_newest)
-        await self._patiently(partial(self._checkpoints.adopt, found.adopted))
+        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
         if found.adopted:
             await self._note_commit(found.iteration)
         paths, guard = self._node.paths, self._check_newest
@@ -212,7 +212,7 @@ class Acts:
             row=dict(self._row.values), unwritten=self._row.unwritten,
         )  # fmt: skip
         await self._patiently(self._check_newest)
-        await self._patiently(partial(self._checkpoints.commit, manifest))
+        await call_in_thread(partial(self._checkpoints.commit, manifest))
         size_bytes = sum(file.size_bytes for file in manifest.files)
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
@@ -230,7 +230,7 @@ class Acts:
     async def _retain(self, keep: int) -> None:
         """Old checkpoints that cannot be removed now are removed after the next commit."""
         try:
-            for gone in await self._patiently(partial(self._checkpoints.retain, keep)):
+            for gone in await call_in_thread(partial(self._checkpoints.retain, keep)):
                 self._events.emit("ckpt.delete", iteration=gone)
         except (OSError, CheckpointError, StoreUnreachable) as error:
             self._events.emit("ckpt.keep", reason=str(error))

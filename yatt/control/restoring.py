@@ -9,6 +9,7 @@ import msgspec
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.checkpoint.store import open_store
 from yatt.control.groups import NodeState
@@ -63,14 +64,20 @@ class Restoring:
 
     def _check_presence(self) -> None:
         config, paths = self._node.config, self._node.paths
-        patiently(
-            partial(check_presence, open_run_store(config, paths.root), store_url(config, paths.root), paths)
-        )
+        url, limit_s = store_url(config, paths.root), config.launch.phase_timeout_s
+
+        def check() -> None:
+            check_presence(open_run_store(config, paths.root), url, paths)
+
+        patiently(check, limit_s=limit_s)
 
     async def _start_from_origin(self) -> int:
         """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
         origin = self._node.config.run.from_checkpoint
-        store = await call_in_thread(partial(open_store, origin.url, origin.storage_options))
+        opened = await call_in_thread(
+            partial(patiently, partial(open_store, origin.url, origin.storage_options))
+        )
+        store = PatientStore(opened, limit_s=self._node.config.launch.phase_timeout_s)
         checkpoints = Checkpoints(store, 0)
         pinned = await call_in_thread(self._checkpoints.origin)
         names = (pinned,) if pinned else (await call_in_thread(checkpoints.candidates)).names

@@ -126,13 +126,11 @@ class Session:
             ports = Ports(
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
-            store = await call_in_thread(
-                partial(patiently, partial(claimed_run_store, node.config, node.paths.root))
-            )
+            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
-                vocab_size(node.config.model.path), row,
+                await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path))), row,
             )  # fmt: skip
             self._coordinator = Coordinator(node, ports, acts, row, self._events)
 
@@ -143,15 +141,15 @@ class Session:
     def _owner(self, parts: Parts) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
-        rows = RowFiles(config.data.train_files, config.data, rows_folder(node.scratch, is_held_out=False))
-        tokenizer = Tokenizer(config.model.path)
+        opened = partial(RowFiles, data=config.data, limit_s=config.launch.phase_timeout_s)
+        rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
+        tokenizer = patiently(partial(Tokenizer, config.model.path))
         scorer = Scorer(config, parts.router.complete, parts.rewards.call)
         shard = DataShard(config, rows, tokenizer)
         sampler = Sampler(node, shard, scorer, parts.router, self._events, self._writer)
         validator = None
         if config.validation.reward:
-            folder = rows_folder(node.scratch, is_held_out=True)
-            held_out = RowFiles(config.data.val_files, config.data, folder)
+            held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
         return Owner(node, sampler, validator, training, scorer)

@@ -1,14 +1,17 @@
 """The run folder at the start: made, or found and compared."""
 
+import contextlib
 import os
 import secrets
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
+from yatt.adapters.ledger import STARTED, note
 from yatt.adapters.lines import make_ready
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
@@ -17,8 +20,9 @@ from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import skip_epochs
+from yatt.control.epochs import remove_leftovers, skip_epochs
 from yatt.errors import CheckpointsMissing, ConfigError, YattError
+from yatt.launch.folder_wait import FolderWait
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
@@ -220,6 +224,28 @@ def write_attempt_config(paths: RunPaths, epoch: int, config: RunConfig) -> None
     text = resolved_text(config).encode()
     if read_or_none(paths.config) != text:
         publish(paths.attempt_config(epoch), text)
+
+
+def open_attempt(
+    wait: FolderWait, paths: RunPaths, epoch: int, config: RunConfig, about: dict[str, Any]
+) -> None:
+    """Make the run folder ready for an attempt whose number is claimed, and note that it begins.
+
+    Args:
+        wait: carries out each step, as long as the folder fails.
+        about: content of the attempt's `started.json`.
+
+    Raises:
+        StaleEpoch: a higher epoch was claimed.
+        FolderUnreachable, StoppedWaiting: as `wait`.
+    """
+    wait(partial(remove_leftovers, paths, epoch))
+    for said in wait(partial(ready_people_files, paths)):
+        wait.say(said)
+    wait(partial(note, paths, epoch, STARTED, about))
+    wait(partial(write_attempt_config, paths, epoch, config))
+    with contextlib.suppress(OSError):  # the link is for people
+        link_latest(paths, epoch)
 
 
 def link_latest(paths: RunPaths, epoch: int) -> None:

@@ -206,6 +206,8 @@ def check_store(config: RunConfig) -> None:
     try:
         check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
     except StoreUnreachable as error:
+        if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
+            return  # the address was right when the run was started: the launcher waits for the store
         raise ConfigError(
             f"checkpoint.url: {url} cannot be used from here ({error}). Check the address, "
             "checkpoint.storage_options and your credentials."

@@ -6,6 +6,7 @@ controller that lost the lease cannot use this process by mistake. Every order m
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from yatt.adapters.patience import patiently
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import owner_of
+from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, LeaseLost, StoreUnreachable, WorkerFailed
@@ -148,7 +151,8 @@ class TrainerRank:
     def _origin(self) -> Store:
         """The store of the run that this one starts from."""
         origin = self._config.run.from_checkpoint
-        return open_store(origin.url, origin.storage_options)
+        opened = patiently(partial(open_store, origin.url, origin.storage_options))
+        return PatientStore(opened, limit_s=self._config.launch.phase_timeout_s, tick=self._tick)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:
