@@ -42,6 +42,7 @@ from yatt.control.shard import DataShard
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
+from yatt.control.writer_watch import watch_writer
 from yatt.errors import EXIT_FAILED, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
@@ -49,7 +50,6 @@ from yatt.records import cluster as c, message as m
 
 _LOG = logging.getLogger(__name__)
 STOP_CHECK_S = 0.25
-WRITER_CHECK_S = 1.0
 LAST_LINES_S = 30.0
 """How long the last events and metrics may take to be written at the end."""
 
@@ -162,7 +162,7 @@ class Session:
         works = (
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
             watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
-            self._report_trouble(), self._report_losses(), self._watch_writer(),
+            self._report_trouble(), self._report_losses(), watch_writer(self._writer, self._events),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:
@@ -308,19 +308,6 @@ class Session:
             await channel.close()
         if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):
             _LOG.warning("the last lines could not be written: the run folder does not answer")
-
-    async def _watch_writer(self) -> None:
-        """Say in the event log, once it can be written again, what could not be written meanwhile."""
-        failing_s, told = 0.0, 0
-        while True:
-            await asyncio.sleep(WRITER_CHECK_S)
-            now_s, lost = self._writer.failing_s, self._writer.num_lost
-            if failing_s and not now_s:
-                self._events.emit("telemetry.late", seconds=round(failing_s, 1), lost=lost - told)
-                told = lost
-            elif now_s and not failing_s:
-                _LOG.warning("events cannot be written to %s; they wait in memory", self._node.paths.root)
-            failing_s = now_s
 
 
 def vocab_size(model: str) -> int:
