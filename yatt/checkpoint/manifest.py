@@ -34,7 +34,8 @@ LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One committed checkpoint. `common` and `nodes` are JSON: the trainer's scalars, the controllers'
-    states; `row` is the metrics line of the iteration, which is completed after resume.
+    states; `row` is the metrics line of the iteration, which is completed after resume; in it
+    and in `unwritten` numbers that are not finite have names (`yatt.obs.metrics.named`).
 
     `parent` is the (iteration, epoch) of the checkpoint that its start resumed from. `seal` is the SHA-256
     of the manifest as it is encoded with an empty seal.

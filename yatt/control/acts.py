@@ -27,7 +27,7 @@ from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError, StoreUnreachable, YattError
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import RowFile, read_rows
+from yatt.obs.metrics import RowFile, named, read_rows
 from yatt.records import cluster as c, message as m
 from yatt.records.message import pack_ids
 
@@ -209,7 +209,7 @@ class Acts:
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(msgspec.Raw(node.state) for node in saved),
-            row=dict(self._row.values), unwritten=self._row.unwritten,
+            row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
         )  # fmt: skip
         await self._patiently(self._check_newest)
         await call_in_thread(partial(self._checkpoints.commit, manifest))

@@ -17,7 +17,7 @@ from yatt.control.node import Node
 from yatt.control.ports import Ports
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, unnamed
 from yatt.records import cluster as c, message as m
 
 
@@ -57,7 +57,8 @@ class Restoring:
             await call_in_thread(self._check_presence)
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
-            return Resumed(manifest, manifest.iteration, dict(manifest.row), manifest.unwritten)
+            unwritten = tuple(map(unnamed, manifest.unwritten))
+            return Resumed(manifest, manifest.iteration, unnamed(manifest.row), unwritten)
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})
