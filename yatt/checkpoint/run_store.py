@@ -4,6 +4,7 @@ A folder that is not mounted is an empty folder. What the run's ledger knows tel
 without that check a run would start from iteration 0 again and say nothing.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,27 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
     return open_store(store_url(config, root), config.checkpoint.storage_options)
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores of a run: its own, and the one that it started from. Each is opened where it is needed;
+    passing failures cost time, up to `launch.phase_timeout_s` a call."""
+
+    config: RunConfig
+    root: Path
+
+    def of(self, *, is_origin: bool) -> Store:
+        """The run's own store, or the one of `run.from_checkpoint`. Blocks.
+
+        Raises:
+            ConfigError: its URL cannot be used.
+        """
+        origin, limit_s = self.config.run.from_checkpoint, self.config.launch.phase_timeout_s
+        opening = partial(open_run_store, self.config, self.root)
+        if is_origin:
+            opening = partial(open_store, origin.url, origin.storage_options)
+        return PatientStore(patiently(opening, limit_s=limit_s), limit_s=limit_s)
+
+
 def claimed_run_store(config: RunConfig, root: Path) -> Store:
     """The run's checkpoint store, made sure to be this run's and to hold its checkpoints. Its passing
     failures cost time, up to `launch.phase_timeout_s` a call.
@@ -41,9 +63,7 @@ def claimed_run_store(config: RunConfig, root: Path) -> Store:
         CheckpointsMissing: as `check_presence`; then nothing was written there.
         StoreUnreachable: it does not answer.
     """
-    url, limit_s = store_url(config, root), config.launch.phase_timeout_s
-    opened = patiently(partial(open_run_store, config, root), limit_s=limit_s)
-    store = PatientStore(opened, limit_s=limit_s)
+    store, url = Stores(config, root).of(is_origin=False), store_url(config, root)
     check_presence(store, url, RunPaths(root))
     claim_store(store, url, config.run.id)
     return store

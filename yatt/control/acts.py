@@ -208,7 +208,7 @@ class Acts:
             run_id=config.run.id, config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
-            nodes=tuple(msgspec.Raw(node.state) for node in saved),
+            nodes=tuple(node.state for node in saved),
             row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
         )  # fmt: skip
         await self._patiently(self._check_newest)

@@ -4,15 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
-from yatt.checkpoint.store import open_store
-from yatt.control.groups import NodeState
+from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.node import Node
 from yatt.control.ports import Ports
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
@@ -75,10 +70,8 @@ class Restoring:
     async def _start_from_origin(self) -> int:
         """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
         origin = self._node.config.run.from_checkpoint
-        opened = await call_in_thread(
-            partial(patiently, partial(open_store, origin.url, origin.storage_options))
-        )
-        store = PatientStore(opened, limit_s=self._node.config.launch.phase_timeout_s)
+        stores = Stores(self._node.config, self._node.paths.root)
+        store = await call_in_thread(partial(stores.of, is_origin=True))
         checkpoints = Checkpoints(store, 0)
         pinned = await call_in_thread(self._checkpoints.origin)
         names = (pinned,) if pinned else (await call_in_thread(checkpoints.candidates)).names
@@ -127,31 +120,12 @@ class Restoring:
         except CheckpointError as error:
             return None, str(error)
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
-        owners = len(self._node.placement.owners)
-        states = [b""] * owners if weights_only else states_for(manifest, owners)
-        orders = [
-            c.RestoreTrainer(checkpoint=name, state=state, is_origin=is_origin, weights_only=weights_only)
-            for state in states
-        ]
-        answers = await self._ports.ask_each_owner(orders)
+        order = c.RestoreTrainer(
+            checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
+            weights_only=weights_only,
+        )  # fmt: skip
+        answers = await self._ports.ask_owners(order)
         faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
         assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
         fault = next((fault for fault in faults if fault), "")
         return (None, f"{name}: {fault}") if fault else (manifest, "")
-
-
-def states_for(manifest: Manifest, owners: int) -> list[bytes]:
-    """Each owner's controller state; with another number of owners than saved, dealt anew."""
-    if len(manifest.nodes) == owners:
-        return [bytes(state) for state in manifest.nodes]
-    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
-    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
-    next_number = max(state.next_number for state in saved) - len(saved) + 1
-    accepted = [group for state in saved for group in state.accepted]
-    unfinished = [group for state in saved for group in state.unfinished]
-    return [
-        msgspec.json.encode(
-            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
-        )
-        for i in range(owners)
-    ]

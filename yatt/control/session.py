@@ -21,7 +21,7 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.run_store import claimed_run_store
+from yatt.checkpoint.run_store import Stores, claimed_run_store
 from yatt.control.acts import Acts
 from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
@@ -152,7 +152,7 @@ class Session:
             held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
-        return Owner(node, sampler, validator, training, scorer)
+        return Owner(node, sampler, validator, training, scorer, Stores(config, node.paths.root))
 
     async def _serve(
         self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"
