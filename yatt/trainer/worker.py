@@ -139,7 +139,8 @@ class TrainerRank:
         store = self._origin() if order.is_origin else self._store
         try:
             fill = restore_weights if order.weights_only else restore
-            fill(self._policy, store, Checkpoints(store, epoch=0).read(order.checkpoint), self._tick)
+            manifest = Checkpoints(store, epoch=0).read(order.checkpoint)
+            fill(self._policy, store, manifest, self._tick)
         except CheckpointError as error:
             if not owner_of(store):
                 raise StoreUnreachable(
