@@ -76,8 +76,9 @@ class BackgroundWriter:
         self._thread.start()
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a file, soon."""
-        self._put(_Job(path, line.encode(errors="replace") + b"\n", None))
+        """Append a line to a file, soon; or several, which are several to the bound and after an error."""
+        for each in line.encode(errors="replace").split(b"\n"):
+            self._put(_Job(path, each + b"\n", None))
 
     def call(self, work: Callable[[], None]) -> None:
         """Do another write, in its turn; it is called again if it raises OSError."""

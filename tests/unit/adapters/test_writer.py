@@ -31,8 +31,12 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 writer = BackgroundWriter()
-for number in range(int(sys.argv[3])):
-    writer.append(path, json.dumps({"number": number}))
+lines = [json.dumps({"number": number}) for number in range(int(sys.argv[3]))]
+if sys.argv[4] == "several":  # as another controller sends them
+    writer.append(path, "\\n".join(lines))
+else:
+    for line in lines:
+        writer.append(path, line)
 while not writer.failing_s:
     time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -41,9 +45,12 @@ assert writer.close(30)
 
 
 @pytest.mark.parametrize("limit", [4000, 4001, 4009, 4015, 4016])
-def test_after_a_short_write_each_line_is_in_the_file_whole_and_once(tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize("at_once", ["one", "several"])
+def test_after_a_short_write_each_line_is_in_the_file_whole_and_once(
+    tmp_path: Path, limit: int, at_once: str
+) -> None:
     path = tmp_path / "events.jsonl"
-    argv = [sys.executable, "-c", SHORT_WRITE, str(path), str(limit), str(NUM_LINES)]
+    argv = [sys.executable, "-c", SHORT_WRITE, str(path), str(limit), str(NUM_LINES), at_once]
     subprocess.run(argv, env=environment(), check=True, timeout=60)
     records, num_torn = read_records(path)
     assert [record["number"] for record in records] == list(range(NUM_LINES))
