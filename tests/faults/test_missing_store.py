@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for
 from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, note
+from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.run_store import claimed_run_store
 from yatt.checkpoint.store import FolderStore
@@ -132,3 +132,14 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
     (paths.attempt(1) / COMMITTED).mkdir()
     with pytest.raises(IsADirectoryError):
         known_commit(paths)
+
+
+def test_a_note_of_the_end_that_cannot_be_read_is_not_taken_for_absent(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert not look_whether_finished(paths)
+    paths.finished.mkdir()
+    with pytest.raises(IsADirectoryError):
+        look_whether_finished(paths)
+    paths.finished.rmdir()
+    publish(paths.finished, sealed({}, 1))
+    assert look_whether_finished(paths)

@@ -40,6 +40,16 @@ def run_is_finished(paths: RunPaths) -> bool:
     return is_finished(None if record is None else int(record["epoch"]), newest_epoch(paths))
 
 
+def look_whether_finished(paths: RunPaths) -> bool:
+    """`run_is_finished` for who would start another attempt: a note that cannot be read is not an absent one.
+
+    Raises:
+        OSError: the folder does not say.
+    """
+    found = _record_if_there(paths.finished)
+    return is_finished(int(found["epoch"]) if found else None, newest_epoch(paths))
+
+
 def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
     """Write one record of an attempt, whole; again and again for a while if the folder is in trouble."""
     folder = paths.attempt(epoch)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from yatt import clock
 from yatt.adapters.files import share_with
-from yatt.adapters.ledger import ENDED, attempts, newest_epoch, note, run_is_finished
+from yatt.adapters.ledger import ENDED, attempts, look_whether_finished, newest_epoch, note
 from yatt.adapters.patience import is_passing
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
@@ -77,7 +77,7 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         signal.signal(signal.SIGCONT, signal.SIG_IGN)
-        if self._folder(partial(run_is_finished, self.paths)):
+        if self._folder(partial(look_whether_finished, self.paths)):
             say(f"{self.paths.root} is finished: nothing to do")
             return EXIT_FINISHED
         plan = self._folder(partial(read_plan, self.paths))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.ledger import ENDED, note, run_is_finished
+from yatt.adapters.ledger import ENDED, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, describe_exit, log_tail, open_log, spawn_to
@@ -63,7 +63,7 @@ class Launcher:
         for number in ENDING:
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         follower = Follower(self.paths, self.say)
-        if not self._folder(partial(run_is_finished, self.paths)):
+        if not self._folder(partial(look_whether_finished, self.paths)):
             follower.start(self.config, os.environ)
         try:
             return self._attempts(follower)
@@ -72,7 +72,7 @@ class Launcher:
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
-        is_finished, wait = partial(run_is_finished, self.paths), self._folder
+        is_finished, wait = partial(look_whether_finished, self.paths), self._folder
         if not wait(is_finished) and not self._has_store():
             return EXIT_WILL_CONTINUE
         while not wait(is_finished):
