@@ -26,7 +26,8 @@ import msgspec
 from yatt.checkpoint.store import Store
 from yatt.core.epochs import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError, StoreUnreachable
-from yatt.records.message import ShardFile, StateFile
+from yatt.records.cluster import StateFile
+from yatt.records.message import ShardFile
 
 SCHEMA_VERSION = 3
 MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"

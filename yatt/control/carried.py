@@ -16,7 +16,7 @@ import msgspec
 from yatt.checkpoint.store import Store
 from yatt.control.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
-from yatt.records.message import StateFile
+from yatt.records.cluster import StateFile
 
 VERSION = 3
 FETCH_BYTES = 16 << 20

@@ -129,7 +129,7 @@ class Owner:
         state = frozen(self._sampler.state())
         path = state_path(order.url, self._node.index)
 
-        def write() -> m.StateFile:
+        def write() -> c.StateFile:
             return write_state(self._stores.of(is_origin=False), path, state)
 
         return await self.training.save(order, await call_in_thread(write))

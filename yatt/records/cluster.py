@@ -10,7 +10,6 @@ from yatt.records.message import (
     Sample,
     SampleFact,
     ShardFile,
-    StateFile,
 )
 
 
@@ -45,6 +44,14 @@ class BuildTrainer(Message, frozen=True, kw_only=True):
 
     host: str
     port: int
+
+
+class StateFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller's file of a checkpoint (`yatt.control.carried`); `path` is relative to the store."""
+
+    path: str
+    size_bytes: int
+    sha256: str
 
 
 class RestoreTrainer(Message, frozen=True, kw_only=True):

@@ -326,14 +326,6 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorPiece, ...] = ()
 
 
-class StateFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's file of a checkpoint (`yatt.control.carried`); `path` is relative to the store."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
 class ShardsSaved(Message, frozen=True, kw_only=True):
     """What this rank wrote. `common` is JSON of what is the same on every rank (rank 0 fills it)."""
 

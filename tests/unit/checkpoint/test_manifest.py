@@ -8,7 +8,8 @@ import pytest
 from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest, sealed
 from yatt.checkpoint.store import FolderStore, ObjectStore
 from yatt.errors import CheckpointError
-from yatt.records.message import ShardFile, StateFile
+from yatt.records.cluster import StateFile
+from yatt.records.message import ShardFile
 
 
 @pytest.fixture(params=["folder", "memory"])
