@@ -21,7 +21,11 @@ from yatt.checkpoint import store as store_module
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.shards import FETCH_BYTES, PIECE_BYTES, Shard, read_shards, write_shards
 from yatt.checkpoint.store import Store, open_store
-from yatt.errors import CheckpointError, StoreUnreachable
+from yatt.config.load import load
+from yatt.config.schema import RunConfig
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
+from yatt.launch.folder import completed, open_folder
+from yatt.launch.preflight import check_store
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -293,3 +297,29 @@ def _finished_in_one_attempt(run: RunFile, process: "subprocess.Popen[str]", sai
     logs = "".join(p.read_text() for p in (run.run_dir / "attempts" / "000001" / "logs").iterdir())
     assert "the checkpoint store fails" in logs
     assert "the checkpoint store answers again" in logs
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_is_started_again_while_its_store_is_away_and_a_new_one_is_not(
+    tmp_path: Path, road: Road, monkeypatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+
+    def config_in(folder: Path) -> RunConfig:
+        options = {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test"}
+        url = f"s3://checkpoints/{tmp_path.name}-{folder.name}"
+        run = RunFile(folder, {"checkpoint": {"url": url, "storage_options": options}})
+        return completed(load([run.write()], []))
+
+    known = config_in(tmp_path / "known")
+    open_folder(known)
+    road.close()
+    check_store(known)
+    assert open_folder(completed(known)).config.exists()
+    new = config_in(tmp_path / "new")
+    with pytest.raises(ConfigError, match="cannot be used from here"):
+        check_store(new)
+    with pytest.raises(StoreUnreachable):
+        open_folder(new)
+    assert not (tmp_path / "new" / "run").exists()

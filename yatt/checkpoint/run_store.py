@@ -4,7 +4,6 @@ A folder that is not mounted is an empty folder. What the run's ledger knows tel
 without that check a run would start from iteration 0 again and say nothing.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,13 +32,13 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
     return open_store(store_url(config, root), config.checkpoint.storage_options)
 
 
-@dataclass(frozen=True, slots=True)
 class Stores:
-    """The stores of a run: its own, and the one that it started from. Each is opened where it is needed;
+    """The stores of a run: its own, and the one that it started from. Each is opened once, when it is needed;
     passing failures cost time, up to `launch.phase_timeout_s` a call."""
 
-    config: RunConfig
-    root: Path
+    def __init__(self, config: RunConfig, root: Path) -> None:
+        self._config, self._root = config, root
+        self._opened: dict[bool, Store] = {}
 
     def of(self, *, is_origin: bool) -> Store:
         """The run's own store, or the one of `run.from_checkpoint`. Blocks.
@@ -47,11 +46,13 @@ class Stores:
         Raises:
             ConfigError: its URL cannot be used.
         """
-        origin, limit_s = self.config.run.from_checkpoint, self.config.launch.phase_timeout_s
-        opening = partial(open_run_store, self.config, self.root)
+        origin, limit_s = self._config.run.from_checkpoint, self._config.launch.phase_timeout_s
+        opening = partial(open_run_store, self._config, self._root)
         if is_origin:
             opening = partial(open_store, origin.url, origin.storage_options)
-        return PatientStore(patiently(opening, limit_s=limit_s), limit_s=limit_s)
+        if is_origin not in self._opened:
+            self._opened[is_origin] = PatientStore(patiently(opening, limit_s=limit_s), limit_s=limit_s)
+        return self._opened[is_origin]
 
 
 def claimed_run_store(config: RunConfig, root: Path) -> Store:

@@ -21,7 +21,7 @@ from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import remove_leftovers, skip_epochs
-from yatt.errors import CheckpointsMissing, ConfigError, YattError
+from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
@@ -111,12 +111,19 @@ def open_folder(config: RunConfig) -> RunPaths:
         _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths)
-    except YattError:
+    except YattError as error:
         if is_new:  # with another config the next try would be refused for this one's sake
             shutil.rmtree(paths.root)
-        raise
+            raise
+        if not _is_waited_for(error):
+            raise
     make_keys(paths.keys)
     return paths
+
+
+def _is_waited_for(error: YattError) -> bool:
+    """Whether the launcher waits for the store; what stands in the place of a missing one is not claimed."""
+    return isinstance(error, CheckpointsMissing) or (isinstance(error, StoreUnreachable) and error.is_passing)
 
 
 def _refuse_strangers_folder(paths: RunPaths) -> None:
@@ -172,10 +179,7 @@ def _claim_store(config: RunConfig, paths: RunPaths) -> None:
     """A store that outlived its run's folder has commits of attempts that the new folder knows nothing of:
     its attempts are numbered from there on."""
     store, url = open_run_store(config, paths.root), store_url(config, paths.root)
-    try:
-        check_presence(store, url, paths)
-    except CheckpointsMissing:  # the launcher waits for it; what stands in its place is not claimed
-        return
+    check_presence(store, url, paths)
     claim_store(store, url, config.run.id)
     if newest := Checkpoints(store, 0).newest_epoch():
         skip_epochs(paths, newest)
