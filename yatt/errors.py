@@ -7,11 +7,14 @@ YattError
 |- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
 |- StaleEpoch         nobody's: a newer attempt of this run exists; this one ends itself
 |- FolderGone         the operator's: the run folder was removed while the run was going on
+|- FolderUnreachable  nobody's: the run folder did not answer between two attempts
+|- StoppedWaiting     nobody's: a signal ended a wait for the run folder
 |- NoProgress         the operator's: attempts end again and again without a new checkpoint
 |- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
 |- NoCheckpointLeft   the operator's: checkpoints were committed, and none of them can be restored
 |- StoreUnreachable   nobody's: the checkpoint store did not answer; what lies there may be whole
+   |- CheckpointsMissing the operator's: the ledger has commits and the store has none; is it mounted?
 """
 
 EXIT_FINISHED = 0
@@ -57,6 +60,16 @@ class FolderGone(YattError):
     exit_code = EXIT_DO_NOT_RESTART
 
 
+class FolderUnreachable(YattError):
+    """The run folder failed between attempts, for longer than it is waited for, or for good."""
+
+
+class StoppedWaiting(YattError):
+    """A launcher was told to end while it waited for the run folder."""
+
+    exit_code = EXIT_WILL_CONTINUE
+
+
 class NoProgress(YattError):
     """Attempt after attempt ended without a new checkpoint; starting again would not help."""
 
@@ -80,4 +93,16 @@ class NoCheckpointLeft(CheckpointError):
 
 
 class StoreUnreachable(YattError):
-    """The checkpoint store failed otherwise than by saying that something is not there."""
+    """The checkpoint store failed otherwise than by saying that something is not there.
+
+    Args:
+        is_passing: the same call may work again soon.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+class CheckpointsMissing(StoreUnreachable):
+    """The store holds no checkpoint, although the run's ledger has commits. An unmounted folder looks so."""

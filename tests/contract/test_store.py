@@ -73,7 +73,7 @@ def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, s3_endpoint):
 
 def test_a_stream_is_stored_whole_with_its_size_and_digest(store):
     chunks = [b"a" * 1000, memoryview(b"bc"), b"d" * 7]
-    written = store.write_stream("a/stream", iter(chunks))
+    written = store.write_stream("a/stream", lambda: iter(chunks))
     whole = b"".join(bytes(chunk) for chunk in chunks)
     assert (written.size_bytes, written.sha256) == (1009, hashlib.sha256(whole).hexdigest())
     assert store.read("a/stream") == whole
@@ -91,7 +91,7 @@ def test_a_stream_that_breaks_off_leaves_nothing(store, monkeypatch):
         raise ValueError("the tensor is gone")
 
     with pytest.raises(ValueError, match="the tensor is gone"):
-        store.write_stream("a/torn", chunks())
+        store.write_stream("a/torn", chunks)
     assert store.size("a/torn") is None
     assert store.names("a") == []
 
@@ -99,7 +99,7 @@ def test_a_stream_that_breaks_off_leaves_nothing(store, monkeypatch):
 def test_a_long_stream_is_uploaded_in_parts(store, monkeypatch):
     monkeypatch.setattr(store_module, "UPLOAD_PART_BYTES", 5 << 20)
     chunk = bytes(range(256)) * 4096
-    written = store.write_stream("a/long", (chunk for _ in range(12)))
+    written = store.write_stream("a/long", lambda: (chunk for _ in range(12)))
     assert store.size("a/long") == written.size_bytes == 12 << 20
     assert store.read_ranges("a/long", [((5 << 20) - 2, (5 << 20) + 2)]) == [bytes([254, 255, 0, 1])]
 

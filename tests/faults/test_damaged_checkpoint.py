@@ -33,10 +33,10 @@ def manifests(run: RunFile) -> list[Path]:
     return sorted((run.run_dir / "checkpoints" / "manifests").glob("*.json"))
 
 
-def flip_last_bit(run: RunFile, manifest: Path) -> None:
-    """In the data of the last rank's file; the file keeps its size."""
+def flip_last_bit(run: RunFile, manifest: Path, kind: str = "files") -> None:
+    """In the last rank's, or the last controller's, file; the file keeps its size."""
     content: dict[str, Any] = json.loads(manifest.read_text())
-    path = run.run_dir / "checkpoints" / content["files"][-1]["path"]
+    path = run.run_dir / "checkpoints" / content[kind][-1]["path"]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -46,10 +46,11 @@ def events(run: RunFile, kind: str) -> list[dict[str, Any]]:
     return [event for event in rows(run.run_dir / "events.jsonl") if event["kind"] == kind]
 
 
-def test_a_flipped_bit_costs_one_checkpoint_and_changes_no_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["files", "nodes"])
+def test_a_flipped_bit_costs_one_checkpoint_and_changes_no_result(tmp_path: Path, kind: str) -> None:
     run = interrupted(tmp_path / "damaged")
     *_, older, newest = manifests(run)
-    flip_last_bit(run, newest)
+    flip_last_bit(run, newest, kind)
     done = yatt("run", str(run.write()))
     assert done.returncode == 0, done.stdout + done.stderr
     assert events(run, "attempt.resume")[-1]["iteration"] == int(older.name.partition(".")[0])

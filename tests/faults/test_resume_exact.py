@@ -31,10 +31,12 @@ def final_state(run: RunFile) -> dict[str, str]:
     manifests = sorted((run.run_dir / "checkpoints" / "manifests").glob("*.json"))
     manifest = json.loads(manifests[-1].read_text())
     files = {
-        f"{index}": hashlib.sha256((run.run_dir / "checkpoints" / file["path"]).read_bytes()).hexdigest()
-        for index, file in enumerate(sorted(manifest["files"], key=lambda f: f["path"].rpartition("/")[2]))
+        file["path"].rpartition("/")[2]: hashlib.sha256(
+            (run.run_dir / "checkpoints" / file["path"]).read_bytes()
+        ).hexdigest()
+        for file in (*manifest["files"], *manifest["nodes"])
     }
-    return {**files, "common": json.dumps(manifest["common"]), "nodes": json.dumps(manifest["nodes"])}
+    return {**files, "common": json.dumps(manifest["common"])}
 
 
 def metrics(run: RunFile) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from tests.runs import RunFile, rows, yatt
 from yatt.checkpoint.ownership import claim_store, owner_of
+from yatt.checkpoint.run_store import claimed_run_store
 from yatt.checkpoint.store import FolderStore
 from yatt.config.load import load, load_resolved
 from yatt.config.site import SiteConfig
-from yatt.control.session import claimed_run_store
 from yatt.errors import ConfigError
 from yatt.launch.folder import completed, open_folder
 from yatt.launch.submit import _with_store

@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import LIMIT_S, is_passing, patiently
 from yatt.config.schema import DataSection
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records.message import RowRef
@@ -134,18 +134,28 @@ class RowReader:
 class RowFiles(RowReader):
     """The rows of data files by their number over all files.
 
+    Args:
+        limit_s: how long passing errors of the files' filesystem are waited for, file by file.
+
     Raises:
         ConfigError: a file is missing or unreadable.
+        OSError: a passing error that did not pass.
     """
 
-    def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
+    def __init__(
+        self, files: tuple[str, ...], data: DataSection, scratch: Path, *, limit_s: float = LIMIT_S
+    ) -> None:
         super().__init__(files, data, scratch)
         self._offsets: list[array[int]] = []  # of lines, and the end; empty for parquet
         counts = []
         for number, path in enumerate(self._paths):
             is_parquet = path.suffix == ".parquet"
-            self._offsets.append(array("Q") if is_parquet else _line_starts(path))
-            counts.append(self._make_copy(number) if is_parquet else len(self._offsets[-1]) // 2)
+            if is_parquet:
+                self._offsets.append(array("Q"))
+                counts.append(patiently(partial(self._make_copy, number), limit_s=limit_s))
+            else:
+                self._offsets.append(patiently(partial(_line_starts, path), limit_s=limit_s))
+                counts.append(len(self._offsets[-1]) // 2)
         self._ends = list(accumulate(counts))
 
     def __len__(self) -> int:
@@ -213,11 +223,19 @@ def _line_starts(path: Path) -> "array[int]":
 
 
 def _opened(path: Path) -> Any:
+    """The file, open.
+
+    Raises:
+        ConfigError: it is not there, or may not be read.
+        OSError: what may pass: a filesystem's trouble is no mistake of the user's.
+    """
     if not path.is_file():
         raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
     try:
         return path.open("rb")
     except OSError as error:
+        if is_passing(error):
+            raise
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
@@ -272,6 +290,8 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=64 * BATCH_ROWS)
     except (pyarrow.ArrowException, OSError) as error:
+        if is_passing(error):
+            raise
         raise ConfigError(f"{path}: cannot be read as parquet: {error}.") from error
 
 

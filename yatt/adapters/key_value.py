@@ -7,6 +7,7 @@ frame of theirs is read. Frames are msgpack records, never pickles.
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from dataclasses import dataclass
@@ -39,14 +40,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`found`: all keys were there, or the operation took place."""
+    """`found`: all keys were there, or the operation took place. `error`: why the operation is refused."""
 
     number: int
     found: bool
     value: bytes = b""
     count: int = 0
+    error: str = ""
 
 
+_COUNT = re.compile(rb"-?[0-9]{1,19}")
 CALLS, REPLIES = msgspec.msgpack.Decoder(Call), msgspec.msgpack.Decoder(Reply)
 
 
@@ -63,15 +66,15 @@ class Table:
     def apply(self, call: Call) -> Reply:
         """Carry out an operation."""
         key = call.keys[0] if call.keys else ""
-        found, value, count = True, b"", 0
+        found, value, count, error = True, b"", 0, ""
         match call.kind:
             case "set":
                 self._values[key] = call.value
             case "get":
                 found, value = key in self._values, self._values.get(key, b"")
             case "add":
-                count = int(self._values.get(key, b"0")) + call.amount
-                self._values[key] = str(count).encode()
+                count, error = self._add(key, call.amount)
+                found = not error
             case "compare_set":
                 value = self._compare_set(key, call)
             case "delete":
@@ -82,7 +85,18 @@ class Table:
                 count = len(self._values)
             case _:
                 found = False
-        return Reply(number=call.number, found=found, value=value, count=count)
+        return Reply(number=call.number, found=found, value=value, count=count, error=error)
+
+    def _add(self, key: str, amount: int) -> tuple[int, str]:
+        """The new count; or 0 and why there is none."""
+        held = self._values.get(key, b"0")
+        if not _COUNT.fullmatch(held):
+            return 0, f"'{key}' holds no number to add to: {held[:40]!r}"
+        count = int(held) + amount
+        if abs(count) >= 1 << 63:
+            return 0, f"'{key}' would leave 64 bits: {held.decode()} + {amount}"
+        self._values[key] = str(count).encode()
+        return count, ""
 
     def _compare_set(self, key: str, call: Call) -> bytes:
         """torch's rule: an absent key takes the value iff nothing is expected of it."""
@@ -174,6 +188,7 @@ class KeyValueClient:
         """One operation.
 
         Raises:
+            ValueError: the service refuses it, as an addition to what is no number.
             DeadlineExceeded: the server does not answer; its process is gone, or has other keys.
         """
         socket, number = self._socket()
@@ -186,6 +201,8 @@ class KeyValueClient:
             if socket.poll(int(left_s * 1e3) + 1):
                 reply = REPLIES.decode(socket.recv())
                 if reply.number == number:
+                    if reply.error:
+                        raise ValueError(reply.error)
                     return reply
         raise DeadlineExceeded(
             f"the key-value service of the first trainer rank at {self._address} did not answer '{kind}' "

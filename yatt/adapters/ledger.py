@@ -5,6 +5,7 @@ attempt with only the first was cut off. Every record carries its epoch and a ch
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
@@ -13,6 +14,8 @@ from yatt.core.epochs import is_finished
 from yatt.paths import RunPaths
 
 STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
+COMMITTED = "committed.json"
+"""Written by the leader after each commit, and after it resumed: the newest checkpoint of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,16 @@ def run_is_finished(paths: RunPaths) -> bool:
     return is_finished(None if record is None else int(record["epoch"]), newest_epoch(paths))
 
 
+def look_whether_finished(paths: RunPaths) -> bool:
+    """`run_is_finished` for who would start another attempt: a note that cannot be read is not an absent one.
+
+    Raises:
+        OSError: the folder does not say.
+    """
+    found = _record_if_there(paths.finished)
+    return is_finished(int(found["epoch"]) if found else None, newest_epoch(paths))
+
+
 def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
     """Write one record of an attempt, whole; again and again for a while if the folder is in trouble."""
     folder = paths.attempt(epoch)
@@ -59,3 +72,28 @@ def attempts(paths: RunPaths) -> list[Attempt]:
     epochs = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
     found = [Attempt(e, record(paths, e, STARTED), record(paths, e, ENDED)) for e in epochs]
     return [attempt for attempt in found if attempt.started]
+
+
+def known_commit(paths: RunPaths) -> tuple[int, int]:
+    """The highest iteration that the ledger says was committed, and the attempt whose record says so.
+
+    (0, 0) if no checkpoint was ever committed, as far as the run folder knows.
+
+    Raises:
+        OSError: a record is there and cannot be read; it counts as unknown, not as absent.
+    """
+    folder, best = paths.root / "attempts", (0, 0)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for name in (COMMITTED, ENDED, STARTED) if path.name.isdigit() else ():
+            said = _record_if_there(path / name)
+            iteration = int(said.get("iteration" if name == COMMITTED else "committed", 0))
+            best = max(best, (iteration, int(path.name)), key=lambda each: each[0])
+    return best
+
+
+def _record_if_there(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return unsealed_any(data) or {}

@@ -1,6 +1,7 @@
 """Calls that a passing trouble of a filesystem must not fail: tried again until a deadline."""
 
 import errno
+import math
 import queue
 import random
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from yatt import clock
-from yatt.errors import YattError
+from yatt.errors import StoreUnreachable, YattError
 
 T = TypeVar("T")
 PASSING = frozenset(
@@ -17,34 +18,48 @@ PASSING = frozenset(
     for name in (
         "EIO", "ESTALE", "ESHUTDOWN", "ENOSPC", "EDQUOT", "ETIMEDOUT", "EAGAIN", "ENOTCONN", "EHOSTDOWN",
         "ECONNRESET", "EINTR", "EBUSY", "ENETUNREACH", "EREMOTEIO", "EHOSTUNREACH", "EPROTO",
+        "ENOMEM", "ENFILE",
     )
 )  # fmt: skip
-"""Errors that a shared filesystem may give and take back."""
+"""Errors that a shared filesystem, or a machine that is full for a moment, may give and take back."""
 
 LIMIT_S = 120.0
 FIRST_S, MOST_S = 0.1, 5.0
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a filesystem gave it that may work again soon, told as it is or in other words."""
+    """Whether a filesystem or store gave it that may work again soon, told as it is or in other words."""
+    if isinstance(error, StoreUnreachable) and error.is_passing:
+        return True
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in PASSING
 
 
-def patiently(work: Callable[[], T], *, limit_s: float = LIMIT_S) -> T:
+def patiently(
+    work: Callable[[], T],
+    *,
+    limit_s: float = LIMIT_S,
+    on_failure: Callable[[Exception], None] = lambda _: None,
+) -> T:
     """The result of `work`, which is called again after a passing error. Blocks: not for an event loop.
+
+    Args:
+        limit_s: from the first failure on; a call that took long before it failed is tried again too.
+        on_failure: called with each error that is waited for.
 
     Raises:
         OSError: another error than a passing one, or the last one after `limit_s`.
         YattError: one that was not made from a passing error, or the last one after `limit_s`.
     """
-    until_s, pause_s = clock.monotonic_s() + limit_s, FIRST_S
+    until_s, pause_s = math.inf, FIRST_S
     while True:
         try:
             return work()
         except (OSError, YattError) as error:
-            if not is_passing(error) or clock.monotonic_s() > until_s:
+            until_s = min(until_s, clock.monotonic_s() + limit_s)
+            if not is_passing(error) or clock.monotonic_s() >= until_s:
                 raise
+            on_failure(error)
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(MOST_S, pause_s * 2)
 

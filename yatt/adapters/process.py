@@ -130,12 +130,21 @@ def start_child(
 
     Args:
         output: descriptor of `log`; closed here.
+
+    Raises:
+        OSError: it could not be started; nothing of it runs.
     """
     try:
         process = spawn_to(argv, env=env, output=output)
     finally:
         os.close(output)
-    child = Child(name, process, log, os.pidfd_open(process.pid))
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # nobody would hear of its end
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    child = Child(name, process, log, pidfd)
     loop = asyncio.get_running_loop()
 
     def ended() -> None:

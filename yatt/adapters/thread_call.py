@@ -7,13 +7,18 @@ one thread and nothing else.
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable
 from typing import Any
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
-    """The function's result, or what it raised. Cancelled: the thread runs on, its result is dropped."""
+    """The function's result, or what it raised. Cancelled: the thread runs on, its result is dropped.
+
+    Raises:
+        OSError: EAGAIN, if this process may have no more threads now.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -31,5 +36,8 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, name="user-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="user-call", daemon=True).start()
+    except RuntimeError as error:  # what Python makes of it
+        raise OSError(errno.EAGAIN, str(error)) from error
     return await future

@@ -2,21 +2,26 @@
 else.
 
 Lines wait in memory up to a bound; beyond it the oldest are lost. An error is tried again for ever, with a
-pause: whoever needs a line to be there asks `flush`, with a deadline.
+pause: whoever needs a line to be there asks `flush`, with a deadline. After an error the file itself says how
+much of a batch is there: each line ends up in it whole once, also if a write was short.
 """
 
+import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from yatt import clock
 
+_LOG = logging.getLogger(__name__)
 MOST_BYTES = 32 << 20
 PAUSE_S = 0.5
+HANG_S = 2.0
+"""A write that takes longer counts as failing."""
+
 AT_ONCE = 512
 """Lines of one file that go in one write."""
 
@@ -26,6 +31,24 @@ class _Job:
     path: Path | None
     data: bytes
     work: Callable[[], None] | None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is being written: one call, or lines of one file and where the last try began."""
+
+    jobs: list[_Job]
+    inode: int = 0
+    begin: int = 0
+    lead: bytes = b""
+
+    def drop_landed(self, descriptor: int) -> None:
+        """Forget the lines that the last try brought into the file, whatever it said. One that lacks only its
+        end is there: what is written next ends it first."""
+        sent = self.lead + b"".join(job.data for job in self.jobs)
+        num_landed = _num_equal(os.pread(descriptor, len(sent), self.begin), sent) - len(self.lead)
+        while self.jobs and num_landed >= len(self.jobs[0].data) - 1:
+            num_landed -= len(self.jobs.pop(0).data)
 
 
 class BackgroundWriter:
@@ -42,17 +65,20 @@ class BackgroundWriter:
     ) -> None:
         self._place, self._most_bytes, self._num_bytes = place, most_bytes, 0
         self._jobs: deque[_Job] = deque()
+        self._batch: _Batch | None = None
         self._changed = threading.Condition()
-        self._is_closing, self._had_error = False, False
+        self._is_closing = False
         self._failing_since_s: float | None = None
+        self._writing_since_s: float | None = None
         self.num_lost = 0
-        """Lines that were dropped because too much waited."""
+        """Lines that were dropped because too much waited, and writes that cannot be done at all."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a file, soon."""
-        self._put(_Job(path, line.encode() + b"\n", None))
+        """Append a line to a file, soon; or several, which are several to the bound and after an error."""
+        for each in line.encode(errors="replace").split(b"\n"):
+            self._put(_Job(path, each + b"\n", None))
 
     def call(self, work: Callable[[], None]) -> None:
         """Do another write, in its turn; it is called again if it raises OSError."""
@@ -60,14 +86,16 @@ class BackgroundWriter:
 
     @property
     def failing_s(self) -> float:
-        """Since when nothing can be written; 0 if it can."""
-        since_s = self._failing_since_s
-        return 0.0 if since_s is None else clock.monotonic_s() - since_s
+        """Since when nothing can be written, because of errors or of a write that hangs; 0 if it can."""
+        now_s, failing_s, writing_s = clock.monotonic_s(), self._failing_since_s, self._writing_since_s
+        if failing_s is not None:
+            return now_s - failing_s
+        return now_s - writing_s if writing_s is not None and now_s - writing_s > HANG_S else 0.0
 
     def flush(self, limit_s: float) -> bool:
         """Wait until all is written; False if it is not in time. Blocks: not for an event loop."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs, limit_s)
+            return self._changed.wait_for(lambda: not self._jobs and self._batch is None, limit_s)
 
     def close(self, limit_s: float) -> bool:
         """Flush and end the thread; False if something was not written in time."""
@@ -97,48 +125,63 @@ class BackgroundWriter:
                 self._changed.wait_for(lambda: self._jobs or self._is_closing)
                 if self._is_closing:
                     return
-                batch = self._batch()
-            try:
-                self._write(batch)
-            except OSError:
-                self._failed()
-                continue
-            self._failing_since_s, self._had_error = None, False
+                self._batch = self._taken()
+            while not self._is_over(self._batch):
+                self._failing_since_s = self._failing_since_s or clock.monotonic_s()
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_closing, PAUSE_S):
+                        return
+            self._failing_since_s = None
             with self._changed:
-                for job in batch:
-                    if self._jobs and self._jobs[0] is job:  # not dropped meanwhile
-                        self._jobs.popleft()
-                        self._num_bytes -= len(job.data)
+                self._batch = None
                 self._changed.notify_all()
 
-    def _failed(self) -> None:
-        self._had_error = True
-        if self._failing_since_s is None:
-            self._failing_since_s = clock.monotonic_s()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closing, PAUSE_S)
-
-    def _batch(self) -> list[_Job]:
-        """The first job, and lines of the same file that follow it."""
-        first = self._jobs[0]
+    def _taken(self) -> _Batch:
+        """The first job, and lines of the same file that follow it. From now on they are not dropped."""
+        first = self._jobs.popleft()
         batch = [first]
-        for job in islice(self._jobs, 1, AT_ONCE) if first.path else ():
-            if job.path != first.path:
-                break
-            batch.append(job)
-        return batch
+        while first.path and self._jobs and self._jobs[0].path == first.path and len(batch) < AT_ONCE:
+            batch.append(self._jobs.popleft())
+        self._num_bytes -= sum(len(job.data) for job in batch)
+        return _Batch(batch)
 
-    def _write(self, batch: list[_Job]) -> None:
-        first = batch[0]
+    def _is_over(self, batch: _Batch) -> bool:
+        """Try to write it; True also if it never can be, which must not end the thread."""
+        self._writing_since_s = clock.monotonic_s()
+        try:
+            self._write(batch)
+        except OSError:
+            return False
+        except Exception:  # noqa: BLE001 - told, and the next write must not suffer from it
+            self.num_lost += len(batch.jobs)
+            _LOG.exception("a write for people failed for good; it is left out")
+        finally:
+            self._writing_since_s = None
+        return True
+
+    def _write(self, batch: _Batch) -> None:
+        if not batch.jobs:  # all of it had landed
+            return
+        first = batch.jobs[0]
         if first.work is not None:
             first.work()
             return
         assert first.path is not None, "a job is a line or a call"
-        # After an error half a line may be there: what follows begins a new one.
-        data = (b"\n" if self._had_error else b"") + b"".join(job.data for job in batch)
-        descriptor = os.open(self._place(first.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = os.open(self._place(first.path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
+            found = os.fstat(descriptor)
+            if found.st_ino == batch.inode:
+                batch.drop_landed(descriptor)
+            is_whole = not found.st_size or os.pread(descriptor, 1, found.st_size - 1) == b"\n"
+            batch.inode, batch.begin, batch.lead = found.st_ino, found.st_size, b"" if is_whole else b"\n"
+            data = batch.lead + b"".join(job.data for job in batch.jobs)
             while data:
                 data = data[os.write(descriptor, data) :]
         finally:
             os.close(descriptor)
+
+
+def _num_equal(left: bytes, right: bytes) -> int:
+    """Length of the longest common beginning."""
+    shorter = min(len(left), len(right))
+    return next((i for i in range(shorter) if left[i] != right[i]), shorter)

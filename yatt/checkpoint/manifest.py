@@ -3,6 +3,7 @@
 Layout under the checkpoint URL::
 
     global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
+    global_step_N/EPOCH-NONCE/node-*.groups        its controllers' prompt groups (`yatt.control.carried`)
     manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
     adopted/EPOCH.json                             what a start resumed from, written before it works
     run_id                                         whose store this is (`yatt.checkpoint.ownership`)
@@ -24,17 +25,19 @@ import msgspec
 
 from yatt.checkpoint.store import Store
 from yatt.core.epochs import BEGINNING, Commit, lineage, refused
-from yatt.errors import CheckpointError
+from yatt.errors import CheckpointError, StoreUnreachable
+from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One committed checkpoint. `common` and `nodes` are JSON: the trainer's scalars, the controllers'
-    states; `row` is the metrics line of the iteration, which is completed after resume.
+    """One committed checkpoint. `common` is JSON, the trainer's scalars; `nodes` are the files of the trainer
+    nodes' controllers, by node; `row` is the metrics line of the iteration, which is completed after resume;
+    in it and in `unwritten` numbers that are not finite have names (`yatt.obs.metrics.named`).
 
     `parent` is the (iteration, epoch) of the checkpoint that its start resumed from. `seal` is the SHA-256
     of the manifest as it is encoded with an empty seal.
@@ -49,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     config_hash: str
     files: tuple[ShardFile, ...]
     common: msgspec.Raw
-    nodes: tuple[msgspec.Raw, ...]
+    nodes: tuple[StateFile, ...]
     row: dict[str, Any] = msgspec.field(default_factory=dict)
     unwritten: tuple[dict[str, Any], ...] = ()
     """Rows of earlier iterations that were not in the metrics file yet."""
@@ -123,7 +126,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
             )
-        self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
+        with contextlib.suppress(OSError, StoreUnreachable):  # the checkpoint exists without it
+            self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
     def newest(self) -> Found:
         """The newest checkpoint that counts and whose files are there."""
@@ -178,7 +182,11 @@ class Checkpoints:
         try:
             version = msgspec.json.decode(data, type=_Version).schema_version
             if version != SCHEMA_VERSION:
-                raise CheckpointError(f"{name}: schema version {version}, known is {SCHEMA_VERSION}")
+                age = "an older" if version < SCHEMA_VERSION else "a newer"
+                raise CheckpointError(
+                    f"{name}: has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} "
+                    "yatt wrote it, which can go on with it"
+                )
             manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
@@ -301,7 +309,8 @@ class Checkpoints:
         return None
 
     def _fault(self, manifest: Manifest) -> str:
-        for file in manifest.files:
+        files: list[ShardFile | StateFile] = [*manifest.files, *manifest.nodes]
+        for file in files:
             size = self._store.size(file.path)
             if size != file.size_bytes:
                 there = "is missing" if size is None else f"has {size} bytes instead of {file.size_bytes}"

@@ -56,6 +56,7 @@ def write_shards(
     pieces: list[TensorPiece] = []
 
     def chunks() -> Iterator[bytes | memoryview]:
+        pieces.clear()  # of a stream that broke off
         yield header
         begin = len(header)
         for part in parts:
@@ -65,7 +66,7 @@ def write_shards(
             yield data
             tick()
 
-    written = store.write_stream(path, chunks())
+    written = store.write_stream(path, chunks)
     return ShardFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256, tensors=tuple(pieces))
 
 

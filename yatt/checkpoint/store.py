@@ -8,13 +8,14 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from yatt.adapters import files
-from yatt.errors import CheckpointError, ConfigError, StoreUnreachable, YattError
+from yatt.checkpoint.store_errors import reaching
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 
 UPLOAD_PART_BYTES = 32 << 20
 """Of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
@@ -34,10 +35,13 @@ class Store(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Create or replace, whole and durable."""
 
-    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
         """`write` of content that comes in chunks, of which at most a few are in memory at a time.
 
         Readers see nothing under `name` until all is written. If `chunks` raises, nothing is left.
+
+        Args:
+            chunks: begins the stream, anew at each call.
         """
 
     def create(self, name: str, data: bytes) -> bool:
@@ -48,7 +52,8 @@ class Store(Protocol):
 
         Raises:
             CheckpointError: not there.
-            StoreUnreachable: any other failure; so for every other method.
+            StoreUnreachable: any other failure, with whether it may pass; so for every other method.
+                What a folder's filesystem says to a write is told as it is, as OSError.
         """
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -101,8 +106,8 @@ class FolderStore:
     def write(self, name: str, data: bytes) -> None:
         files.publish(self._path(name), data)
 
-    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
-        measured = _Measured(chunks)
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
+        measured = _Measured(chunks())
         files.publish_stream(self._path(name), measured)
         return measured.written
 
@@ -110,27 +115,29 @@ class FolderStore:
         return files.claim(self._path(name), data) or self.read(name) == data
 
     def read(self, name: str) -> bytes:
-        with _reaching(self._root / name):
+        with reaching(self._root / name):
             return (self._root / name).read_bytes()
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with _reaching(self._root / name), (self._root / name).open("rb") as file:
+        with reaching(self._root / name), (self._root / name).open("rb") as file:
             return [_pread(file.fileno(), begin, end) for begin, end in ranges]
 
     def size(self, name: str) -> int | None:
-        with contextlib.suppress(CheckpointError), _reaching(self._root / name):
+        with contextlib.suppress(CheckpointError), reaching(self._root / name):
             return (self._root / name).stat().st_size
         return None
 
     def names(self, folder: str) -> list[str]:
-        path = self._root / folder
-        return sorted(p.name for p in path.iterdir() if not p.name.startswith(".")) if path.is_dir() else []
+        with contextlib.suppress(CheckpointError), reaching(self._root / folder):
+            return sorted(p.name for p in (self._root / folder).iterdir() if not p.name.startswith("."))
+        return []
 
     def delete_folder(self, folder: str) -> None:
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
     def delete(self, name: str) -> None:
-        (self._root / name).unlink(missing_ok=True)
+        with contextlib.suppress(CheckpointError), reaching(self._root / name):
+            (self._root / name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         path = self._root / name
@@ -149,34 +156,33 @@ class ObjectStore:
         self._fs, self._root = filesystem, root
 
     def write(self, name: str, data: bytes) -> None:
-        with _reaching(self._path(name)):
+        with reaching(self._path(name), for_writing=True):
             self._fs.pipe_file(self._path(name), data)
-        if self.size(name) != len(data):
-            raise CheckpointError(f"{self._path(name)}: written {len(data)} bytes, {self.size(name)} arrived")
+        self._check_size(name, len(data))
 
-    def write_stream(self, name: str, chunks: Iterable[files.Buffer]) -> Written:
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
         """A multipart upload, which becomes visible when it is completed.
 
         A driver without multipart uploads (memory://) shows what it has so far; no manifest names it yet.
         """
-        measured, path = _Measured(chunks), self._path(name)
-        file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
+        measured, path = _Measured(chunks()), self._path(name)
+        with reaching(path, for_writing=True):
+            file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
         try:
             for chunk in measured:
-                file.write(chunk)
-        except BaseException:  # closing it would complete the upload
+                with reaching(path, for_writing=True):
+                    file.write(chunk)
+            with reaching(path, for_writing=True):
+                file.close()
+        except BaseException:  # closing it now would complete the upload
             with contextlib.suppress(Exception):
                 file.discard()
             with contextlib.suppress(AttributeError):
                 file.closed = True
-            self.delete(name)
+            with contextlib.suppress(StoreUnreachable):  # an upload that is not complete is not seen
+                self.delete(name)
             raise
-        with _reaching(path):
-            file.close()
-        if self.size(name) != measured.written.size_bytes:
-            raise CheckpointError(
-                f"{path}: written {measured.written.size_bytes} bytes, {self.size(name)} arrived"
-            )
+        self._check_size(name, measured.written.size_bytes)
         return measured.written
 
     def create(self, name: str, data: bytes) -> bool:
@@ -184,63 +190,54 @@ class ObjectStore:
             self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
             return self.read(name) == data
-        except Exception as error:  # drivers raise types of their own
+        except Exception as error:  # drivers raise types of their own; the reply alone may be lost
             if self.size(name) is None:
-                raise StoreUnreachable(f"{self._path(name)}: {error}") from error
+                with reaching(self._path(name), for_writing=True):
+                    raise error
             return self.read(name) == data
         return True
 
     def read(self, name: str) -> bytes:
-        with _reaching(self._path(name)):
+        with reaching(self._path(name)):
             return bytes(self._fs.cat_file(self._path(name)))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         path = self._path(name)
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
-        with _reaching(path):
+        with reaching(path):
             got = self._fs.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")
             return [bytes(data) for data in got]
 
     def size(self, name: str) -> int | None:
         self._fs.invalidate_cache()
-        with contextlib.suppress(CheckpointError), _reaching(self._path(name)):
+        with contextlib.suppress(CheckpointError), reaching(self._path(name)):
             return int(self._fs.size(self._path(name)))
         return None
 
     def names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
-        with contextlib.suppress(CheckpointError), _reaching(self._path(folder)):
+        with contextlib.suppress(CheckpointError), reaching(self._path(folder)):
             return sorted(path.rsplit("/", 1)[1] for path in self._fs.ls(self._path(folder), detail=False))
         return []
 
     def delete(self, name: str) -> None:
-        if self._fs.exists(self._path(name)):
-            self._fs.rm_file(self._path(name))
+        with contextlib.suppress(CheckpointError), reaching(self._path(name)):
+            if self._fs.exists(self._path(name)):
+                self._fs.rm_file(self._path(name))
 
     def delete_folder(self, folder: str) -> None:
-        if self._fs.exists(self._path(folder)):
-            self._fs.rm(self._path(folder), recursive=True)
+        with contextlib.suppress(CheckpointError), reaching(self._path(folder)):
+            if self._fs.exists(self._path(folder)):
+                self._fs.rm(self._path(folder), recursive=True)
+
+    def _check_size(self, name: str, num_bytes: int) -> None:
+        if (found := self.size(name)) != num_bytes:
+            raise StoreUnreachable(
+                f"{self._path(name)}: written {num_bytes} bytes, {found} arrived", is_passing=True
+            )
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-@contextlib.contextmanager
-def _reaching(place: object) -> Iterator[None]:
-    """Tells what is not there from what cannot be reached.
-
-    Raises:
-        CheckpointError: there is nothing of this name.
-        StoreUnreachable: any other failure.
-    """
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
-    except YattError:
-        raise
-    except Exception as error:  # drivers raise types of their own
-        raise StoreUnreachable(f"{place}: {error}") from error
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:

@@ -113,12 +113,12 @@ class LaunchSection:
     """Node-local memory filesystem; weights pass from trainer to engines through it."""
 
     start_timeout_s: Annotated[float, SECONDS] = 300.0
-    """How long workers may take to come up before the attempt is given up; and how long an engine that builds
-    itself is believed to get on, before `lease.stall_s` begins to count."""
+    """How long workers may take to come up before the attempt is given up; a fork that fails is tried again
+    for as long, and an engine that builds itself is believed to get on for as long (then `lease.stall_s`)."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
-    """How long one phase may take before its laggards are named and the attempt is given up; and, between
-    attempts, how long the launcher waits for a checkpoint store that does not answer."""
+    """How long one phase may take before its laggards are named and the attempt is given up; and how long a
+    checkpoint store, data files, or (between attempts) the run folder that fail are waited for."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""

@@ -1,5 +1,7 @@
 """The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
 
+import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from functools import partial
@@ -8,6 +10,7 @@ from typing import Any
 import msgspec
 
 from yatt import clock
+from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
@@ -22,13 +25,15 @@ from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED, CheckpointError
+from yatt.errors import EXIT_FINISHED, CheckpointError, StoreUnreachable, YattError
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import RowFile, read_rows
+from yatt.obs.metrics import RowFile, named, read_rows
 from yatt.records import cluster as c, message as m
 from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0
+NOTE_S = 10.0
+"""How long a commit's record in the ledger is waited for."""
 
 
 class Acts:
@@ -83,7 +88,9 @@ class Acts:
         restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
         found = await restoring.run()
         await self._patiently(self._check_newest)
-        await self._patiently(partial(self._checkpoints.adopt, found.adopted))
+        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
+        if found.adopted:
+            await self._note_commit(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         written = await self._patiently(partial(read_rows, paths.metrics))
@@ -201,23 +208,31 @@ class Acts:
             run_id=config.run.id, config_hash=config_hash(config),
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
-            nodes=tuple(msgspec.Raw(node.state) for node in saved),
-            row=dict(self._row.values), unwritten=self._row.unwritten,
+            nodes=tuple(node.state for node in saved),
+            row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
         )  # fmt: skip
         await self._patiently(self._check_newest)
-        await self._patiently(partial(self._checkpoints.commit, manifest))
+        await call_in_thread(partial(self._checkpoints.commit, manifest))
         size_bytes = sum(file.size_bytes for file in manifest.files)
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
+        await self._note_commit(iteration)
         await self._retain(config.checkpoint.keep)
+
+    async def _note_commit(self, iteration: int) -> None:
+        """Let the ledger know of the checkpoint, so that a store that is not mounted later is no new store.
+        The commit stands without the record: it is waited for a little only."""
+        record = partial(note, self._node.paths, self._node.epoch, COMMITTED, {"iteration": iteration})
+        with contextlib.suppress(OSError, YattError, TimeoutError):
+            await asyncio.wait_for(call_in_thread(record), NOTE_S)
 
     async def _retain(self, keep: int) -> None:
         """Old checkpoints that cannot be removed now are removed after the next commit."""
         try:
-            for gone in await self._patiently(partial(self._checkpoints.retain, keep)):
+            for gone in await call_in_thread(partial(self._checkpoints.retain, keep)):
                 self._events.emit("ckpt.delete", iteration=gone)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, StoreUnreachable) as error:
             self._events.emit("ckpt.keep", reason=str(error))
 
     def _check_newest(self) -> None:

@@ -186,9 +186,8 @@ def new_group(number: int, row: int, text: str, ids: list[int], n: int) -> Promp
 
 
 class NodeState(msgspec.Struct, kw_only=True):
-    """A controller's part of a checkpoint."""
+    """A controller's part of a checkpoint (`yatt.control.carried` writes and reads it)."""
 
-    version: int = 2
     next_number: int
     accepted: list[PromptGroup]
     unfinished: list[PromptGroup]

@@ -5,10 +5,12 @@ A node without this owns nothing that a checkpoint holds, and can be lost.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-import msgspec
-
+from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Part
+from yatt.checkpoint.run_store import Stores
+from yatt.control.carried import frozen, read_state, state_path, write_state
 from yatt.control.engines import ABORTED
 from yatt.control.groups import NodeState
 from yatt.control.node import Node
@@ -16,7 +18,7 @@ from yatt.control.sampling import Sampler
 from yatt.control.scoring import Scorer
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
-from yatt.errors import YattError
+from yatt.errors import CheckpointError, YattError
 from yatt.records import cluster as c, message as m
 
 Answer = Awaitable[m.Message | None]
@@ -28,12 +30,14 @@ class Owner:
     Args:
         sampler: this node's prompt groups.
         validator: this node's held-out prompts, or None.
+        stores: where this node's part of checkpoints lies.
     """
 
     def __init__(
         self, node: Node, sampler: Sampler, validator: Validator | None, training: NodeTraining,
-        scorer: Scorer,
+        scorer: Scorer, stores: Stores,
     ) -> None:  # fmt: skip
+        self._stores = stores
         self._node, self._sampler, self._validator = node, sampler, validator
         self._scorer = scorer
         self.training = training
@@ -68,12 +72,21 @@ class Owner:
     async def _restore(self, order: c.RestoreTrainer) -> m.Message:
         restored = await self.training.restore(order)
         # Another node may still find a fault: then an older state replaces this.
-        if order.state and not restored.fault:
-            state = msgspec.json.decode(order.state, type=NodeState)
+        if order.states and not restored.fault:
+            try:
+                state = await call_in_thread(partial(self._read_state, order))
+            except CheckpointError as error:
+                return m.Restored(fault=str(error))
             if order.is_origin:  # its groups are of its own data, rewards and lengths
                 state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])
             self._sampler.restore(state)
         return restored
+
+    def _read_state(self, order: c.RestoreTrainer) -> NodeState:
+        owners = self._node.placement.owners
+        store = self._stores.of(is_origin=order.is_origin)
+        owner = owners.index(self._node.index)
+        return read_state(store, order.states, owner=owner, owners=len(owners))
 
     async def _advance(self, order: c.Advance) -> m.Message:
         async def act() -> m.Message:
@@ -114,4 +127,10 @@ class Owner:
         return m.Done()
 
     async def _save(self, order: c.SaveOrder) -> m.Message:
-        return await self.training.save(order, msgspec.json.encode(self._sampler.state()))
+        state = frozen(self._sampler.state())
+        path = state_path(order.url, self._node.index)
+
+        def write() -> c.StateFile:
+            return write_state(self._stores.of(is_origin=False), path, state)
+
+        return await self.training.save(order, await call_in_thread(write))

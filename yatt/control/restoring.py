@@ -4,17 +4,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
-from yatt.checkpoint.store import open_store
-from yatt.control.groups import NodeState
+from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.node import Node
 from yatt.control.ports import Ports
-from yatt.errors import CheckpointError, ConfigError, NoCheckpointLeft
+from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, unnamed
 from yatt.records import cluster as c, message as m
 
 
@@ -44,29 +42,46 @@ class Restoring:
 
         Raises:
             NoCheckpointLeft: none of the checkpoints that are there can be restored.
+            CheckpointsMissing: there is none, and the run's ledger has commits.
             ConfigError: the other run's checkpoint cannot be gone on from.
         """
         found = await call_in_thread(self._checkpoints.candidates)
         for name in found.ghosts:
             self._events.emit("ckpt.refuse", name=name)
+        if not found.names:
+            await call_in_thread(self._check_presence)
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
-            return Resumed(manifest, manifest.iteration, dict(manifest.row), manifest.unwritten)
+            unwritten = tuple(map(unnamed, manifest.unwritten))
+            return Resumed(manifest, manifest.iteration, unnamed(manifest.row), unwritten)
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})
 
+    def _check_presence(self) -> None:
+        config, paths = self._node.config, self._node.paths
+        url, limit_s = store_url(config, paths.root), config.launch.phase_timeout_s
+
+        def check() -> None:
+            check_presence(open_run_store(config, paths.root), url, paths)
+
+        patiently(check, limit_s=limit_s)
+
     async def _start_from_origin(self) -> int:
         """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
         origin = self._node.config.run.from_checkpoint
-        store = await call_in_thread(partial(open_store, origin.url, origin.storage_options))
+        stores = Stores(self._node.config, self._node.paths.root)
+        store = await call_in_thread(partial(stores.of, is_origin=True))
         checkpoints = Checkpoints(store, 0)
         pinned = await call_in_thread(self._checkpoints.origin)
         names = (pinned,) if pinned else (await call_in_thread(checkpoints.candidates)).names
         if origin.iteration and not pinned:
             names = (await call_in_thread(checkpoints.candidates)).of_iteration(origin.iteration)
         if not names:
-            raise ConfigError(f"run.from_checkpoint: {origin.url} has no such checkpoint any more.")
+            raise CheckpointsMissing(
+                f"run.from_checkpoint: {origin.url} had a checkpoint when the run was started and has none "
+                "now. Is it mounted here?"
+            )
         manifest = await self._first_whole(names, checkpoints, is_origin=True)
         name = checkpoints.name(manifest)
         await call_in_thread(partial(self._checkpoints.note_origin, name))
@@ -105,31 +120,12 @@ class Restoring:
         except CheckpointError as error:
             return None, str(error)
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
-        owners = len(self._node.placement.owners)
-        states = [b""] * owners if weights_only else states_for(manifest, owners)
-        orders = [
-            c.RestoreTrainer(checkpoint=name, state=state, is_origin=is_origin, weights_only=weights_only)
-            for state in states
-        ]
-        answers = await self._ports.ask_each_owner(orders)
+        order = c.RestoreTrainer(
+            checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
+            weights_only=weights_only,
+        )  # fmt: skip
+        answers = await self._ports.ask_owners(order)
         faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
         assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
         fault = next((fault for fault in faults if fault), "")
         return (None, f"{name}: {fault}") if fault else (manifest, "")
-
-
-def states_for(manifest: Manifest, owners: int) -> list[bytes]:
-    """Each owner's controller state; with another number of owners than saved, dealt anew."""
-    if len(manifest.nodes) == owners:
-        return [bytes(state) for state in manifest.nodes]
-    saved = [msgspec.json.decode(state, type=NodeState) for state in manifest.nodes]
-    # An owner's numbers are len(saved) apart: nothing from here on was opened by any of them.
-    next_number = max(state.next_number for state in saved) - len(saved) + 1
-    accepted = [group for state in saved for group in state.accepted]
-    unfinished = [group for state in saved for group in state.unfinished]
-    return [
-        msgspec.json.encode(
-            NodeState(next_number=next_number, accepted=accepted[i::owners], unfinished=unfinished[i::owners])
-        )
-        for i in range(owners)
-    ]

@@ -22,9 +22,7 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.store import Store, open_store
-from yatt.config.schema import RunConfig
+from yatt.checkpoint.run_store import Stores, claimed_run_store
 from yatt.control.acts import Acts
 from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
@@ -45,6 +43,7 @@ from yatt.control.shard import DataShard
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
+from yatt.control.writer_watch import watch_writer
 from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
@@ -52,7 +51,6 @@ from yatt.records import cluster as c, message as m
 
 _LOG = logging.getLogger(__name__)
 STOP_CHECK_S = 0.25
-WRITER_CHECK_S = 1.0
 LAST_LINES_S = 30.0
 """How long the last events and metrics may take to be written at the end."""
 
@@ -129,13 +127,11 @@ class Session:
             ports = Ports(
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
-            store = await call_in_thread(
-                partial(patiently, partial(claimed_run_store, node.config, node.paths.root))
-            )
+            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
-                vocab_size(node.config.model.path), row,
+                await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path))), row,
             )  # fmt: skip
             self._coordinator = Coordinator(node, ports, acts, row, self._events)
 
@@ -146,18 +142,18 @@ class Session:
     def _owner(self, parts: Parts) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
-        rows = RowFiles(config.data.train_files, config.data, rows_folder(node.scratch, is_held_out=False))
-        tokenizer = Tokenizer(config.model.path)
+        opened = partial(RowFiles, data=config.data, limit_s=config.launch.phase_timeout_s)
+        rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
+        tokenizer = patiently(partial(Tokenizer, config.model.path))
         scorer = Scorer(config, parts.router.complete, parts.rewards.call)
         shard = DataShard(config, rows, tokenizer)
         sampler = Sampler(node, shard, scorer, parts.router, self._events, self._writer)
         validator = None
         if config.validation.reward:
-            folder = rows_folder(node.scratch, is_held_out=True)
-            held_out = RowFiles(config.data.val_files, config.data, folder)
+            held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
-        return Owner(node, sampler, validator, training, scorer)
+        return Owner(node, sampler, validator, training, scorer, Stores(config, node.paths.root))
 
     async def _serve(
         self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"
@@ -168,7 +164,7 @@ class Session:
             self._controller.quit.wait(), self._parts.arbiter.run(), hub.failure(), peer_hub.failure(),
             self._peers.failure(),
             watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
-            self._report_trouble(), self._report_losses(), self._watch_writer(),
+            self._report_trouble(), self._report_losses(), watch_writer(self._writer, self._events),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:
@@ -315,44 +311,6 @@ class Session:
             await channel.close()
         if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):
             _LOG.warning("the last lines could not be written: the run folder does not answer")
-
-    async def _watch_writer(self) -> None:
-        """Say in the event log, once it can be written again, what could not be written meanwhile."""
-        failing_s, told = 0.0, 0
-        while True:
-            await asyncio.sleep(WRITER_CHECK_S)
-            now_s, lost = self._writer.failing_s, self._writer.num_lost
-            if failing_s and not now_s:
-                self._events.emit("telemetry.late", seconds=round(failing_s, 1), lost=lost - told)
-                told = lost
-            elif now_s and not failing_s:
-                _LOG.warning("events cannot be written to %s; they wait in memory", self._node.paths.root)
-            failing_s = now_s
-
-
-def open_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store.
-
-    Raises:
-        ConfigError: its URL cannot be used.
-    """
-    return open_store(store_url(config, root), config.checkpoint.storage_options)
-
-
-def store_url(config: RunConfig, root: Path) -> str:
-    """Where the run's checkpoints are."""
-    return config.checkpoint.url or str(root / "checkpoints")
-
-
-def claimed_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store, made sure to be this run's.
-
-    Raises:
-        ConfigError: it belongs to another run.
-    """
-    store = open_run_store(config, root)
-    claim_store(store, store_url(config, root), config.run.id)
-    return store
 
 
 def vocab_size(model: str) -> int:

@@ -6,6 +6,8 @@ nothing a former start said can be taken for the new one's.
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import signal
 import sys
@@ -14,7 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from yatt import clock
 from yatt.adapters.interface import interface_of
+from yatt.adapters.patience import is_passing
 from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
@@ -22,7 +26,9 @@ from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
+_LOG = logging.getLogger(__name__)
 REWARD = "reward"
+FORK_FIRST_S, FORK_MOST_S = 0.2, 2.0
 LOG_S = 5.0
 """How long the run folder may take to open a worker's log, or to read its end."""
 
@@ -91,16 +97,44 @@ class Supervisor:
         return worker if worker is not None and worker.wire == wire and worker.is_running else None
 
     async def start(self, worker: Worker) -> None:
-        """Start its process, unless one runs."""
+        """Start its process, unless one runs. One that cannot be started has ended, like one that died."""
         if worker.is_running or self._closing:
             return
         worker.starts += 1
         worker.hello.clear()
+        worker.was_killed = False
         worker.is_starting = True
         try:
-            log, output = await self._open_log(worker)
+            await self._begin(worker)
+        except OSError as error:
+            how = f"could not be started: {error.strerror or error}"
+            self._events.emit("worker.end", worker=worker.wire, pid=0, how=how, log="")
+            self._tell_end(worker, how)
         finally:
             worker.is_starting = False
+
+    async def _begin(self, worker: Worker) -> None:
+        """Start its process. A machine that has no process or memory left has some again soon.
+
+        Raises:
+            OSError: it cannot be started, or not within `launch.start_timeout_s`.
+        """
+        limit_s, pause_s = self._node.config.launch.start_timeout_s, FORK_FIRST_S
+        until_s = clock.monotonic_s() + limit_s
+        while not self._closing:
+            try:
+                return await self._fork(worker)
+            except OSError as error:
+                if not is_passing(error) or clock.monotonic_s() + pause_s > until_s:
+                    raise
+                says = f"{error.strerror or error}; trying again for up to {limit_s:g} s"
+                self._events.emit("worker.delay", worker=worker.wire, error=says)
+                _LOG.warning("%s cannot be started: %s", worker.name, says)
+            await asyncio.sleep(pause_s)
+            pause_s = min(FORK_MOST_S, 2 * pause_s)
+
+    async def _fork(self, worker: Worker) -> None:
+        log, output = await self._open_log(worker)
         if self._closing:
             os.close(output)
             return
@@ -117,7 +151,9 @@ class Supervisor:
         log = self._node.paths.log(self._node.epoch, name)
         try:
             return log, await asyncio.wait_for(call_in_thread(partial(open_log, log)), LOG_S)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EAGAIN:  # no thread to be had
+                raise
             log = self._node.scratch / "logs" / f"{name}.log"
             return log, open_log(log)
 
@@ -175,6 +211,9 @@ class Supervisor:
         worker.was_killed = returncode == -signal.SIGKILL
         self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
         worker.child = None
+        self._tell_end(worker, how)
+
+    def _tell_end(self, worker: Worker, how: str) -> None:
         if not self._closing:
             task = asyncio.get_running_loop().create_task(self._report(worker, how))
             self._tasks.add(task)

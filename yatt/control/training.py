@@ -92,8 +92,8 @@ class NodeTraining:
         costs = tuple(cost for answer in trained for cost in answer.costs)
         return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs)
 
-    async def save(self, order: c.SaveOrder, state: bytes) -> m.Message:
-        """Let every local rank write its shards."""
+    async def save(self, order: c.SaveOrder, state: c.StateFile) -> m.Message:
+        """Let every local rank write its shards; `state` was written before."""
         body = m.SaveShards(token=0, iteration=order.iteration, url=order.url)
         answers = await self._workers.order_trainers(body)
         saved = [answer for answer in answers if isinstance(answer, m.ShardsSaved)]

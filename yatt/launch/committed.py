@@ -9,9 +9,10 @@ from pathlib import Path
 
 from yatt.adapters.patience import until_answered
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.config.schema import RunConfig
-from yatt.control.session import open_run_store, store_url
-from yatt.errors import StoreUnreachable
+from yatt.errors import CheckpointsMissing, StoreUnreachable
+from yatt.paths import RunPaths
 
 ANSWER_S = 10.0
 """How long a launcher that is about to end waits for the store, which it needs for messages only."""
@@ -39,22 +40,29 @@ def await_committed(
 
     Raises:
         StoreUnreachable: no answer within `launch.phase_timeout_s`.
+        CheckpointsMissing: it answers, and the checkpoints that the ledger knows of are not in it.
     """
     url, limit_s = store_url(config, root), config.launch.phase_timeout_s
-    has_waited = False
+    has_waited = is_missing = False
+
+    def look() -> int:
+        nonlocal is_missing
+        try:
+            return _committed(config, root)
+        except CheckpointsMissing:
+            is_missing = True
+            raise
 
     def wait_said(error: str) -> None:
         nonlocal has_waited
         has_waited = True
-        say(
-            f"the checkpoint store {url} does not answer ({error}); waiting for it, up to {limit_s:g} s "
-            "(launch.phase_timeout_s)"
-        )
+        what = error if is_missing else f"the checkpoint store {url} does not answer ({error})"
+        say(f"{what.rstrip('.')}; waiting for it, up to {limit_s:g} s (launch.phase_timeout_s)")
 
     try:
-        found = until_answered(
-            lambda: _committed(config, root), errors=_ERRORS, limit_s=limit_s, is_told=is_told, say=wait_said
-        )
+        found = until_answered(look, errors=_ERRORS, limit_s=limit_s, is_told=is_told, say=wait_said)
+    except CheckpointsMissing:
+        raise
     except _ERRORS as error:
         raise StoreUnreachable(
             f"the checkpoint store {url} did not answer for {limit_s:g} s (launch.phase_timeout_s): {error}. "
@@ -66,5 +74,8 @@ def await_committed(
 
 
 def _committed(config: RunConfig, root: Path) -> int:
-    manifest = Checkpoints(open_run_store(config, root), 0).newest().manifest
-    return manifest.iteration if manifest else 0
+    store = open_run_store(config, root)
+    if manifest := Checkpoints(store, 0).newest().manifest:
+        return manifest.iteration
+    check_presence(store, store_url(config, root), RunPaths(root))
+    return 0

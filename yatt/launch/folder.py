@@ -1,24 +1,28 @@
 """The run folder at the start: made, or found and compared."""
 
+import contextlib
 import os
 import secrets
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
+from yatt.adapters.ledger import STARTED, note
 from yatt.adapters.lines import make_ready
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
+from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import skip_epochs
-from yatt.control.session import open_run_store, store_url
-from yatt.errors import ConfigError, YattError
+from yatt.control.epochs import remove_leftovers, skip_epochs
+from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
+from yatt.launch.folder_wait import FolderWait
 from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
 
@@ -107,12 +111,19 @@ def open_folder(config: RunConfig) -> RunPaths:
         _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths)
-    except YattError:
+    except YattError as error:
         if is_new:  # with another config the next try would be refused for this one's sake
             shutil.rmtree(paths.root)
-        raise
+            raise
+        if not _is_waited_for(error):
+            raise
     make_keys(paths.keys)
     return paths
+
+
+def _is_waited_for(error: YattError) -> bool:
+    """Whether the launcher waits for the store; what stands in the place of a missing one is not claimed."""
+    return isinstance(error, CheckpointsMissing) or (isinstance(error, StoreUnreachable) and error.is_passing)
 
 
 def _refuse_strangers_folder(paths: RunPaths) -> None:
@@ -167,8 +178,9 @@ def make_root(root: Path, share: str) -> None:
 def _claim_store(config: RunConfig, paths: RunPaths) -> None:
     """A store that outlived its run's folder has commits of attempts that the new folder knows nothing of:
     its attempts are numbered from there on."""
-    store = open_run_store(config, paths.root)
-    claim_store(store, store_url(config, paths.root), config.run.id)
+    store, url = open_run_store(config, paths.root), store_url(config, paths.root)
+    check_presence(store, url, paths)
+    claim_store(store, url, config.run.id)
     if newest := Checkpoints(store, 0).newest_epoch():
         skip_epochs(paths, newest)
 
@@ -216,6 +228,28 @@ def write_attempt_config(paths: RunPaths, epoch: int, config: RunConfig) -> None
     text = resolved_text(config).encode()
     if read_or_none(paths.config) != text:
         publish(paths.attempt_config(epoch), text)
+
+
+def open_attempt(
+    wait: FolderWait, paths: RunPaths, epoch: int, config: RunConfig, about: dict[str, Any]
+) -> None:
+    """Make the run folder ready for an attempt whose number is claimed, and note that it begins.
+
+    Args:
+        wait: carries out each step, as long as the folder fails.
+        about: content of the attempt's `started.json`.
+
+    Raises:
+        StaleEpoch: a higher epoch was claimed.
+        FolderUnreachable, StoppedWaiting: as `wait`.
+    """
+    wait(partial(remove_leftovers, paths, epoch))
+    for said in wait(partial(ready_people_files, paths)):
+        wait.say(said)
+    wait(partial(note, paths, epoch, STARTED, about))
+    wait(partial(write_attempt_config, paths, epoch, config))
+    with contextlib.suppress(OSError):  # the link is for people
+        link_latest(paths, epoch)
 
 
 def link_latest(paths: RunPaths, epoch: int) -> None:

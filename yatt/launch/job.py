@@ -13,23 +13,33 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from yatt import clock
 from yatt.adapters.files import share_with
-from yatt.adapters.ledger import ENDED, STARTED, attempts, newest_epoch, note, run_is_finished
+from yatt.adapters.ledger import ENDED, attempts, look_whether_finished, newest_epoch, note
+from yatt.adapters.patience import is_passing
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
+from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
-from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, StoreUnreachable, YattError
+from yatt.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_USER_MISTAKE,
+    EXIT_WILL_CONTINUE,
+    StoreUnreachable,
+    YattError,
+)
 from yatt.launch.allocation import Allocation, allocation_of
 from yatt.launch.committed import await_committed, committed_if_known
-from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
+from yatt.launch.folder import open_attempt
+from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
 from yatt.launch.watch import AttemptWatch
@@ -39,6 +49,8 @@ END_OF_START_S = 900.0
 TAKEOVER_S = 30.0
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
 POLL_S = 0.2
+PLAN_S = 600.0
+"""How long the run folder is waited for before the config is read."""
 
 
 @dataclass(slots=True)
@@ -49,6 +61,7 @@ class Job:
         gone: the run's nodes whose machines were lost in this start.
         epoch: of this start's newest attempt.
         has_claim: whether the next start is this process's to ask for.
+        limit_s: how long a step in the run folder may wait; `launch.phase_timeout_s` once that is read.
     """
 
     paths: RunPaths
@@ -57,17 +70,19 @@ class Job:
     gone: frozenset[int] = frozenset()
     epoch: int = 0
     has_claim: bool = False
+    limit_s: float = PLAN_S
 
     def run(self) -> int:
         """Until this start is over; gives the exit code."""
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         signal.signal(signal.SIGCONT, signal.SIG_IGN)
-        if run_is_finished(self.paths):
+        if self._folder(partial(look_whether_finished, self.paths)):
             say(f"{self.paths.root} is finished: nothing to do")
             return EXIT_FINISHED
-        plan = read_plan(self.paths)
-        config = effective(load_resolved(self.paths.config), plan.site, plan.resized)
+        plan = self._folder(partial(read_plan, self.paths))
+        config = effective(self._folder(partial(load_resolved, self.paths.config)), plan.site, plan.resized)
+        self.limit_s = config.launch.phase_timeout_s
         share_with(config.run.share)
         components = components_of(config, plan.site, plan.layout)
         allocation = allocation_of(os.environ, components)
@@ -87,7 +102,7 @@ class Job:
         self, config: RunConfig, plan: JobPlan, components: tuple[Component, ...], allocation: Allocation
     ) -> int | None:
         """One attempt; None if another is to follow in this start."""
-        if superseded := self._superseded(allocation):
+        if superseded := self._folder(partial(self._superseded, allocation)):
             say(superseded)
             return EXIT_WILL_CONTINUE
         try:
@@ -99,10 +114,10 @@ class Job:
             say("Slurm is ending this start")
             return EXIT_WILL_CONTINUE
         if committed is None:  # warned by Slurm meanwhile: the attempt hands over as soon as it has begun
-            committed = self._last_known()
-        elif (code := self._refused(plan, committed, config)) is not None:
+            committed = self._folder(self._last_known)
+        elif (code := self._folder(partial(self._refused, plan, committed, config))) is not None:
             return code
-        self.epoch = epoch = claim_epoch(self.paths)
+        self.epoch = epoch = self._folder(partial(claim_epoch, self.paths))
         self._open(epoch, config, plan, allocation, committed)
         succession = Succession(
             paths=self.paths, epoch=epoch, job_id=allocation.job_id, restarts=allocation.restarts,
@@ -152,14 +167,15 @@ class Job:
         self, outcome: Outcome, config: RunConfig, succession: Succession, keep_off: list[str]
     ) -> int | None:
         epoch = succession.epoch
-        committed = committed_if_known(config, self.paths.root, otherwise=self._last_known())
+        known = self._folder(self._last_known)
+        committed = committed_if_known(config, self.paths.root, otherwise=known)
         say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
         if outcome.verdict is not Verdict.KILLED:
             ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
-            note(self.paths, epoch, ENDED, ended)
+            self._folder(partial(note, self.paths, epoch, ENDED, ended))
         match outcome.verdict:
             case Verdict.FINISHED:
-                mark_finished(self.paths, epoch)
+                self._folder(partial(mark_finished, self.paths, epoch))
                 return EXIT_FINISHED
             case Verdict.KILLED:
                 self._wait_for_the_end("Slurm is ending this start")
@@ -233,13 +249,16 @@ class Job:
             "job": allocation.job_id, "restarts": allocation.restarts, "hosts": hosts,
             "submission": plan.submission, "committed": committed, "absent": sorted(self.gone),
         }  # fmt: skip
-        remove_leftovers(self.paths, epoch)
-        for said in ready_people_files(self.paths):
-            say(said)
-        note(self.paths, epoch, STARTED, content)
-        write_attempt_config(self.paths, epoch, config)
-        link_latest(self.paths, epoch)
+        open_attempt(self._folder, self.paths, epoch, config, content)
         say(f"attempt {epoch} of job {allocation.job_id}, restart {allocation.restarts}, on {hosts}")
+
+    @property
+    def _folder(self) -> FolderWait:
+        """Steps in the run folder, which may fail for a while."""
+        return FolderWait(
+            root=self.paths.root, limit_s=self.limit_s, signals=self.signals,
+            ending=frozenset({signal.SIGTERM}), say=say,
+        )  # fmt: skip
 
     def _ends(self, plan: JobPlan, committed: int) -> list[AttemptEnd]:
         """How this submission's attempts ended; what an attempt had committed, its successor found."""
@@ -279,7 +298,10 @@ def main() -> int:
         return Job(RunPaths(Path(sys.argv[1]).absolute())).run()
     except YattError as error:
         sys.stderr.write(f"yatt: {error}\n")
-        return error.exit_code
+        return EXIT_FAILED if is_passing(error) else error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"yatt: {error.filename or ''}: {error.strerror or error}\n")
+        return EXIT_FAILED
 
 
 if __name__ == "__main__":

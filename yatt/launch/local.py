@@ -10,27 +10,31 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.ledger import ENDED, STARTED, note, run_is_finished
+from yatt.adapters.ledger import ENDED, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
-from yatt.adapters.process import Identity, describe_exit, log_tail, spawn
+from yatt.adapters.patience import patiently
+from yatt.adapters.process import Identity, describe_exit, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control import scratch
-from yatt.control.epochs import claim_epoch, mark_finished, remove_leftovers
+from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.core.placement import place
 from yatt.core.restart import FINAL, AttemptEnd, decide
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE, StoreUnreachable
 from yatt.launch.committed import await_committed, committed_if_known
-from yatt.launch.folder import link_latest, ready_people_files, write_attempt_config
+from yatt.launch.folder import open_attempt
+from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Follower
 from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 END_TOGETHER_S = 15.0
 """After the first controller that trains has ended, the others may take so long."""
 
@@ -56,10 +60,10 @@ class Launcher:
 
     def run(self) -> int:
         """Until finished or given up; gives the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        for number in ENDING:
             signal.signal(number, lambda received, _frame: self.signals.append(received))
         follower = Follower(self.paths, self.say)
-        if not run_is_finished(self.paths):
+        if not self._folder(partial(look_whether_finished, self.paths)):
             follower.start(self.config, os.environ)
         try:
             return self._attempts(follower)
@@ -68,28 +72,22 @@ class Launcher:
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []
-        while not run_is_finished(self.paths):
-            epoch = claim_epoch(self.paths)
-            remove_leftovers(self.paths, epoch)
-            for said in ready_people_files(self.paths):
-                self.say(said)
-            note(
-                self.paths,
-                epoch,
-                STARTED,
-                {"wall": clock.wall_iso(), "host": os.uname().nodename, "launcher": _identity()},
-            )
-            write_attempt_config(self.paths, epoch, self.config)
-            link_latest(self.paths, epoch)
+        is_finished, wait = partial(look_whether_finished, self.paths), self._folder
+        if not wait(is_finished) and not self._has_store():
+            return EXIT_WILL_CONTINUE
+        while not wait(is_finished):
+            epoch = wait(partial(claim_epoch, self.paths))
+            about = {"wall": clock.wall_iso(), "host": os.uname().nodename, "launcher": _identity()}
+            open_attempt(wait, self.paths, epoch, self.config, about)
             exit_code, reason = self._attempt(epoch, follower)
             known = ends[-1].committed if ends else 0
             committed, exit_code, reason = self._committed(known, exit_code, reason)
             ends.append(AttemptEnd(exit_code, committed))
             ended = {"exit_code": exit_code, "reason": reason, "committed": committed}
-            note(self.paths, epoch, ENDED, ended)
+            wait(partial(note, self.paths, epoch, ENDED, ended))
             decision = decide(ends, max_without_progress=self.config.run.max_attempts_without_progress)
             if exit_code == EXIT_FINISHED:
-                mark_finished(self.paths, epoch)
+                wait(partial(mark_finished, self.paths, epoch))
                 continue
             self.say(f"attempt {epoch} ended: {reason}")
             if not decision.again:
@@ -98,6 +96,14 @@ class Launcher:
             self.say(f"starting again from iteration {committed}")
         self.say(f"finished: `yatt report {self.paths.root}` shows how it went{self._model_text()}")
         return EXIT_FINISHED
+
+    @property
+    def _folder(self) -> FolderWait:
+        """Steps in the run folder, which may fail for a while."""
+        return FolderWait(
+            root=self.paths.root, limit_s=self.config.launch.phase_timeout_s, signals=self.signals,
+            ending=ENDING, say=self.say,
+        )  # fmt: skip
 
     @property
     def _owners(self) -> tuple[int, ...]:
@@ -124,7 +130,7 @@ class Launcher:
         self.show()
         launch = self.config.launch
         for index in range(launch.nodes):  # a controller that was killed could not
-            scratch.tidy(self.paths, epoch, index)
+            self._folder(partial(scratch.tidy, self.paths, epoch, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
         codes = [children[index].returncode for index in self._owners]  # the others may be lost
         if told and EXIT_FINISHED not in codes[:1]:
@@ -160,7 +166,14 @@ class Launcher:
             str(epoch),
         ]
         argv += ["--node", str(index), "--device", self.device]
-        return spawn(argv, env=self._environment(index), log=self.paths.log(epoch, f"node{index}"))
+        output = self._folder(partial(open_log, self.paths.log(epoch, f"node{index}")))
+        try:
+            return patiently(
+                partial(spawn_to, argv, env=self._environment(index), output=output),
+                limit_s=self.config.launch.start_timeout_s,
+            )
+        finally:
+            os.close(output)
 
     def _environment(self, index: int) -> dict[str, str]:
         """Each virtual node has a part of its own of the GPUs that this process may use."""
@@ -175,6 +188,17 @@ class Launcher:
         for child in children:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
+
+    def _has_store(self) -> bool:
+        """Wait until the checkpoint store answers and has what the ledger knows of; whether it does."""
+        try:
+            found = await_committed(
+                self.config, self.paths.root, is_told=lambda: bool(self.signals), say=self.say
+            )
+        except StoreUnreachable as error:
+            self.say(str(error))
+            return False
+        return found is not None
 
     def _committed(self, known: int, exit_code: int, reason: str) -> tuple[int, int, str]:
         """How far the run is saved, and what the attempt's end becomes with it: before another attempt the

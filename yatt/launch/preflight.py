@@ -12,6 +12,7 @@ from pathlib import Path
 
 from yatt.adapters.dataset import check_rows
 from yatt.adapters.descriptors import hard_limit
+from yatt.adapters.ledger import known_commit
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
@@ -88,7 +89,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
         yield partial(load_reward, reward)
     if config.checkpoint.url:
         yield partial(check_store, config)
-    if config.run.from_checkpoint.url:
+    if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
         yield partial(check_origin, config.run.from_checkpoint)
     yield partial(_engines_installed, config)
 
@@ -205,6 +206,8 @@ def check_store(config: RunConfig) -> None:
     try:
         check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
     except StoreUnreachable as error:
+        if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
+            return  # the address was right when the run was started: the launcher waits for the store
         raise ConfigError(
             f"checkpoint.url: {url} cannot be used from here ({error}). Check the address, "
             "checkpoint.storage_options and your credentials."

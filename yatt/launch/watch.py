@@ -1,15 +1,18 @@
 """One attempt as its launcher sees it: starts the steps, passes the wish to stop on, and sees the end."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, newest_epoch, note, record
+from yatt.adapters.patience import patiently
 from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
@@ -79,14 +82,15 @@ class AttemptWatch:
                 ):
                     continue
                 self.looked_s = clock.monotonic_s()
-                self._look()
-                self._pass_stop_on()
+                with contextlib.suppress(OSError):  # the run folder is looked at again
+                    self._look()
+                    self._pass_stop_on()
                 if self._blind():
                     break
                 if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
                     break
-            self._look()
-            return self._outcome()
+            patiently(self._look)
+            return patiently(self._outcome)
         finally:
             self._end_steps()
 
@@ -94,10 +98,10 @@ class AttemptWatch:
         orders = step_orders(
             self.components, self.site, self.allocation, self.paths, epoch=self.epoch, absent=self.absent
         )
-        make_within(self.paths.root, self.paths.attempt(self.epoch) / "logs")
+        patiently(lambda: make_within(self.paths.root, self.paths.attempt(self.epoch) / "logs"))
         for order in orders:
             log = self.paths.log(self.epoch, f"srun-{order.component}")
-            self.steps.append(spawn(list(order.argv), env=os.environ, log=log))
+            self.steps.append(patiently(partial(spawn, list(order.argv), env=os.environ, log=log)))
 
     def _look(self) -> None:
         """Read who has ended; an end that nobody outlives sets a limit to the rest."""

@@ -32,6 +32,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "node.lost": {"node": int, "why": str, "goes_on": bool},
     "worker.start": {"worker": str, "pid": int},
     "worker.end": {"worker": str, "how": str},
+    "worker.delay": {"worker": str, "error": str},
     "ckpt.commit": {"iteration": int, "size_bytes": int},
     "ckpt.skip": {"reason": str},
     "signal": {"name": str},

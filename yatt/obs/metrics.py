@@ -8,6 +8,7 @@ an older attempt still appends to the file that it made itself, which has no nam
 import contextlib
 import errno
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,26 @@ from yatt.adapters.lines import MOST, Record, is_number, read_records
 STEP = "training/global_step"
 TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
 """Keys that two runs with the same results may differ in."""
+
+
+_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""What strict JSON has no number for: the names that Python's JSON, and so `metrics.jsonl`, has for them."""
+
+
+def named(row: dict[str, Any]) -> dict[str, Any]:
+    """The row for strict JSON: a number that is not finite becomes its name; null would hide what it was."""
+    return {key: _name(value) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def unnamed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row that `named` was given."""
+    return {key: _NAMES.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _name(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return next(name for name, each in _NAMES.items() if each == value or (each != each and value != value))
 
 
 class RowFile:

@@ -2,7 +2,15 @@
 
 import msgspec
 
-from yatt.records.message import Completed, Message, MiniBatchPlan, Rollout, Sample, SampleFact, ShardFile
+from yatt.records.message import (
+    Completed,
+    Message,
+    MiniBatchPlan,
+    Rollout,
+    Sample,
+    SampleFact,
+    ShardFile,
+)
 
 
 class OrderFailed(Message, frozen=True, kw_only=True):
@@ -38,14 +46,22 @@ class BuildTrainer(Message, frozen=True, kw_only=True):
     port: int
 
 
+class StateFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller's file of a checkpoint (`yatt.control.carried`); `path` is relative to the store."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
 class RestoreTrainer(Message, frozen=True, kw_only=True):
-    """Fill what was built from a checkpoint; `state` is this node's part of it, empty for weights only.
+    """Fill what was built from a checkpoint; `states` are all controllers' files, empty for weights only.
 
     `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. Answer: Restored.
     """
 
     checkpoint: str
-    state: bytes
+    states: tuple[StateFile, ...]
     is_origin: bool = False
     weights_only: bool = False
 
@@ -125,11 +141,11 @@ class SaveOrder(Message, frozen=True, kw_only=True):
 
 
 class SavedNode(Message, frozen=True, kw_only=True):
-    """What was written, and this controller's own state (JSON)."""
+    """What was written: shards, and this controller's own state."""
 
     files: tuple[ShardFile, ...]
     common: bytes
-    state: bytes
+    state: StateFile
     stall_s: float
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
-from yatt.checkpoint.store import open_store
+from yatt.checkpoint.patient import PatientStore
+from yatt.checkpoint.run_store import open_run_store
 from yatt.config.load import load_attempt
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
@@ -36,8 +37,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
     config = patiently(partial(load_attempt, RunPaths(run), arguments.epoch))
-    url = config.checkpoint.url or str(run / "checkpoints")
-    store = open_store(url, config.checkpoint.storage_options)
+    opened = patiently(partial(open_run_store, config, run))
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.
     from yatt.trainer.device import prepare_process
 
@@ -49,6 +49,7 @@ def main() -> None:
     def tick() -> None:
         link.turns += 1
 
+    store = PatientStore(opened, limit_s=config.launch.phase_timeout_s, tick=tick)
     rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick)
     pulse = Pulse(
         arguments.endpoint,
@@ -89,7 +90,8 @@ def answer(order: Order, handle: Handle) -> m.Message:
     except Exception as error:  # noqa: BLE001  (a process's main: recorded, answered, and the controller decides)
         _LOG.exception("%s failed", name)
         reason = str(error) or type(error).__name__
-        return m.Failed(error=reason, trace=traceback.format_exc(), user=isinstance(error, ConfigError))
+        is_users = isinstance(error, ConfigError) and not is_passing(error)
+        return m.Failed(error=reason, trace=traceback.format_exc(), user=is_users)
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,6 +6,7 @@ controller that lost the lease cannot use this process by mistake. Every order m
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from yatt.adapters.patience import patiently
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import owner_of
+from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
-from yatt.errors import CheckpointError, LeaseLost, WorkerFailed
+from yatt.errors import CheckpointError, LeaseLost, StoreUnreachable, WorkerFailed
 from yatt.records import message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -126,19 +130,30 @@ class TrainerRank:
         return m.Done()
 
     def _restore(self, order: m.Restore) -> m.Message:
-        """A damaged checkpoint is an answer: the leader tries an older one."""
+        """A damaged checkpoint is an answer: the leader tries an older one. A store that has not even its
+        owner's name here is not damaged but not mounted on this node.
+
+        Raises:
+            StoreUnreachable: it is so.
+        """
+        store = self._origin() if order.is_origin else self._store
         try:
-            store = self._origin() if order.is_origin else self._store
             fill = restore_weights if order.weights_only else restore
-            fill(self._policy, store, Checkpoints(store, epoch=0).read(order.checkpoint), self._tick)
+            manifest = Checkpoints(store, epoch=0).read(order.checkpoint)
+            fill(self._policy, store, manifest, self._tick)
         except CheckpointError as error:
+            if not owner_of(store):
+                raise StoreUnreachable(
+                    f"{error}; this node sees no run_id in the checkpoint store either: is it mounted here?"
+                ) from error
             return m.Restored(fault=str(error))
         return m.Restored()
 
     def _origin(self) -> Store:
         """The store of the run that this one starts from."""
         origin = self._config.run.from_checkpoint
-        return open_store(origin.url, origin.storage_options)
+        opened = patiently(partial(open_store, origin.url, origin.storage_options))
+        return PatientStore(opened, limit_s=self._config.launch.phase_timeout_s, tick=self._tick)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:

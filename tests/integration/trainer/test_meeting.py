@@ -212,6 +212,23 @@ def test_who_waits_for_a_key_is_answered_once_it_is_there(keys):
         server.close()
 
 
+@pytest.mark.parametrize(
+    ("value", "amount"), [(b"\xff words", 1), (b"", 1), (b"1" * 20, 1), (b"9223372036854775807", 1)]
+)
+def test_adding_to_what_is_no_number_is_refused_and_the_service_goes_on(keys, value, amount):
+    server = KeyValueServer("127.0.0.1", keys)
+    client = KeyValueClient("127.0.0.1", server.port, keys)
+    try:
+        client.call("set", "k", value=value)
+        with pytest.raises(ValueError, match="'k' "):
+            client.call("add", "k", amount=amount)
+        assert client.call("get", "k").value == value
+        assert client.call("add", "n", amount=2).count == 2
+    finally:
+        client.close()
+        server.close()
+
+
 def test_the_table_does_what_torchs_stores_do():
     from torch.distributed import HashStore
 

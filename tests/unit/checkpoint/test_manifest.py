@@ -8,6 +8,7 @@ import pytest
 from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest, sealed
 from yatt.checkpoint.store import FolderStore, ObjectStore
 from yatt.errors import CheckpointError
+from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
 
 
@@ -40,7 +41,7 @@ def manifest(store, iteration, *, mark="a", epoch=1):
         config_hash=mark,
         files=(ShardFile(path=path, size_bytes=10, sha256="unchecked here"),),
         common=msgspec.Raw(b'{"scheduler":1}'),
-        nodes=(msgspec.Raw(b"{}"),),
+        nodes=(),
     )
 
 
@@ -56,14 +57,24 @@ def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
     assert store.read(LATEST_HINT) == b"9\n"
 
 
-@pytest.mark.parametrize("harm", ["missing", "short", "garbage manifest", "future manifest"])
+@pytest.mark.parametrize(
+    "harm", ["missing", "no state", "short", "garbage manifest", "future manifest", "older manifest"]
+)
 def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     checkpoints = started(store)
     checkpoints.commit(manifest(store, 1))
-    newest = manifest(store, 2)
+    state = "global_step_2/x/node-00000.groups"
+    store.write(state, b"state")
+    newest = msgspec.structs.replace(
+        manifest(store, 2), nodes=(StateFile(path=state, size_bytes=5, sha256="ab"),)
+    )
     checkpoints.commit(newest)
     if harm == "missing":
         store.delete(newest.files[0].path)
+    elif harm == "no state":
+        store.delete(state)
+    elif harm == "older manifest":
+        store.write("manifests/00000002.000001.json", b'{"schema_version": 2, "nodes": [{"accepted": []}]}')
     elif harm == "short":
         store.write(newest.files[0].path, b"x" * 9)
     elif harm == "garbage manifest":
@@ -75,6 +86,8 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     assert found.manifest.iteration == 1
     says = {
         "missing": "is missing",
+        "no state": f"{state} is missing",
+        "older manifest": "has format 2, and this yatt reads format 3 only; an older yatt wrote it",
         "short": "9 bytes",
         "garbage manifest": "not a whole",
         "future manifest": "99",
@@ -164,10 +177,11 @@ def test_a_start_goes_on_from_one_checkpoint_only(store):
 
 
 def test_every_flipped_bit_of_a_manifest_is_refused(store):
-    checkpoints = started(store)
+    checkpoints, state = started(store), "global_step_2/x/node-00000.groups"
+    store.write(state, b"state")
     whole = msgspec.structs.replace(
         manifest(store, 2), row={"training/global_step": 2, "actor/lr": 1.5e-06, "note": "a b"},
-        nodes=(msgspec.Raw(b'{"next_number":17,"accepted":[]}'), msgspec.Raw(b"{}")),
+        nodes=(StateFile(path=state, size_bytes=5, sha256="ab"),),
     )  # fmt: skip
     checkpoints.commit(whole)
     name = checkpoints.newest().name

@@ -2,12 +2,15 @@
 
 import errno
 import json
+import math
 import os
 
+import msgspec
 import pytest
+from hypothesis import given, strategies as st
 
 from yatt.errors import StaleEpoch
-from yatt.obs.metrics import STEP, RowFile, read_rows
+from yatt.obs.metrics import STEP, RowFile, named, read_rows, unnamed
 
 
 def alive():
@@ -82,3 +85,13 @@ def test_rows_that_cannot_be_read_for_a_moment_are_not_taken_for_lost(path, monk
         patch.setattr("yatt.adapters.lines.open_regular", failing)
         RowFile(path, 4, alive)
     assert path.read_bytes() == before
+
+
+@given(st.dictionaries(st.text(max_size=5), st.floats() | st.integers(-(2**63), 2**63 - 1) | st.none()))
+def test_a_row_comes_out_of_strict_json_with_every_number_it_had(row):
+    found = unnamed(msgspec.json.decode(msgspec.json.encode(named(row))))
+    assert found.keys() == row.keys()
+    assert all(
+        math.isnan(found[key]) if value != value else found[key] == value for key, value in row.items()
+    )
+    assert json.dumps(found, sort_keys=True) == json.dumps(row, sort_keys=True)

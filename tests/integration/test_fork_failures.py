@@ -1,0 +1,113 @@
+"""A worker that cannot be forked is tried again and told of; after its time it has died like any other."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.runs import environment
+
+PROGRAM = """
+import asyncio, json, os, resource, sys
+from dataclasses import replace
+from pathlib import Path
+from tests.unit.core.test_placement import config
+from yatt.control.node import Node
+from yatt.control.supervisor import Supervisor
+from yatt.core.placement import ROLLOUT, place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+
+root, start_timeout_s, lift_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+sys.executable = str(root / "worker")
+if os.getuid() == 0:  # the limit does not hold for root
+    os.setgid(65534)
+    os.setuid(65534)
+run = config(1, 1, 0, 0)
+run = replace(run, launch=replace(run.launch, start_timeout_s=start_timeout_s))
+node = Node(
+    config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1", device="cpu"
+)
+paths = node.paths.log(1, "x").parent
+paths.mkdir(parents=True)
+hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+dead = []
+
+def say(line):
+    print(line, flush=True)
+
+async def main():
+    ended = asyncio.Event()
+
+    async def on_exit(worker, how):
+        say(json.dumps({"kind": "on_exit", "worker": worker.name, "how": how}))
+        ended.set()
+
+    events = EventLog(epoch=1, node=0, role="controller", sink=say)
+    supervisor = Supervisor(node, events, on_exit)
+    (worker,) = (w for w in supervisor.workers.values() if w.role == ROLLOUT)
+    lift = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    asyncio.get_running_loop().call_later(lift_s, lift)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+        if log.exists():
+            os.open(log, os.O_RDONLY | os.O_NONBLOCK)  # now the thread that opens the log goes on
+
+    log = node.paths.log(1, f"{worker.name}.1")
+    if sys.argv[4] == "fork":
+        os.mkfifo(log)
+        asyncio.get_running_loop().call_later(0.3, fill)
+    else:
+        fill()
+    await asyncio.wait_for(supervisor.start(worker), 30)
+    if worker.child is None:
+        await asyncio.wait_for(ended.wait(), 10)
+    say(json.dumps({"kind": "alive", "is": worker.child is not None, "running": worker.is_running}))
+    lift()
+    await supervisor.close(1.0)
+
+asyncio.run(main())
+"""
+
+
+def told(start_timeout_s: float, lift_s: float, *, fails: str) -> list[dict]:
+    """What a supervisor says that may have no more processes; `lift_s` later there is room again.
+
+    Args:
+        fails: "thread", the one that opens the worker's log, or "fork" after that.
+    """
+    with tempfile.TemporaryDirectory(prefix="yatt-fork-") as name:
+        root = Path(name)
+        root.chmod(0o777)
+        (root / "worker").write_text("#!/bin/sh\nexec sleep 60\n")
+        (root / "worker").chmod(0o755)
+        argv = [sys.executable, "-c", PROGRAM, name, str(start_timeout_s), str(lift_s), fails]
+        done = subprocess.run(
+            argv, env=environment(), capture_output=True, text=True, timeout=60, check=False, cwd=os.getcwd()
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fails", ["thread", "fork"])
+def test_a_worker_that_cannot_be_forked_is_tried_again_until_it_can(fails: str) -> None:
+    events = told(start_timeout_s=60, lift_s=1.5, fails=fails)
+    kinds = [event["kind"] for event in events if event["kind"] != "worker.end"]
+    assert kinds == ["worker.delay"] * (len(kinds) - 2) + ["worker.start", "alive"]
+    assert len(kinds) > 2
+    assert next(event for event in events if event["kind"] == "alive")["is"]
+    assert "trying again for up to 60 s" in events[0]["error"]
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_cannot_be_forked_in_time_has_died_like_any_other() -> None:
+    *_, end, reported, alive = told(start_timeout_s=1.0, lift_s=600, fails="fork")
+    assert (end["kind"], end["how"]) == ("worker.end", reported["how"])
+    assert reported["how"].startswith("could not be started: ")
+    assert (alive["is"], alive["running"]) == (False, False)

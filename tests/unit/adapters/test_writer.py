@@ -1,0 +1,173 @@
+"""Lines for people: whole, once, whatever the filesystem does; and what was lost is told."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import environment, wait_for
+from yatt.adapters import writer as writer_module
+from yatt.adapters.lines import read_records
+from yatt.adapters.log_thread import logging_by_a_thread
+from yatt.adapters.writer import BackgroundWriter
+from yatt.control.writer_watch import watch_writer
+from yatt.obs.events import EventLog
+
+NUM_LINES = 300
+SHORT_WRITE = """
+import json, resource, signal, sys, time
+from pathlib import Path
+from yatt.adapters.writer import BackgroundWriter
+
+path, limit = Path(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+writer = BackgroundWriter()
+lines = [json.dumps({"number": number}) for number in range(int(sys.argv[3]))]
+if sys.argv[4] == "several":  # as another controller sends them
+    writer.append(path, "\\n".join(lines))
+else:
+    for line in lines:
+        writer.append(path, line)
+while not writer.failing_s:
+    time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+assert writer.close(30)
+"""
+
+
+@pytest.mark.parametrize("limit", [4000, 4001, 4009, 4015, 4016])
+@pytest.mark.parametrize("at_once", ["one", "several"])
+def test_after_a_short_write_each_line_is_in_the_file_whole_and_once(
+    tmp_path: Path, limit: int, at_once: str
+) -> None:
+    path = tmp_path / "events.jsonl"
+    argv = [sys.executable, "-c", SHORT_WRITE, str(path), str(limit), str(NUM_LINES), at_once]
+    subprocess.run(argv, env=environment(), check=True, timeout=60)
+    records, num_torn = read_records(path)
+    assert [record["number"] for record in records] == list(range(NUM_LINES))
+    assert num_torn <= 1
+
+
+def test_a_line_follows_a_torn_one_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"number": 0}\n{"num')
+    writer = BackgroundWriter()
+    writer.append(path, '{"number": 1}')
+    assert writer.close(10)
+    assert path.read_bytes() == b'{"number": 0}\n{"num\n{"number": 1}\n'
+
+
+@pytest.mark.parametrize("fails", ["call", "place"])
+def test_an_error_that_is_not_the_filesystems_costs_what_was_written_and_nothing_else(
+    tmp_path: Path, fails: str, caplog
+) -> None:
+    def place(path: Path) -> Path:
+        if path.name == "bad":
+            raise ValueError("a defect")
+        return path
+
+    def broken() -> None:
+        raise ValueError("a defect")
+
+    writer = BackgroundWriter(place=place)
+    writer.call(broken) if fails == "call" else writer.append(tmp_path / "bad", "{}")
+    writer.append(tmp_path / "good", "{}")
+    assert writer.close(10)
+    assert (tmp_path / "good").read_text() == "{}\n"
+    assert writer.num_lost == 1
+    assert "is left out" in caplog.text
+
+
+def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(writer_module, "HANG_S", 0.2)
+    gate, path = threading.Event(), tmp_path / "events.jsonl"
+    writer = BackgroundWriter(most_bytes=1000)
+    events = EventLog(epoch=1, node=0, role="controller", sink=lambda line: writer.append(path, line))
+    writer.call(lambda: gate.wait(30) and None)
+
+    async def main() -> None:
+        watching = asyncio.create_task(watch_writer(writer, events, period_s=0.05))
+        for number in range(100):
+            writer.append(path, json.dumps({"number": number, "filling": "x" * 20}))
+        await asyncio.sleep(0.5)
+        assert writer.failing_s > 0.2
+        gate.set()
+        await asyncio.sleep(0.5)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+    asyncio.run(main())
+    assert writer.close(10)
+    records = read_records(path)[0]
+    late = [record for record in records if record.get("kind") == "telemetry.late"]
+    lines = [record for record in records if "number" in record]
+    assert 0 < len(lines) < 100
+    assert sum(record["lost"] for record in late) == 100 - len(lines)
+    assert max(record["seconds"] for record in late) > 0
+
+
+LOG_AND_END = """
+import logging, os, sys
+from yatt.adapters.log_thread import logging_by_a_thread
+import yatt.adapters.log_thread as module
+module.LAST_S = 0.5
+with logging_by_a_thread(most_waiting=10):
+    for number in range(20_000):
+        logging.getLogger("x").info("line %d", number)
+    os.write(1, b"done\\n")
+    sys.stdin.readline()
+    logging.getLogger("x").info("the last one")
+"""
+
+
+@pytest.fixture
+def hanging() -> subprocess.Popen:
+    """A process whose log, a full pipe, takes nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOG_AND_END], env=environment(), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"done\n", "it does not wait for its log"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_log_that_hangs_ends_no_process_and_keeps_none_from_ending(hanging) -> None:
+    began_s = time.monotonic()
+    hanging.stdin.write(b"\n")
+    hanging.stdin.flush()
+    assert hanging.wait(timeout=20) == 0
+    assert time.monotonic() - began_s < 20
+
+
+def test_lines_of_a_log_that_were_lost_are_counted_in_it(hanging) -> None:
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.extend(hanging.stderr))
+    reader.start()
+    wait_for(lambda: len(read) > 100, timeout_s=20, what="what waited")
+    time.sleep(0.5)
+    hanging.stdin.write(b"\n")
+    hanging.stdin.flush()
+    reader.join(timeout=20)
+    kept = sum(b"INFO x line" in line for line in read)
+    lost = sum(int(line.split()[4]) for line in read if b"lines of this log were lost" in line)
+    assert lost > 0
+    assert kept + lost == 20_000
+    assert read[-1].endswith(b"the last one\n")
+
+
+def test_a_log_within_a_process_is_whole_when_it_ends(capfd) -> None:
+    with logging_by_a_thread():
+        logging.getLogger("x").warning("a word of \ud800 too few")
+    assert "WARNING x a word of ? too few" in capfd.readouterr().err

@@ -1,0 +1,126 @@
+"""Prompt groups that are carried over, as files of a checkpoint: exact, dealt anew, and never half read."""
+
+import random
+import tracemalloc
+
+import msgspec
+import pytest
+
+from yatt.checkpoint.store import FolderStore
+from yatt.control import carried
+from yatt.control.carried import frozen, read_state, state_path, write_state
+from yatt.control.groups import NodeState, PromptGroup, SampleState
+from yatt.errors import CheckpointError
+from yatt.records.message import pack_floats, pack_ids
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FolderStore(tmp_path)
+
+
+def group(number: int, *, tokens: int = 3) -> PromptGroup:
+    draw = random.Random(number)
+    samples = [
+        SampleState(
+            index=index, completion=pack_ids([draw.randrange(1000) for _ in range(tokens)]),
+            logprobs=pack_floats([-draw.random() for _ in range(tokens)]), spans=[(number, 0, tokens)],
+            finish_reason="stop" if index else "", text="zwölf \x00", scores={"a": draw.random()},
+            extras={"a/x": float("inf")}, verdicts={"g": "A"}, unmeasured={"b": "why"},
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    return PromptGroup(
+        number=number, row=number % 7, prompt_text="?", prompt=pack_ids([1, 2]), samples=samples
+    )
+
+
+def state(first: int, step: int, *, accepted: int, unfinished: int) -> NodeState:
+    """Of one of `step` nodes."""
+    numbers = range(first, first + step * (accepted + unfinished), step)
+    groups = [group(number) for number in numbers]
+    return NodeState(
+        next_number=first + step * len(groups), accepted=groups[:accepted], unfinished=groups[accepted:]
+    )
+
+
+def written(store, states):
+    return tuple(write_state(store, state_path("p", i), one) for i, one in enumerate(states))
+
+
+def test_every_node_gets_back_exactly_what_it_saved(store):
+    states = [state(i, 3, accepted=4 - i, unfinished=i) for i in range(3)]
+    files = written(store, states)
+    assert [read_state(store, files, owner=i, owners=3) for i in range(3)] == states
+    assert [store.size(file.path) for file in files] == [file.size_bytes for file in files]
+
+
+@pytest.mark.parametrize("owners", [1, 2, 5])
+def test_another_number_of_nodes_shares_out_all_groups_each_once(store, owners):
+    states = [state(i, 3, accepted=3 + i, unfinished=2 * i) for i in range(3)]
+    files = written(store, states)
+    shares = [read_state(store, files, owner=i, owners=owners) for i in range(owners)]
+    for kind in ("accepted", "unfinished"):
+        saved = [each for one in states for each in getattr(one, kind)]
+        # as they were dealt when the leader held them all
+        assert [getattr(share, kind) for share in shares] == [saved[i::owners] for i in range(owners)]
+    newest = max(each.number for one in states for each in (*one.accepted, *one.unfinished))
+    assert {share.next_number for share in shares} == {max(one.next_number for one in states) - 2}
+    assert all(share.next_number > newest - 3 for share in shares)
+
+
+def test_no_flipped_bit_and_no_missing_end_is_read_as_a_state(store):
+    (file,) = files = written(store, [state(0, 1, accepted=2, unfinished=1)])
+    data = store.read(file.path)
+    draw = random.Random(1)
+    damaged = [data[:-1], b""]
+    for bit in draw.sample(range(8 * len(data)), 300):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damaged.append(bytes(flipped))
+    for each in damaged:
+        store.write(file.path, each)
+        with pytest.raises(CheckpointError, match="node-00000"):
+            read_state(store, files, owner=0, owners=1)
+    store.delete(file.path)
+    with pytest.raises(CheckpointError, match="node-00000"):
+        read_state(store, files, owner=0, owners=1)
+
+
+def test_a_state_of_another_version_is_refused_by_name(store):
+    header = msgspec.msgpack.encode({"version": 99, "next_number": 0, "num_accepted": 0, "num_unfinished": 0})
+    data = len(header).to_bytes(4, "little") + header
+    written_file = store.write_stream("f", lambda: [data])
+    file = carried.StateFile(path="f", size_bytes=len(data), sha256=written_file.sha256)
+    with pytest.raises(CheckpointError, match="f: has version 99, known is 3"):
+        read_state(store, [file], owner=0, owners=1)
+
+
+def test_what_happens_to_a_group_after_the_snapshot_is_not_in_it(store):
+    now = state(0, 1, accepted=1, unfinished=1)
+    before = msgspec.json.encode(frozen(now))
+    snapshot = frozen(now)
+    sample = now.unfinished[0].samples[0]
+    sample.extend(pack_ids([5]), pack_floats([-1.0]), 9)
+    sample.scores["late"] = 1.0
+    sample.verdicts["late"] = "B"
+    now.accepted[0].samples[1].restart()
+    now.accepted.clear()
+    assert msgspec.json.encode(snapshot) == before
+
+
+def test_neither_writing_nor_a_shares_reading_holds_the_whole(store, monkeypatch):
+    """160 groups of 80 kB; a piece of 256 kB at a time."""
+    monkeypatch.setattr(carried, "FETCH_BYTES", 256 << 10)
+    whole = NodeState(next_number=160, accepted=[group(i, tokens=5000) for i in range(160)], unfinished=[])
+    tracemalloc.start()
+    files = written(store, [whole])
+    write_peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    share = read_state(store, files, owner=3, owners=80)
+    read_peak = tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert [each.number for each in share.accepted] == [3, 83]
+    assert files[0].size_bytes > 12_000_000
+    assert write_peak < 1_500_000
+    assert read_peak < 1_500_000

@@ -1,0 +1,70 @@
+"""A store whose passing failures cost time: every call is made again until a deadline."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from yatt.adapters.files import Buffer
+from yatt.adapters.patience import patiently
+from yatt.checkpoint.store import Store, Written
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """The tick of nobody."""
+
+
+class PatientStore:
+    """Another store, asked again after a passing failure. A stream is begun anew.
+
+    Args:
+        limit_s: for each call, from its first failure on; a stream that fails later has it anew.
+        tick: called after each failure, so that whoever watches for progress knows that this is waiting.
+    """
+
+    def __init__(self, store: Store, *, limit_s: float, tick: Callable[[], None] = _nothing) -> None:
+        self._store, self._limit_s, self._tick = store, limit_s, tick
+        self._has_said = False
+
+    def write(self, name: str, data: bytes) -> None:
+        self._patiently(partial(self._store.write, name, data))
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[Buffer]]) -> Written:
+        return self._patiently(partial(self._store.write_stream, name, chunks))
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._patiently(partial(self._store.create, name, data))
+
+    def read(self, name: str) -> bytes:
+        return self._patiently(partial(self._store.read, name))
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._patiently(partial(self._store.read_ranges, name, ranges))
+
+    def size(self, name: str) -> int | None:
+        return self._patiently(partial(self._store.size, name))
+
+    def names(self, folder: str) -> list[str]:
+        return self._patiently(partial(self._store.names, folder))
+
+    def delete(self, name: str) -> None:
+        self._patiently(partial(self._store.delete, name))
+
+    def delete_folder(self, folder: str) -> None:
+        self._patiently(partial(self._store.delete_folder, folder))
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        given = patiently(work, limit_s=self._limit_s, on_failure=self._failed)
+        if self._has_said:
+            self._has_said = False
+            _LOG.warning("the checkpoint store answers again")
+        return given
+
+    def _failed(self, error: Exception) -> None:
+        self._tick()
+        if not self._has_said:
+            self._has_said = True
+            _LOG.warning("the checkpoint store fails (%s); trying again, up to %g s", error, self._limit_s)

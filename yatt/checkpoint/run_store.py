@@ -1,0 +1,88 @@
+"""The checkpoint store of one run: where it is, whose it is, are the run's checkpoints there? No torch.
+
+A folder that is not mounted is an empty folder. What the run's ledger knows tells it from a new store:
+without that check a run would start from iteration 0 again and say nothing.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from yatt.adapters.ledger import known_commit
+from yatt.adapters.patience import patiently
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import claim_store
+from yatt.checkpoint.patient import PatientStore
+from yatt.checkpoint.store import Store, open_store
+from yatt.config.schema import RunConfig
+from yatt.errors import CheckpointsMissing
+from yatt.paths import RunPaths
+
+
+def store_url(config: RunConfig, root: Path) -> str:
+    """Where the run's checkpoints are."""
+    return config.checkpoint.url or str(root / "checkpoints")
+
+
+def open_run_store(config: RunConfig, root: Path) -> Store:
+    """The run's checkpoint store.
+
+    Raises:
+        ConfigError: its URL cannot be used.
+    """
+    return open_store(store_url(config, root), config.checkpoint.storage_options)
+
+
+class Stores:
+    """The stores of a run: its own, and the one that it started from. Each is opened once, when it is needed;
+    passing failures cost time, up to `launch.phase_timeout_s` a call."""
+
+    def __init__(self, config: RunConfig, root: Path) -> None:
+        self._config, self._root = config, root
+        self._opened: dict[bool, Store] = {}
+
+    def of(self, *, is_origin: bool) -> Store:
+        """The run's own store, or the one of `run.from_checkpoint`. Blocks.
+
+        Raises:
+            ConfigError: its URL cannot be used.
+        """
+        origin, limit_s = self._config.run.from_checkpoint, self._config.launch.phase_timeout_s
+        opening = partial(open_run_store, self._config, self._root)
+        if is_origin:
+            opening = partial(open_store, origin.url, origin.storage_options)
+        if is_origin not in self._opened:
+            self._opened[is_origin] = PatientStore(patiently(opening, limit_s=limit_s), limit_s=limit_s)
+        return self._opened[is_origin]
+
+
+def claimed_run_store(config: RunConfig, root: Path) -> Store:
+    """The run's checkpoint store, made sure to be this run's and to hold its checkpoints. Its passing
+    failures cost time, up to `launch.phase_timeout_s` a call.
+
+    Raises:
+        ConfigError: it belongs to another run.
+        CheckpointsMissing: as `check_presence`; then nothing was written there.
+        StoreUnreachable: it does not answer.
+    """
+    store, url = Stores(config, root).of(is_origin=False), store_url(config, root)
+    check_presence(store, url, RunPaths(root))
+    claim_store(store, url, config.run.id)
+    return store
+
+
+def check_presence(store: Store, url: str, paths: RunPaths) -> None:
+    """Refuse a store that lists no checkpoint if the run's ledger has a commit; changes nothing.
+
+    Raises:
+        CheckpointsMissing: it is so.
+        StoreUnreachable: the store does not answer.
+    """
+    iteration, epoch = known_commit(paths)
+    if not iteration or Checkpoints(store, 0).candidates().names:
+        return
+    raise CheckpointsMissing(
+        f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "
+        f"committed ({paths.attempt(epoch)} says so). Is the store mounted here? The run does not start "
+        f"again from iteration 0. Bring the store back, then `yatt resume {paths.root}` goes on; to train "
+        "from the beginning, start a new run with another run.dir."
+    )

@@ -1,0 +1,169 @@
+"""A controller's part of a checkpoint: a binary file beside the shards, written and read as a stream.
+
+The file is a row of records, each a length (4 bytes, little-endian) and so many bytes of msgpack: a header,
+the accepted groups, the unfinished ones. Token ids and log-probs stay packed as they are held. The manifest
+has the file's size and SHA-256. Any number of trainer nodes reads what any other number wrote: each reads all
+files then, and keeps its share.
+"""
+
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from yatt.checkpoint.store import Store
+from yatt.control.groups import NodeState, PromptGroup
+from yatt.errors import CheckpointError
+from yatt.records.cluster import StateFile
+
+VERSION = 3
+FETCH_BYTES = 16 << 20
+"""Bytes that a reader asks for in one call."""
+
+_LENGTH_BYTES = 4
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first record of a file."""
+
+    version: int = VERSION
+    next_number: int
+    num_accepted: int
+    num_unfinished: int
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_HEADER, _GROUP = msgspec.msgpack.Decoder(Header), msgspec.msgpack.Decoder(PromptGroup)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a share takes of one file, and how many groups of each kind the file has."""
+
+    header: Header
+    accepted: list[PromptGroup]
+    unfinished: list[PromptGroup]
+
+
+def state_path(prefix: str, node: int) -> str:
+    """Name of a node's file under the prefix of one save."""
+    return f"{prefix}/node-{node:05d}.groups"
+
+
+def frozen(state: NodeState) -> NodeState:
+    """The state as it is now, whatever happens to its groups later. Tokens are shared, not copied."""
+    return NodeState(
+        next_number=state.next_number,
+        accepted=[_frozen_group(group) for group in state.accepted],
+        unfinished=[_frozen_group(group) for group in state.unfinished],
+    )
+
+
+def write_state(store: Store, path: str, state: NodeState) -> StateFile:
+    """Write the state, group by group. Blocks: not for an event loop; `state` must not change meanwhile."""
+
+    def chunks() -> Iterator[bytes]:
+        header = Header(
+            next_number=state.next_number, num_accepted=len(state.accepted),
+            num_unfinished=len(state.unfinished),
+        )  # fmt: skip
+        for record in (header, *state.accepted, *state.unfinished):
+            data = _ENCODER.encode(record)
+            yield len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+    written = store.write_stream(path, chunks)
+    return StateFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256)
+
+
+def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: int) -> NodeState:
+    """The state of trainer node `owner` of `owners`. Blocks: not for an event loop.
+
+    As many nodes as saved have each its own back; otherwise groups are dealt in turn, over all files.
+
+    Raises:
+        CheckpointError: a file is not what was saved.
+        StoreUnreachable: the store does not answer.
+    """
+    if len(files) == owners:
+        saved = _read(store, files[owner], first=0, step=1)
+        return NodeState(
+            next_number=saved.header.next_number, accepted=saved.accepted, unfinished=saved.unfinished
+        )
+    all_saved: list[_Saved] = []
+    for file in files:
+        before = [each.header for each in all_saved]
+        skip = (sum(h.num_accepted for h in before), sum(h.num_unfinished for h in before))
+        all_saved.append(_read(store, file, first=owner, step=owners, skip=skip))
+    # A node's numbers are len(files) apart: nothing from here on was opened by any of them.
+    return NodeState(
+        next_number=max(saved.header.next_number for saved in all_saved) - len(files) + 1,
+        accepted=[group for saved in all_saved for group in saved.accepted],
+        unfinished=[group for saved in all_saved for group in saved.unfinished],
+    )
+
+
+def _frozen_group(group: PromptGroup) -> PromptGroup:
+    samples = [copy.copy(sample) for sample in group.samples]
+    for sample in samples:
+        for name in ("spans", "scores", "extras", "verdicts", "unmeasured"):
+            setattr(sample, name, copy.copy(getattr(sample, name)))
+    return msgspec.structs.replace(group, samples=samples)
+
+
+def _read(store: Store, file: StateFile, *, first: int, step: int, skip: tuple[int, int] = (0, 0)) -> _Saved:
+    """Of one file every `step`-th group, counted from `first` over this file and `skip` groups before it."""
+    try:
+        records = _records(store, file)
+        header = _HEADER.decode(next(records))
+        if header.version != VERSION:
+            raise CheckpointError(f"{file.path}: has version {header.version}, known is {VERSION}")
+        accepted = [
+            _GROUP.decode(data)
+            for number, data in zip(range(skip[0], skip[0] + header.num_accepted), records, strict=False)
+            if number % step == first
+        ]
+        unfinished = [
+            _GROUP.decode(data)
+            for number, data in enumerate(records, start=skip[1])
+            if number % step == first
+        ]
+    except (msgspec.DecodeError, UnicodeDecodeError, StopIteration) as error:
+        raise CheckpointError(f"{file.path} is not what was saved: {error}") from error
+    return _Saved(header, accepted, unfinished)
+
+
+def _records(store: Store, file: StateFile) -> Iterator[bytes]:
+    """The file's records. After the last one the whole is compared with what was saved.
+
+    Raises:
+        CheckpointError: it is not that.
+    """
+    digest, waiting, begin = hashlib.sha256(), bytearray(), 0
+    while begin < file.size_bytes:
+        end = min(begin + FETCH_BYTES, file.size_bytes)
+        (data,) = store.read_ranges(file.path, [(begin, end)])
+        if len(data) != end - begin:
+            raise CheckpointError(f"{file.path} is not what was saved: it ends at byte {begin + len(data)}")
+        digest.update(data)
+        waiting += data
+        begin = end
+        yield from _whole_records(waiting)
+    if waiting or digest.hexdigest() != file.sha256:
+        raise CheckpointError(
+            f"{file.path} is not what was saved: sha256 {digest.hexdigest()[:12]} instead of "
+            f"{file.sha256[:12]}"
+        )
+
+
+def _whole_records(waiting: bytearray) -> Iterator[bytes]:
+    """The records that are whole in `waiting`, which keeps the rest."""
+    at = 0
+    while at + _LENGTH_BYTES <= len(waiting):
+        size = int.from_bytes(waiting[at : at + _LENGTH_BYTES], "little")
+        if at + _LENGTH_BYTES + size > len(waiting):
+            break
+        yield bytes(waiting[at + _LENGTH_BYTES : at + _LENGTH_BYTES + size])
+        at += _LENGTH_BYTES + size
+    del waiting[:at]
