@@ -6,6 +6,8 @@ frame of theirs is read. Frames are msgpack records, never pickles.
 """
 
 import contextlib
+import logging
+import math
 import os
 import secrets
 import threading
@@ -13,20 +15,20 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, Gate, Socket, calling_socket, listening_socket
 from yatt.clock import monotonic_s
 from yatt.errors import DeadlineExceeded
 
+_LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 LONGEST_PARK_S = 1.0
+MOST_COUNT = 1 << 63
 ANSWER_S = 30.0
 """How long the server may take beyond what was asked to wait."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """One operation; `park_s` is how long it may wait for all `keys` to be there."""
 
     number: int
@@ -38,7 +40,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     park_s: float = 0.0
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """`found`: all keys were there, or the operation took place."""
 
     number: int
@@ -70,8 +72,7 @@ class Table:
             case "get":
                 found, value = key in self._values, self._values.get(key, b"")
             case "add":
-                count = int(self._values.get(key, b"0")) + call.amount
-                self._values[key] = str(count).encode()
+                found, count = self._add(key, call.amount)
             case "compare_set":
                 value = self._compare_set(key, call)
             case "delete":
@@ -83,6 +84,17 @@ class Table:
             case _:
                 found = False
         return Reply(number=call.number, found=found, value=value, count=count)
+
+    def _add(self, key: str, amount: int) -> tuple[bool, int]:
+        """Not done where the key holds no number, or the sum is none of 64 bits."""
+        try:
+            count = int(self._values.get(key, b"0")) + amount
+        except ValueError:
+            return False, 0
+        if not -MOST_COUNT <= count < MOST_COUNT:
+            return False, 0
+        self._values[key] = str(count).encode()
+        return True, count
 
     def _compare_set(self, key: str, call: Call) -> bytes:
         """torch's rule: an absent key takes the value iff nothing is expected of it."""
@@ -108,12 +120,12 @@ class KeyValueServer:
 
     def __init__(self, host: str, keys: CurveKeys) -> None:
         self._context: zmq.Context[Socket] = zmq.Context()
-        self._gate = ThreadAuthenticator(self._context)
-        self._gate.start()
-        self._gate.configure_curve(domain="*", location=str(keys.folder))
+        self._gate = Gate(self._context, keys)
         self._socket = listening_socket(self._context, f"tcp://{host}:*", keys)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._table, self._parked = Table(), list[_Parked]()
+        self.num_dropped = 0
+        """Frames that were no calls."""
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="key-value", daemon=True)
         self._thread.start()
@@ -122,7 +134,7 @@ class KeyValueServer:
         """Stop serving."""
         self._ends.set()
         self._thread.join()
-        self._gate.stop()
+        self._gate.close()
         self._socket.close(linger=0)
         self._context.destroy(linger=0)
 
@@ -137,7 +149,12 @@ class KeyValueServer:
         try:
             sender, body = frames
             call = CALLS.decode(body)
-        except (ValueError, msgspec.DecodeError):
+            if not math.isfinite(call.park_s):
+                raise ValueError(f"park_s is {call.park_s}")
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            self.num_dropped += 1
+            if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
+                _LOG.warning("dropped %d calls that are none; the last: %s", self.num_dropped, error)
             return
         if call.park_s and not self._table.has(call.keys):
             park_s = min(call.park_s, LONGEST_PARK_S)

@@ -3,7 +3,7 @@
 `Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
 worker's end is `yatt.adapters.worker_link`. Every frame carries (epoch, seq): a receiver refuses an epoch
 below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
-stale attempt is not heard. What is no frame is dropped and counted.
+stale attempt is not heard. What is no frame is dropped; that and stale frames are counted.
 
 `Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
 not a task.
@@ -127,6 +127,8 @@ class Channel:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
         """Frames that were none."""
+        self.num_stale = 0
+        """Frames of a lower epoch."""
         self._loop.add_reader(socket.fileno(), self._drain)
         self._loop.call_soon(self._drain)  # what came before is not told of again
 
@@ -256,18 +258,21 @@ class Channel:
     def _take(self, parts: list[bytes]) -> None:
         """Act on one frame. What is none costs itself: whoever sent it has the run's keys, or a defect."""
         try:
-            sender = self._peer or parts[0].decode()
-            frame = decode_frame(parts[-1])
-            if frame.reply_to < 0:
-                self._notice(sender, frame)
-                return
-            body = decode_body(frame)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            *identity, data = parts
+            sender = self._peer or identity.pop(0).decode()
+            if identity:
+                raise ValueError(f"{len(parts)} parts")
+            frame = decode_frame(data)
+            body = decode_body(frame) if frame.reply_to >= 0 else decode_progress(frame)
+        except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
             self.num_dropped += 1
             if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
                 _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
             return
-        if not self._fence.admits(sender, frame):
+        self.num_stale += frame.epoch < self._fence.epoch
+        if isinstance(body, int):
+            self._notice(sender, frame, body)
+        elif not self._fence.admits(sender, frame):
             self._repeated(sender, frame)
         elif frame.reply_to:
             asked = self._asked.get((sender, frame.reply_to))
@@ -278,7 +283,7 @@ class Channel:
             # Not here: what a handler raises is not the end of the reading.
             self._loop.call_soon(self._handle, sender, frame.seq, body)
 
-    def _notice(self, sender: str, frame: m.Frame) -> None:
+    def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
         """A word about a request: the other end's about one of ours, or its question about one of its own."""
         if not self._fence.is_current(sender, frame):
             return
@@ -289,9 +294,7 @@ class Channel:
         if asked is not None:
             known = frame.reply_to == WORKING
             asked.state = (
-                delivery.working(asked.state, decode_progress(frame))
-                if known
-                else delivery.forgotten(asked.state)
+                delivery.working(asked.state, progress) if known else delivery.forgotten(asked.state)
             )
 
     def _repeated(self, sender: str, frame: m.Frame) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.curve import listening_socket, roomy_context
+from yatt.adapters.curve import CurveKeys, Gate, listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.patience import patiently
@@ -91,6 +91,7 @@ class Session:
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
         node, context = self._node, roomy_context(len(self._node.present))
+        gate = Gate(context, CurveKeys(node.paths.keys))
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
             handler=self._from_worker, progress=self._progress,
@@ -113,6 +114,7 @@ class Session:
             for task in lasting:
                 task.cancel()
             await self._close([hub, peer_hub])
+            gate.close()
             context.term()
         assert self._controller is not None, "built above"
         return self._controller.exit_code
@@ -252,7 +254,9 @@ class Session:
         return await self._controller.from_worker(sender, body)
 
     async def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
-        index = int(sender.removeprefix("node"))
+        index = self._peers.index_of(sender, self._node.config.launch.nodes)
+        if index is None:
+            return m.Failed(error=f"{sender!r} is no node of this run, and is not heard")
         if index in self._peers.lost:
             await self._refuse(index, body)
             return None
