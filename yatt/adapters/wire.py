@@ -45,6 +45,9 @@ LEAST_S = 0.05
 KEPT_BYTES = 32 << 20
 """Of answers, for a request that is asked again because its answer was lost."""
 
+COPIED_BYTES = 64 << 10
+"""Larger frames are handed to zmq as they are: a copy of a batch's samples would cost 8 bytes a token."""
+
 MOST_AT_ONCE = 256
 """Messages a channel takes in one turn of the event loop; then others have theirs."""
 
@@ -156,6 +159,8 @@ class Channel:
         self._asked[to, seq] = asked
         try:
             self._put(to, frame)
+            if not resend_s:
+                asked.frame = frame = b""  # it is not sent again: a batch's samples need not be kept for it
             self._arm(to, seq, asked)
             return await future
         except (TimeoutError, zmq.ZMQError) as error:
@@ -206,7 +211,7 @@ class Channel:
         try:
             if not self._peer:
                 self._socket.send(to.encode(), _MORE)
-            self._socket.send(data, _NOW)
+            self._socket.send(data, _NOW, copy=len(data) <= COPIED_BYTES)
         finally:
             # Whoever sends may also take note of what has come, and the descriptor tells of that once.
             if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
