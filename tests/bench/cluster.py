@@ -14,10 +14,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import zmq
 
-from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import open_log, start_child
 from yatt.adapters.wire import Channel
@@ -150,10 +151,12 @@ async def answer_at_once(sender: str, body: m.Message) -> m.Message | None:
 
 
 @contextlib.asynccontextmanager
-async def nodes(root: Path, indices: range) -> AsyncIterator[list[SimulatedNode]]:
+async def nodes(
+    root: Path, indices: range, kind: type[SimulatedNode] = SimulatedNode
+) -> AsyncIterator[list[Any]]:
     """These nodes, started; ended with all their processes."""
-    context = zmq.Context()
-    made = [SimulatedNode(root, index, context) for index in indices]
+    context = roomy_context(load_resolved(RunPaths(root).config).launch.nodes)
+    made = [kind(root, index, context) for index in indices]
     try:
         for each in made:
             each.start()

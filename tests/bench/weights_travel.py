@@ -51,6 +51,7 @@ def prepare(root: Path, shm: Path) -> None:
     config = load([empty], [f"{key}={value}" for key, value in settings.items()])
     paths.config.write_text(resolved_text(config))
     make_keys(paths.keys)
+    paths.attempt(cluster.EPOCH).mkdir(parents=True)
 
 
 class Lateness:
@@ -85,7 +86,8 @@ async def give(root: Path) -> None:
                 for _ in range(FILE_BYTES >> 20):
                     file.write(block)
         (folder / "index.json").write_text(json.dumps({"policy_version": 1, "files": names, "checksums": {}}))
-        owner.parts.publications.adopt(Published(policy_version=1, folder=folder, probe=(), expected=()))
+        published = Published(policy_version=1, folder=folder, probe=(), expected=(), rounding=0.0)
+        owner.parts.publications.adopt(published)
         lateness = Lateness()
         publish(root / "ready", b"1")
         await stop.wait()
@@ -100,7 +102,7 @@ async def take(root: Path) -> dict[str, Any]:
         while read_or_none(root / "ready") is None:
             await asyncio.sleep(0.05)
         lateness, taken_s = Lateness(), []
-        order = c.FetchWeights(policy_version=1, source=0, probe=(), probe_logprobs=())
+        order = c.FetchWeights(policy_version=1, source=0, probe=(), probe_logprobs=(), rounding=0.0)
         for _ in range(REPEATS):
             began_s = time.monotonic()
             answer = await taker.controller.handle("node0", order)

@@ -307,9 +307,9 @@ class Lossy:
     def __init__(self, socket: Socket, loses: Callable[[], bool]) -> None:
         self._socket, self._loses = socket, loses
 
-    def send(self, data: bytes, flags: int = 0) -> None:
+    def send(self, data: bytes, flags: int = 0, *, copy: bool = True) -> None:
         if not self._loses():
-            self._socket.send(data, flags)
+            self._socket.send(data, flags, copy=copy)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._socket, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import zmq
 import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
 
 from yatt.adapters.patience import patiently
 
@@ -42,6 +43,23 @@ def roomy_context(num_peers: int) -> zmq.Context[Socket]:
     context: zmq.Context[Socket] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, max(1023, num_peers + SPARE_SOCKETS))
     return context
+
+
+class Gate:
+    """Lets only holders of the run's keys through to the TCP sockets of a context, by a thread of its own.
+
+    Make it before the sockets: CURVE alone proves that a caller knows the server's public key, and admits any
+    key of the caller's.
+    """
+
+    def __init__(self, context: zmq.Context[Socket], keys: CurveKeys) -> None:
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve(domain="*", location=str(keys.folder))
+
+    def close(self) -> None:
+        """End the thread; before the context ends."""
+        self._authenticator.stop()
 
 
 def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:

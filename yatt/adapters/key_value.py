@@ -6,6 +6,8 @@ frame of theirs is read. Frames are msgpack records, never pickles.
 """
 
 import contextlib
+import logging
+import math
 import os
 import re
 import secrets
@@ -14,20 +16,20 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, Gate, Socket, calling_socket, listening_socket
 from yatt.clock import monotonic_s
 from yatt.errors import DeadlineExceeded
 
+_LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 LONGEST_PARK_S = 1.0
+MOST_COUNT = 1 << 63
 ANSWER_S = 30.0
 """How long the server may take beyond what was asked to wait."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """One operation; `park_s` is how long it may wait for all `keys` to be there."""
 
     number: int
@@ -39,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     park_s: float = 0.0
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """`found`: all keys were there, or the operation took place. `error`: why the operation is refused."""
 
     number: int
@@ -93,7 +95,7 @@ class Table:
         if not _COUNT.fullmatch(held):
             return 0, f"'{key}' holds no number to add to: {held[:40]!r}"
         count = int(held) + amount
-        if abs(count) >= 1 << 63:
+        if not -MOST_COUNT <= count < MOST_COUNT:
             return 0, f"'{key}' would leave 64 bits: {held.decode()} + {amount}"
         self._values[key] = str(count).encode()
         return count, ""
@@ -122,12 +124,12 @@ class KeyValueServer:
 
     def __init__(self, host: str, keys: CurveKeys) -> None:
         self._context: zmq.Context[Socket] = zmq.Context()
-        self._gate = ThreadAuthenticator(self._context)
-        self._gate.start()
-        self._gate.configure_curve(domain="*", location=str(keys.folder))
+        self._gate = Gate(self._context, keys)
         self._socket = listening_socket(self._context, f"tcp://{host}:*", keys)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._table, self._parked = Table(), list[_Parked]()
+        self.num_dropped = 0
+        """Frames that were no calls."""
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="key-value", daemon=True)
         self._thread.start()
@@ -136,7 +138,7 @@ class KeyValueServer:
         """Stop serving."""
         self._ends.set()
         self._thread.join()
-        self._gate.stop()
+        self._gate.close()
         self._socket.close(linger=0)
         self._context.destroy(linger=0)
 
@@ -151,7 +153,12 @@ class KeyValueServer:
         try:
             sender, body = frames
             call = CALLS.decode(body)
-        except (ValueError, msgspec.DecodeError):
+            if not math.isfinite(call.park_s):
+                raise ValueError(f"park_s is {call.park_s}")
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            self.num_dropped += 1
+            if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
+                _LOG.warning("dropped %d calls that are none; the last: %s", self.num_dropped, error)
             return
         if call.park_s and not self._table.has(call.keys):
             park_s = min(call.park_s, LONGEST_PARK_S)

@@ -3,7 +3,7 @@
 `Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
 worker's end is `yatt.adapters.worker_link`. Every frame carries (epoch, seq): a receiver refuses an epoch
 below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
-stale attempt is not heard. What is no frame is dropped and counted.
+stale attempt is not heard. What is no frame is dropped; that and stale frames are counted.
 
 `Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
 not a task.
@@ -44,6 +44,9 @@ RESEND_S = 3.0
 LEAST_S = 0.05
 KEPT_BYTES = 32 << 20
 """Of answers, for a request that is asked again because its answer was lost."""
+
+COPIED_BYTES = 64 << 10
+"""Larger frames are handed to zmq as they are: a copy of a batch's samples would cost 8 bytes a token."""
 
 MOST_AT_ONCE = 256
 """Messages a channel takes in one turn of the event loop; then others have theirs."""
@@ -127,6 +130,8 @@ class Channel:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
         """Frames that were none."""
+        self.num_stale = 0
+        """Frames of a lower epoch."""
         self._loop.add_reader(socket.fileno(), self._drain)
         self._loop.call_soon(self._drain)  # what came before is not told of again
 
@@ -154,6 +159,8 @@ class Channel:
         self._asked[to, seq] = asked
         try:
             self._put(to, frame)
+            if not resend_s:
+                asked.frame = frame = b""  # it is not sent again: a batch's samples need not be kept for it
             self._arm(to, seq, asked)
             return await future
         except (TimeoutError, zmq.ZMQError) as error:
@@ -204,7 +211,7 @@ class Channel:
         try:
             if not self._peer:
                 self._socket.send(to.encode(), _MORE)
-            self._socket.send(data, _NOW)
+            self._socket.send(data, _NOW, copy=len(data) <= COPIED_BYTES)
         finally:
             # Whoever sends may also take note of what has come, and the descriptor tells of that once.
             if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
@@ -256,18 +263,21 @@ class Channel:
     def _take(self, parts: list[bytes]) -> None:
         """Act on one frame. What is none costs itself: whoever sent it has the run's keys, or a defect."""
         try:
-            sender = self._peer or parts[0].decode()
-            frame = decode_frame(parts[-1])
-            if frame.reply_to < 0:
-                self._notice(sender, frame)
-                return
-            body = decode_body(frame)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            *identity, data = parts
+            sender = self._peer or identity.pop(0).decode()
+            if identity:
+                raise ValueError(f"{len(parts)} parts")
+            frame = decode_frame(data)
+            body = decode_body(frame) if frame.reply_to >= 0 else decode_progress(frame)
+        except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
             self.num_dropped += 1
             if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
                 _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
             return
-        if not self._fence.admits(sender, frame):
+        self.num_stale += frame.epoch < self._fence.epoch
+        if isinstance(body, int):
+            self._notice(sender, frame, body)
+        elif not self._fence.admits(sender, frame):
             self._repeated(sender, frame)
         elif frame.reply_to:
             asked = self._asked.get((sender, frame.reply_to))
@@ -278,7 +288,7 @@ class Channel:
             # Not here: what a handler raises is not the end of the reading.
             self._loop.call_soon(self._handle, sender, frame.seq, body)
 
-    def _notice(self, sender: str, frame: m.Frame) -> None:
+    def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
         """A word about a request: the other end's about one of ours, or its question about one of its own."""
         if not self._fence.is_current(sender, frame):
             return
@@ -289,9 +299,7 @@ class Channel:
         if asked is not None:
             known = frame.reply_to == WORKING
             asked.state = (
-                delivery.working(asked.state, decode_progress(frame))
-                if known
-                else delivery.forgotten(asked.state)
+                delivery.working(asked.state, progress) if known else delivery.forgotten(asked.state)
             )
 
     def _repeated(self, sender: str, frame: m.Frame) -> None:

@@ -1,16 +1,20 @@
 """A worker's end of the line to its controller: plain blocking calls, and the heartbeat's thread."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from yatt.adapters.curve import Socket
 from yatt.adapters.wire import LINGER_MS, Fence
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,14 @@ class WorkerLink:
         self.turns += 1
         if not self._socket.poll(int(wait_s * 1000)):
             return None
-        frame = decode_frame(self._socket.recv())
-        if not self._fence.admits("controller", frame):
+        try:
+            (data,) = self._socket.recv_multipart()
+            frame = decode_frame(data)
+            body = decode_body(frame)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            _LOG.warning("dropped a frame of the controller that is none: %s", error)
             return None
-        return Order(frame.seq, decode_body(frame))
+        return Order(frame.seq, body) if self._fence.admits("controller", frame) else None
 
     def send(self, body: m.Message, reply_to: int = 0) -> None:
         """Send a message, or the answer to the order with that seq."""

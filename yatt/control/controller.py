@@ -99,7 +99,7 @@ class Controller:
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
         """An order of the leader, or a peer's message. What fails is answered by Failed."""
         if isinstance(body, c.EngineRoom):
-            index = int(sender.removeprefix("node"))
+            index = int(sender.removeprefix("node"))  # the session hears only nodes of this run
             self._parts.router.room(body.role, index, body.room, body.version)
             return m.Done()
         if (order := self._orders.get(type(body))) is None:

@@ -36,6 +36,15 @@ class Peers:
         """From now on every node can be reached; `dial` opens the line to one."""
         self._dial = dial
 
+    @staticmethod
+    def index_of(sender: str, num_nodes: int) -> int | None:
+        """Which node a name on the wire is; None if it is no node of this run."""
+        digits = sender.removeprefix("node")
+        if sender == digits or not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
+            return None
+        index = int(digits)
+        return index if index < num_nodes and str(index) == digits else None
+
     @property
     def have_met(self) -> bool:
         """Whether every node can be reached."""

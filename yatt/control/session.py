@@ -5,13 +5,13 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.curve import listening_socket, roomy_context
+from yatt.adapters.curve import CurveKeys, Gate, listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
 from yatt.adapters.patience import patiently
@@ -19,7 +19,7 @@ from yatt.adapters.segments import Rotation
 from yatt.adapters.succession import Succession
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.wire import Channel
+from yatt.adapters.wire import Answer, Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import Stores, claimed_run_store
@@ -90,6 +90,7 @@ class Session:
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""
         node, context = self._node, roomy_context(len(self._node.present))
+        gate = Gate(context, CurveKeys(node.paths.keys))
         hub = Channel(
             listening_socket(context, self._node.endpoint), epoch=self._node.epoch,
             handler=self._from_worker, progress=self._progress,
@@ -112,6 +113,7 @@ class Session:
             for task in lasting:
                 task.cancel()
             await self._close([hub, peer_hub])
+            gate.close()
             context.term()
         assert self._controller is not None, "built above"
         return self._controller.exit_code
@@ -250,11 +252,13 @@ class Session:
         assert self._controller is not None, "workers start after the controller is built"
         return await self._controller.from_worker(sender, body)
 
-    async def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
-        index = int(sender.removeprefix("node"))
+    def _from_peer(self, sender: str, body: m.Message) -> Answer | Awaitable[Answer]:
+        """What every node sends every second is taken at once; all else costs a task."""
+        index = self._peers.index_of(sender, self._node.config.launch.nodes)
+        if index is None:
+            return m.Failed(error=f"{sender!r} is no node of this run, and is not heard")
         if index in self._peers.lost:
-            await self._refuse(index, body)
-            return None
+            return self._refuse(index, body)
         self._has_heard_leader |= index == 0
         if self._liveness is not None:
             self._liveness.heard(index)
@@ -267,8 +271,11 @@ class Session:
             case c.Trouble():
                 self._trouble_of(index, body)
                 return m.Done()
-            case c.Quit():
-                await self._sender.flush()  # the leader hears no more once it has the answer
+        return self._carry_out(sender, body)
+
+    async def _carry_out(self, sender: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, c.Quit):
+            await self._sender.flush()  # the leader hears no more once it has the answer
         await self._until_built()
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)

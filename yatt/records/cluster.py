@@ -78,7 +78,7 @@ class Advance(Message, frozen=True, kw_only=True):
     roles: tuple[str, ...]
 
 
-class GroupFact(msgspec.Struct, frozen=True, kw_only=True):
+class GroupFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accepted prompt group, as metadata. `scores`: mean of each score over its completions.
 
     `ages`: of each sample, how many policy versions ago its oldest token was sampled.
@@ -236,7 +236,7 @@ class EventLines(Message, frozen=True, kw_only=True):
     lines: bytes
 
 
-class SourceScores(msgspec.Struct, frozen=True, kw_only=True):
+class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Held-out completions of one data source: sums over those scored, and how many there are and failed."""
 
     total: float = 0.0

@@ -8,6 +8,7 @@ token ids little-endian int32, log-probs little-endian float32.
 
 import array
 import sys
+from typing import Annotated
 
 import msgspec
 
@@ -18,16 +19,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of every message; the class name is its tag on the wire."""
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Envelope. `seq` rises by one with every frame to the same receiver.
 
-    `reply_to` is the seq it answers, or 0. Below 0 it is a notice about the request of this seq
-    (`yatt.records.codec`), not a message.
+    `reply_to`: the seq it answers, or 0; below 0 it is a notice about a request (`yatt.records.codec`).
     """
 
-    epoch: int
-    seq: int
-    reply_to: int
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+    reply_to: Annotated[int, msgspec.Meta(ge=-3)]
     body: msgspec.Raw
 
 
@@ -214,7 +214,7 @@ class Restored(Message, frozen=True, kw_only=True):
     fault: str = ""
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sample to train on. `policy_versions` are spans (version, first token, end token)."""
 
     sample_id: int
@@ -225,7 +225,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
 
 
-class SampleFact(msgspec.Struct, frozen=True, array_like=True):
+class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What every rank knows of every sample: metadata, bytes a sample."""
 
     sample_id: int
@@ -237,7 +237,7 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True):
     """Its reward counts in its group's baseline; its tokens are not trained on."""
 
 
-class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True):
+class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One optimizer step: for each dp_rank its micro-batches, each a list of sample ids.
 
     Every dp_rank has the same number of micro-batches; an empty one is run fully masked.
@@ -301,7 +301,7 @@ class SaveShards(Message, frozen=True, kw_only=True):
     url: str
 
 
-class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
+class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
 
     `begin` and `size_bytes` are its place in the file, `sha256` is of these bytes.
@@ -317,7 +317,7 @@ class TensorPiece(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file of a checkpoint; `path` is relative to the checkpoint store."""
 
     path: str
@@ -350,7 +350,7 @@ class RewardsLoaded(Message, frozen=True, kw_only=True):
     asynchronous: tuple[str, ...]
 
 
-class RowRef(msgspec.Struct, frozen=True, array_like=True):
+class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
 
     file: int

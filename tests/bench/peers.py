@@ -1,0 +1,77 @@
+"""A thousand stand-ins for controllers in one process, for a real leader: see tests/bench/many_nodes.py.
+
+Started as ``python -m tests.bench.peers RUN_FOLDER NUM_NODES``. Each has a hub and a line to the leader of
+its own, both CURVE over TCP. Once a second it sends a sign of life and a batch of events, and it answers
+every order at once; it decides nothing and has no workers.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from tests.bench.cluster import EPOCH, address_of
+from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, roomy_context
+from yatt.adapters.descriptors import raise_soft_limit
+from yatt.adapters.files import publish
+from yatt.control.liveness import PERIOD_S
+from yatt.paths import RunPaths
+from yatt.records import cluster as c, message as m
+from yatt.records.codec import decode_frame, encode_frame
+
+EVENTS_A_BATCH = 2
+TOLD = bytes(c.Alive.__name__, "ascii")
+"""What wants no answer here has this in its body; all else is an order."""
+
+
+class Peer:
+    """One node's sockets."""
+
+    def __init__(self, index: int, context: zmq.Context[Socket], keys: CurveKeys, leader: str) -> None:
+        self._seq = itertools.count(1)
+        self._answers = itertools.count(1)
+        self._hub = listening_socket(context, "tcp://127.0.0.1:*", keys)
+        self.address = self._hub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._line = calling_socket(context, leader, f"node{index}", keys)
+        line = {"kind": "bench", "node": index, "role": "controller", "epoch": EPOCH, "text": "x" * 100}
+        self._lines = b"\n".join([json.dumps(line).encode()] * EVENTS_A_BATCH)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._hub.fileno(), self._drain)
+        loop.call_later(index % 997 / 997 * PERIOD_S, self._beat)
+
+    def _beat(self) -> None:
+        for body in (c.Alive(), c.EventLines(lines=self._lines)):
+            self._line.send(encode_frame(EPOCH, next(self._seq), 0, body))
+        asyncio.get_running_loop().call_later(PERIOD_S, self._beat)
+
+    def _drain(self) -> None:
+        """Until nothing is there: sending may take note of what has come."""
+        while int(self._hub.get(zmq.EVENTS)) & zmq.POLLIN:
+            sender, data = self._hub.recv_multipart()
+            frame = decode_frame(data)
+            if frame.reply_to == 0 and TOLD not in bytes(frame.body):
+                answer = encode_frame(EPOCH, next(self._answers), frame.seq, m.Done())
+                self._hub.send_multipart([sender, answer])
+
+
+async def stand_in(root: Path, num_nodes: int) -> None:
+    """Nodes 1 to `num_nodes` - 1, until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    raise_soft_limit()
+    leader, keys = await address_of(root, 0), CurveKeys(RunPaths(root).keys)
+    context = roomy_context(2 * num_nodes)
+    peers = [Peer(index, context, keys, leader) for index in range(1, num_nodes)]
+    publish(root / "addresses", json.dumps([peer.address for peer in peers]).encode())
+    while not stop.is_set() and os.getppid() != 1:
+        await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=1.0)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(stand_in(Path(sys.argv[1]), int(sys.argv[2])))
