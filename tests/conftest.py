@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from yatt.engine.environment import prepare
+from yatt.engine.environment import choose_device, prepare
 
 # Workers are started without the working directory on their path; those of tests are modules of `tests`.
 os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
-# Engine libraries read the environment once, at import, and any test may be the first to import them.
-prepare(device="cpu", threads=1)
 
-
+# Engine libraries read the environment once, at import, and any test may be the first to import them. Tests
+# of a GPU, which are run by themselves, have its settings.
+IS_GPU = any("tests/gpu/" in word for word in sys.argv)
+prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 AGAIN_S = 15.0
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The GPU tests and their figures on a bare machine: Python 3.12 with torch 2.11, transformers, pytest.
 #
-#   tools/gpu_check.sh [WHEELS]
+#   tools/gpu_check.sh [WHEELS]        the tests
+#   tools/gpu_bench.sh OUT [WHEELS]    the figures, as JSON in the folder OUT
 #
 # Nothing is installed. What the machine lacks (megatron-core, msgspec, pyzmq ...) is read from the wheels
 # in the folder WHEELS, unpacked into a temporary folder on PYTHONPATH. To fetch them where there is a registry:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.rank import Rank
 from tests.tiny_models import VOCAB_SIZE
 from yatt.records import message as m
 
@@ -12,40 +13,19 @@ pytest.importorskip("megatron.core")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
-PROBE = tuple(m.pack_ids([(7 * row + 3 * at) % VOCAB_SIZE for at in range(24)]) for row in range(3))
+PROBE = [[(7 * row + 3 * at) % VOCAB_SIZE for at in range(24)] for row in range(3)]
 
 
-class Trainer:
-    """A rank, alone in its world."""
+class Trainer(Rank):
+    """A rank that learns from the samples of the other tests, and publishes with one probe."""
 
-    def __init__(self, model: Path, dtype: str) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from tests.integration.trainer.program import make_config
-        from yatt.checkpoint.store import FolderStore
-        from yatt.trainer.device import collective_backend, prepare_process
-        from yatt.trainer.model import join_model_parallel
-        from yatt.trainer.worker import TrainerRank
-
-        config = make_config(str(model), {"dtype": dtype}, {"kl_in": "none"})
-        device = prepare_process(config, 0)
-        if not dist.is_initialized():
-            store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-            dist.init_process_group(collective_backend(device), store=store, rank=0, world_size=1)
-            join_model_parallel(config.trainer, 0)
-        torch.cuda.synchronize()
-        self.rank = TrainerRank(config, device, FolderStore(model / "none"), local_rank=0, tick=lambda: None)
-        self.rank.handle(m.Build(token=1))
-
-    def train(self, iteration: int) -> dict[str, float]:
+    def learn(self, iteration: int) -> dict[str, float]:
         from tests.integration.trainer.program import train_order
 
-        return self.rank.handle(train_order(iteration, 1, 2)).metrics
+        return self.worker.handle(train_order(iteration, 1, 2)).metrics
 
     def publish(self, folder: Path) -> list[list[float]]:
-        order = m.Publish(token=1, policy_version=1, folder=str(folder), probe=PROBE)
-        return [m.unpack_floats(raw) for raw in self.rank.handle(order).probe_logprobs]
+        return super().publish(folder, PROBE)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +65,12 @@ def test_published_weights_are_bit_for_bit_those_that_were_loaded(model, tmp_pat
 def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes, tmp_path, say):
     import torch
 
-    trainer.train(1)
+    trainer.learn(1)
     probe = trainer.publish(tmp_path / "a")
     awake, free_awake = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-    swap = trainer.rank._ready.swap
+    swap = trainer.worker._ready.swap
     held, began_s = swap.device_bytes, time.perf_counter()
-    trainer.rank.handle(m.Sleep(token=1))
+    trainer.worker.handle(m.Sleep(token=1))
     torch.cuda.synchronize()
     slept_s = time.perf_counter() - began_s
     asleep, free_asleep = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
@@ -99,7 +79,7 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
     assert asleep - before_bytes <= 64 * MIB  # cuBLAS's workspace stays
     assert free_asleep - free_awake >= 0.9 * held
     began_s = time.perf_counter()
-    trainer.rank.handle(m.Wake(token=1))
+    trainer.worker.handle(m.Wake(token=1))
     torch.cuda.synchronize()
     say(
         f"offload: {held / MIB:.0f} MiB away in {slept_s * 1e3:.0f} ms, back in "
@@ -112,7 +92,7 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
 def test_training_steps_are_finite_and_move_the_policy(trainer, tmp_path, say):
     before = trainer.publish(tmp_path / "a")
     began_s = time.perf_counter()
-    metrics = [trainer.train(iteration) for iteration in (2, 3)]
+    metrics = [trainer.learn(iteration) for iteration in (2, 3)]
     say(f"two iterations of two optimizer steps: {time.perf_counter() - began_s:.2f} s")
     assert all(0 < row["actor/grad_norm"] < 1e4 for row in metrics)
     assert worst(before, trainer.publish(tmp_path / "b")) > 1e-4
@@ -131,7 +111,7 @@ def test_the_fallback_engine_takes_the_weights_and_agrees(trainer, model, tmp_pa
     engine.start()
     try:
         engine.load_weights(1, str(tmp_path / "v1"))
-        difference = worst(expected, engine.score([m.unpack_ids(raw) for raw in PROBE]))
+        difference = worst(expected, engine.score(PROBE))
     finally:
         engine.close()
     say(f"log-probs of trainer and transformers engine differ by {difference:.1e} at most")
@@ -142,7 +122,7 @@ def test_bfloat16_says_what_float32_says_up_to_rounding(trainer, model, tmp_path
     low = Trainer(model, "bfloat16")
     exact = Trainer(model, "float32")
     difference = worst(exact.publish(tmp_path / "exact"), low.publish(tmp_path / "low"))
-    norms = [each.train(1)["actor/grad_norm"] for each in (exact, low)]
+    norms = [each.learn(1)["actor/grad_norm"] for each in (exact, low)]
     say(f"bfloat16: log-probs within {difference:.1e}, gradient norms {norms[0]:.4f} and {norms[1]:.4f}")
     assert difference < 0.1
     assert norms[1] == pytest.approx(norms[0], rel=0.1)

@@ -58,7 +58,7 @@ def test_the_time_limit_is_near(cluster: Cluster, reference, tmp_path):
     job_id = run.submit()
     run.wait_step(1)
     cluster.call("scontrol", "update", f"jobid={job_id}", "TimeLimit=1")
-    wait_for(lambda: run.restarts(job_id) == 1, timeout_s=60, what="the requeue")
+    wait_for(lambda: run.restarts(job_id) == 1, timeout_s=150, what="the requeue")
     cluster.call("scontrol", "update", f"jobid={job_id}", "TimeLimit=10")
     run.hurry()
     run.wait_finished(job_id)

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Figures of a GPU, as JSON in the folder OUT; each script ends by itself in some minutes. See tools/gpu_check.sh for
+# WHEELS. MORE is given to every script (--toy: smallest sizes, on whatever device there is).
+#
+#   tools/gpu_bench.sh OUT [WHEELS] [MORE ...]
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "$1")
+wheels=${2:-/nonexistent}
+shift 2 2>/dev/null || shift 1
+python=${PYTHON:-python3}
+extra=$(mktemp -d)
+trap 'rm -rf "$extra"' EXIT
+for wheel in "$wheels"/*.whl; do
+  [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" "$extra"
+done
+export PYTHONPATH="$PWD:$extra${PYTHONPATH:+:$PYTHONPATH}"
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+failed=0
+for script in parity bench_trainer bench_engine colocated trace; do
+  echo "--- $script"
+  timeout 580 "$python" -W ignore -m "tests.gpu.$script" --out "$out" "$@" || { echo "$script failed: $?"; failed=1; }
+done
+exit $failed
