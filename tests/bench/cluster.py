@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import open_log, start_child
@@ -158,6 +159,7 @@ async def nodes(
     context = roomy_context(load_resolved(RunPaths(root).config).launch.nodes)
     made = [kind(root, index, context) for index in indices]
     try:
+        collect_rarely()  # as a session does
         for each in made:
             each.start()
             publish(root / f"address-{each.node.index}", each.address.encode())
