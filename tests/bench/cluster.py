@@ -77,6 +77,8 @@ class SimulatedNode:
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channel(socket, self._from_peer)
         self.parts = Parts(self.node, hub, self.peers, events, self._trouble, self._exited)
+        # Told to every trainer node: of N simulated nodes on one machine N x N messages (see the notes).
+        self.parts.engines._changed = lambda role: None
         # No phase of the benchmark samples or trains, so there is nothing to own.
         self.controller = Controller(self.node, self.parts, None)
 
