@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import open_log, start_child
@@ -76,6 +77,8 @@ class SimulatedNode:
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channel(socket, self._from_peer)
         self.parts = Parts(self.node, hub, self.peers, events, self._trouble, self._exited)
+        # Told to every trainer node: of N simulated nodes on one machine N x N messages (see the notes).
+        self.parts.engines._changed = lambda role: None
         # No phase of the benchmark samples or trains, so there is nothing to own.
         self.controller = Controller(self.node, self.parts, None)
 
@@ -158,6 +161,7 @@ async def nodes(
     context = roomy_context(load_resolved(RunPaths(root).config).launch.nodes)
     made = [kind(root, index, context) for index in indices]
     try:
+        collect_rarely()  # as a session does
         for each in made:
             each.start()
             publish(root / f"address-{each.node.index}", each.address.encode())

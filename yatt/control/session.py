@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.ledger import STOP, record
@@ -108,6 +109,7 @@ class Session:
         lasting.append(asyncio.ensure_future(self._liveness.run()))
         try:
             await self._build(hub)
+            collect_rarely()
             await self._serve(hub, peer_hub, lasting)
         finally:
             for task in lasting:
