@@ -5,7 +5,8 @@ megabyte, verdicts that cannot be read, groups without an advantage. Those of th
 engines and reward processes, controllers that stand still, one engine node lost, a run folder that stands
 still or fails. A calm run has only the former; in deterministic mode a stormy one must end bit-equal.
 
-Runs where `YATT_SOAK_ITERATIONS` says how long (`make soak`); `YATT_SOAK_SEED` repeats a storm.
+Some minutes with a seed of its own each time, and as long as `YATT_SOAK_ITERATIONS` says (`make soak`);
+`YATT_SOAK_SEED` repeats what a storm drew.
 """
 
 import contextlib
@@ -27,13 +28,9 @@ from tests.runs import ROOT, RunFile, command, environment, kill, living, rows
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.tokenizer import Tokenizer
 
-ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "0"))
+ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "80"))
 SEED = int(os.environ.get("YATT_SOAK_SEED", str(random.randrange(1 << 20))))
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.timeout(600 + 30 * ITERATIONS),
-    pytest.mark.skipif(not ITERATIONS, reason="long: make soak"),
-]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS)]
 
 REWARD = """
 import hashlib, os, time
