@@ -64,7 +64,7 @@ def build(kind, options):
     return engine
 link = WorkerLink(sys.argv[3], worker=sys.argv[4], epoch=1)
 link.send(m.Hello(worker=sys.argv[4], pid=os.getpid()))
-EngineWorker(link, EnginePlan(kind="vllm", options=options, build=build)).serve()
+EngineWorker(link, EnginePlan(kind="vllm", options=options, build=build, start_limit_s=60)).serve()
 link.close()
 open(sys.argv[2], "w").write(json.dumps(computed))
 """
