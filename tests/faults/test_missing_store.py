@@ -10,6 +10,7 @@ import pytest
 from tests.runs import RunFile, kill, living, rows, start, wait_for
 from yatt.adapters.files import publish, sealed
 from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note
+from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.run_store import claimed_run_store
 from yatt.checkpoint.store import FolderStore
@@ -119,6 +120,17 @@ def test_a_controller_neither_claims_nor_uses_a_store_that_is_not_there(tmp_path
         claimed_run_store(config, paths.root)
     assert caught.value.exit_code == 1
     assert owner_of(FolderStore(store)) == ""
+
+
+def test_a_late_commit_of_a_ghost_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
+    config, paths = opened(tmp_path)
+    store = claimed_run_store(config, paths.root)
+    for epoch in (1, 2):  # the second goes on from the beginning before the first has committed anything
+        Checkpoints(store, epoch, config.run.id).adopt(None)
+    store.create("manifests/00000001.000001.json", b"{}")
+    note(paths, 1, COMMITTED, {"iteration": 1})
+    assert Checkpoints(store, 3, config.run.id).candidates().names == ()
+    claimed_run_store(config, paths.root)
 
 
 def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for_absent(

@@ -75,18 +75,90 @@ asyncio.run(main())
 """
 
 
+TAKEN_BACK = """
+import asyncio, json, os, resource, sys
+from dataclasses import replace
+from pathlib import Path
+import zmq
+from tests.unit.core.test_placement import config
+from yatt.adapters.curve import listening_socket
+from yatt.adapters.wire import Channel
+from yatt.control.controller import Parts
+from yatt.control.node import Node
+from yatt.control.peers import Peers
+from yatt.core.lease import Stage
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+
+root = Path(sys.argv[1])
+sys.executable = str(root / "worker")
+if os.getuid() == 0:  # the limit does not hold for root
+    os.setgid(65534)
+    os.setuid(65534)
+run = config(1, 1, 0, 0)
+run = replace(run, lease=replace(run.lease, ask_s=0.5, term_s=0.5))
+node = Node(
+    config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1", device="cpu"
+)
+node.paths.log(1, "x").parent.mkdir(parents=True)
+hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+
+async def main():
+    async def on_exit(worker, how):  # as a controller does
+        parts.workers.forget(worker, how)
+        parts.arbiter.died(worker)
+
+    hub = Channel(
+        listening_socket(zmq.Context(), f"ipc://{root}/hub"), epoch=1, handler=lambda *_: None, resend_s=0
+    )
+    events = EventLog(epoch=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
+    parts = Parts(node, hub, Peers(), events, lambda *_: None, on_exit)
+    slab, arbiter = node.slabs[0], asyncio.ensure_future(parts.arbiter.run())
+    await asyncio.sleep(0.2)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    parts.arbiter.want(slab, ROLLOUT)
+    await asyncio.sleep(0.5)
+    parts.arbiter.want(slab, TRAINER)
+    await asyncio.sleep(2.0)
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    while parts.arbiter.lease(slab).stage is not Stage.HELD or parts.arbiter.lease(slab).holder != TRAINER:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(2.5)
+    await parts.supervisor.close(1.0)
+    arbiter.cancel()
+    os._exit(0)
+
+asyncio.run(asyncio.wait_for(main(), 40))
+"""
+
+
+def test_a_slab_that_is_taken_back_from_what_cannot_be_forked_is_used_by_one_role_alone() -> None:
+    events = run_program(TAKEN_BACK)
+    rollout = [e for e in events if e.get("worker", "").startswith("rollout") and e["kind"] != "worker.delay"]
+    assert [event["kind"] for event in rollout] == ["worker.end"], rollout
+    assert rollout[0]["how"] == "was not started: its slab was taken back"
+    grants = [event["holder"] for event in events if event["kind"] == "lease.grant"]
+    assert grants == ["rollout", "trainer"]
+
+
 def told(start_timeout_s: float, lift_s: float, *, fails: str) -> list[dict]:
     """What a supervisor says that may have no more processes; `lift_s` later there is room again.
 
     Args:
         fails: "thread", the one that opens the worker's log, or "fork" after that.
     """
+    return run_program(PROGRAM, str(start_timeout_s), str(lift_s), fails)
+
+
+def run_program(program: str, *words: str) -> list[dict]:
+    """The events that it prints."""
     with tempfile.TemporaryDirectory(prefix="yatt-fork-") as name:
         root = Path(name)
         root.chmod(0o777)
         (root / "worker").write_text("#!/bin/sh\nexec sleep 60\n")
         (root / "worker").chmod(0o755)
-        argv = [sys.executable, "-c", PROGRAM, name, str(start_timeout_s), str(lift_s), fails]
+        argv = [sys.executable, "-c", program, name, *words]
         done = subprocess.run(
             argv, env=environment(), capture_output=True, text=True, timeout=60, check=False, cwd=os.getcwd()
         )

@@ -144,3 +144,27 @@ def test_a_ground_truth_that_no_row_has_is_refused_and_a_partial_one_is_told(tmp
     done = yatt("run", str(run.write()))
     assert done.returncode == 0, done.stderr
     assert f"{len(lines) - 1} of {len(lines)} rows" in done.stderr
+
+
+HANGS_ITS_LOOP = """
+import asyncio, time, zlib
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    if zlib.crc32(solution_str.encode()) % 40 == 7:
+        time.sleep(1000)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+@pytest.mark.slow
+def test_an_asynchronous_function_that_hangs_on_a_sample_costs_its_group_and_no_attempt(
+    tmp_path: Path,
+) -> None:
+    run = run_file(tmp_path, HANGS_ITS_LOOP, trainer={"total_iterations": 4}, launch={"nodes": 1})
+    done = yatt("run", str(run.write()), timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = drops(run)
+    assert found and all("ended its process each time" in reason for reason in found), found
+    starts = {e["epoch"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "attempt.start"}
+    assert len(starts) == 1

@@ -135,7 +135,9 @@ def test_a_row_that_is_gone_fails_its_sample_without_blaming_the_user(run):
 def test_a_verdict_is_read_where_it_can_be_killed(run):
     async def scene(hub):
         assert (await hub.order(order("template", completion="hm. score: 7"))).score == 7.0
-        assert (await hub.order(order("template", completion="none"))) == m.Failed(error="no verdict")
+        assert (await hub.order(order("template", completion="none"))) == m.Failed(
+            error="no verdict", user=True
+        )
 
     over_rewards(run, scene)
 

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,11 +199,20 @@ def test_the_ranks_key_value_service_goes_on_serving(tmp_path: Path) -> None:
         context.destroy(linger=0)
 
 
+def swapped(keys: CurveKeys, folder: Path) -> Path:
+    """Keys with which a caller shows the hub's own key."""
+    shutil.copytree(keys.folder, folder)
+    shutil.copy(keys.secret("server"), folder / "client.key_secret")
+    return folder
+
+
 @pytest.mark.parametrize("whose", ["other", "half"])
 def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, whose: str) -> None:
     from tests.integration.trainer.test_meeting import stranger_keys
 
     own = make_keys(tmp_path / "keys")
+    for public in own.folder.glob("*.key"):  # a gate that looks for these just when they cannot be read
+        public.unlink()
     strangers = dict(zip(("other", "half"), stranger_keys(tmp_path / "strangers", own), strict=True))
     heard: list[m.Message] = []
 
@@ -221,6 +231,8 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
 
         with pytest.raises(DeadlineExceeded):
             await asked(strangers[whose], 1.0)
+        with pytest.raises(DeadlineExceeded):  # a hub's key is no caller's
+            await asked(CurveKeys(swapped(own, tmp_path / "swapped")), 1.0)
         assert not heard
         assert await asked(own, BOUND_S) == m.Done()
         await asyncio.gather(hub.close(), *(line.close() for line in lines))

@@ -1,7 +1,8 @@
 """The run's keys, and sockets made with them: ipc inside a node, CURVE-encrypted TCP between nodes."""
 
+import re
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import zmq
@@ -9,8 +10,10 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from yatt.adapters.patience import patiently
+from yatt.errors import WorkerFailed
 
 Socket = zmq.Socket[bytes]
+_KEY = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]{40})"', re.MULTILINE)
 SPARE_SOCKETS = 64
 """Sockets of a process beside its lines to peers."""
 
@@ -54,8 +57,9 @@ class Gate:
 
     def __init__(self, context: zmq.Context[Socket], keys: CurveKeys) -> None:
         self._authenticator = ThreadAuthenticator(context)
+        # Not by configure_curve: it admits nobody, and says nothing, if the folder cannot be read just now.
+        self._authenticator.certs["*"] = {_pair(keys.secret("client"))[0]: True}
         self._authenticator.start()
-        self._authenticator.configure_curve(domain="*", location=str(keys.folder))
 
     def close(self) -> None:
         """End the thread; before the context ends."""
@@ -100,10 +104,16 @@ def calling_socket(
 
 @cache
 def _pair(file: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a secret file; read once, for a run's keys never change."""
-    public, secret = patiently(partial(zmq.auth.load_certificate, file))
-    assert secret is not None, "the secret file holds the secret key"
-    return public, secret
+    """Public and secret key of a secret file; read once, for a run's keys never change.
+
+    Raises:
+        OSError: it cannot be read, for longer than a passing error lasts.
+        WorkerFailed: it is not what zmq.auth.create_certificates writes.
+    """
+    found = dict(_KEY.findall(patiently(file.read_bytes)))
+    if found.keys() != {b"public", b"secret"}:
+        raise WorkerFailed(f"{file} holds no pair of keys")
+    return found[b"public"], found[b"secret"]
 
 
 def _never_block(socket: Socket) -> None:

@@ -78,7 +78,10 @@ def check_presence(store: Store, url: str, paths: RunPaths) -> None:
         StoreUnreachable: the store does not answer.
     """
     iteration, epoch = known_commit(paths)
-    if not iteration or Checkpoints(store, 0).candidates().names:
+    if not iteration:
+        return
+    found = Checkpoints(store, 0).candidates()
+    if found.names or found.ghosts:  # of a ghost's commit the ledger may know as well
         return
     raise CheckpointsMissing(
         f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "

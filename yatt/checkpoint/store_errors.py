@@ -6,6 +6,7 @@ driver is imported here, and HTTP answers, which are told by their status.
 
 import contextlib
 import errno
+import socket
 from collections.abc import Iterator
 
 from yatt.adapters.patience import PASSING
@@ -66,7 +67,9 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _is_passing(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return error.errno in NETWORK
     return any(kind.__name__ in NAMES for kind in type(error).__mro__)
 

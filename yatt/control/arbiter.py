@@ -226,9 +226,11 @@ class Arbiter:
 
     def _signal(self, slab: Slab, roles: tuple[str, ...], number: signal.Signals) -> None:
         for role in roles:
-            workers = [w for w in self._supervisor.of(role, slab) if w.child is not None]
+            workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
             for worker in workers:
-                assert worker.child is not None, "filtered above"
+                if worker.child is None:  # its start is given up; then it has ended
+                    worker.is_unwanted = True
+                    continue
                 worker.child.signal_group(number)
                 if number is signal.SIGKILL:
                     self._doomed.add(worker.wire)

@@ -8,13 +8,14 @@ event loop takes the others along, which are asked again.
 import asyncio
 import itertools
 import signal
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from yatt.adapters.process import describe_exit
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
-from yatt.control.supervisor import ASYNC, Supervisor, Worker
+from yatt.control.supervisor import ASYNC, REWARD, Supervisor, Worker
 from yatt.core.dispatch import Dispatch
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
@@ -55,7 +56,11 @@ class RewardPool:
         self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failed_starts = 0
+        self._failed_starts: Counter[bool] = Counter()  # in a row, of all processes; by whether it was killed
+        self._most_killed = max(
+            MOST_KILLED_STARTS, 3 * sum(w.role == REWARD for w in supervisor.workers.values())
+        )
+        self._hung: set[str] = set()
 
     async def call(self, order: m.Score) -> m.Message:
         """Scored, or Failed with the reason; asked again if its process dies."""
@@ -77,7 +82,7 @@ class RewardPool:
 
     def ready(self, worker: Worker) -> None:
         """A process takes calls."""
-        self._failed_starts = 0
+        self._failed_starts.clear()
         is_async = worker.name.endswith(ASYNC)
         self._dispatch.serve(worker.wire, ASYNC if is_async else SYNC, ASYNC_ROOM if is_async else 1)
         self._pump()
@@ -85,15 +90,18 @@ class RewardPool:
     def ended(self, worker: Worker, how: str) -> None:
         """A process has ended: its calls are asked again, unless they have been in too many that did.
 
-        Who was killed need not have done anything: SIGKILL comes from outside.
+        Who was killed need not have done anything: SIGKILL comes from outside, or from us if it hung.
         """
+        was_hung = worker.wire in self._hung
+        self._hung.discard(worker.wire)
         if not worker.hello.is_set():
-            self._failed_starts += 1
-            if self._failed_starts >= (MOST_KILLED_STARTS if how == KILLED else MOST_FAILED_STARTS):
+            self._failed_starts[how == KILLED] += 1
+            most = self._most_killed if how == KILLED else MOST_FAILED_STARTS
+            if self._failed_starts[how == KILLED] >= most:
                 self._spawn(self._give_up(worker, how))
         for key in self._dispatch.died(worker.wire):
             error = f"ended its process each time ({how})"
-            self._settle(key, m.Failed(error=error, user=how != KILLED))
+            self._settle(key, m.Failed(error=error, user=was_hung or how != KILLED))
         self._pump()
 
     async def _give_up(self, worker: Worker, how: str) -> None:
@@ -129,6 +137,7 @@ class RewardPool:
             self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
             self._settle(key, m.Failed(error=f"took longer than its timeout_s {limit_s:g}", user=True))
         if worker is not None:
+            self._hung.add(server)
             self._supervisor.end(worker)
 
     def _settle(self, key: str, answer: m.Message) -> None:

@@ -45,7 +45,7 @@ from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
 from yatt.control.writer_watch import watch_writer
-from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
+from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
@@ -70,6 +70,7 @@ class Session:
         self._writer = BackgroundWriter(place=rotation.place)
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
+        self._stop_wish = ""
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
         self._controller: Controller | None = None
         self._coordinator: Coordinator | None = None
@@ -84,6 +85,7 @@ class Session:
 
     def stop(self, reason: str) -> None:
         """A signal: wish for an early end. Only the leader's wish counts; it is told by the launcher too."""
+        self._stop_wish = reason
         if self._coordinator is not None:
             self._events.emit("signal", name=reason)
             self._coordinator.stop(reason)
@@ -138,6 +140,8 @@ class Session:
                 await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path))), row,
             )  # fmt: skip
             self._coordinator = Coordinator(node, ports, acts, row, self._events)
+            if self._stop_wish:  # said while the store was waited for
+                self.stop(self._stop_wish)
 
     def _progress(self) -> int:
         """Changes while this node's workers get on."""
@@ -278,7 +282,10 @@ class Session:
     async def _carry_out(self, sender: str, body: m.Message) -> m.Message | None:
         if isinstance(body, c.Quit):
             await self._sender.flush()  # the leader hears no more once it has the answer
-        await self._until_built()
+        try:
+            await self._until_built()
+        except DeadlineExceeded as error:
+            return c.OrderFailed(error=str(error), exit_code=error.exit_code)
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)
 
@@ -297,8 +304,15 @@ class Session:
             await self._peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 
     async def _until_built(self) -> None:
-        limit_s, began_s = self._node.config.launch.start_timeout_s, clock.monotonic_s()
-        while self._controller is None and clock.monotonic_s() - began_s < limit_s:
+        """Data files and the store are waited for so long.
+
+        Raises:
+            DeadlineExceeded: they are not there in time.
+        """
+        limit_s, began_s = self._node.config.launch.phase_timeout_s, clock.monotonic_s()
+        while self._controller is None:
+            if clock.monotonic_s() - began_s > limit_s:
+                raise DeadlineExceeded(f"{self._node.name} has not read its data within {limit_s:g} s")
             await asyncio.sleep(0.05)
 
     async def _worker_exit(self, worker: Worker, how: str) -> None:

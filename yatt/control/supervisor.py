@@ -53,8 +53,8 @@ class Worker:
     progress: int = 0
     """Of its main loop, as it told last."""
 
-    was_killed: bool = False
-    """Its last process ended by SIGKILL: from outside, if not by us."""
+    is_unwanted: bool = False
+    """What is being started shall not be."""
 
     @property
     def wire(self) -> str:
@@ -80,6 +80,7 @@ class Supervisor:
     def __init__(self, node: Node, events: EventLog, on_exit: OnExit) -> None:
         self._node, self._events, self._on_exit = node, events, on_exit
         self._tasks: set[asyncio.Task[None]] = set()
+        self._killed: set[str] = set()
         self._closing = False
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
 
@@ -102,16 +103,19 @@ class Supervisor:
             return
         worker.starts += 1
         worker.hello.clear()
-        worker.was_killed = False
-        worker.is_starting = True
+        worker.is_starting, worker.is_unwanted = True, False
         try:
             await self._begin(worker)
+            if worker.child is None and not self._closing:
+                self._not_started(worker, "was not started: its slab was taken back")
         except OSError as error:
-            how = f"could not be started: {error.strerror or error}"
-            self._events.emit("worker.end", worker=worker.wire, pid=0, how=how, log="")
-            self._tell_end(worker, how)
+            self._not_started(worker, f"could not be started: {error.strerror or error}")
         finally:
             worker.is_starting = False
+
+    def _not_started(self, worker: Worker, how: str) -> None:
+        self._events.emit("worker.end", worker=worker.wire, pid=0, how=how, log="")
+        self._tell_end(worker, how)
 
     async def _begin(self, worker: Worker) -> None:
         """Start its process. A machine that has no process or memory left has some again soon.
@@ -121,7 +125,7 @@ class Supervisor:
         """
         limit_s, pause_s = self._node.config.launch.start_timeout_s, FORK_FIRST_S
         until_s = clock.monotonic_s() + limit_s
-        while not self._closing:
+        while not self._closing and not worker.is_unwanted:
             try:
                 return await self._fork(worker)
             except OSError as error:
@@ -135,7 +139,7 @@ class Supervisor:
 
     async def _fork(self, worker: Worker) -> None:
         log, output = await self._open_log(worker)
-        if self._closing:
+        if self._closing or worker.is_unwanted:
             os.close(output)
             return
         argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.wire]
@@ -188,6 +192,10 @@ class Supervisor:
             return f"Its log is {log}; it ends:\n{tail}"
         return f"Its log is {log}; it could not be read just now."
 
+    def was_killed(self, wire: str) -> bool:
+        """Whether a process that has ended did so by SIGKILL: from outside, if not by us."""
+        return wire in self._killed
+
     def end(self, worker: Worker) -> None:
         """Kill one worker's process group; its end is reported like any other."""
         if worker.child is not None:
@@ -208,7 +216,8 @@ class Supervisor:
 
     def _ended(self, worker: Worker, child: Child, returncode: int) -> None:
         how = describe_exit(returncode)
-        worker.was_killed = returncode == -signal.SIGKILL
+        if returncode == -signal.SIGKILL:
+            self._killed.add(worker.wire)
         self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
         worker.child = None
         self._tell_end(worker, how)

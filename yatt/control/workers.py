@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from yatt import clock
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
 from yatt.control.publications import Publications, Published
@@ -24,6 +25,9 @@ from yatt.records.message import unpack_floats
 MAX_WAKE_FAILURES = 3
 MOST_DEATHS = 8
 """Ends of an engine in a row without one completion: more than chance and a few poisonous prompts explain."""
+
+ROW_S = 3600.0
+"""Ends that lie farther apart are no row: an engine that has nothing to do may die now and then."""
 
 LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
 ROUNDINGS_ALLOWED = 3.0
@@ -67,8 +71,10 @@ class Workers:
         self._loaded: dict[str, int] = {}  # by wire name: the policy version it took last
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
+        self._granted: dict[Slab, int] = {}  # the token that is granted now; 0 once it is taken back
         self._failures: dict[str, int] = {}
-        self._deaths: Counter[str] = Counter()  # by name, since its last completion
+        self._deaths: Counter[str] = Counter()  # by name, in a row
+        self._died_s: dict[str, float] = {}
 
     async def order(self, worker: Worker, body: m.Message, deadline_s: float | None = None) -> m.Message:
         """Send an order under the worker's token and wait for its answer.
@@ -99,10 +105,12 @@ class Workers:
 
     async def wake(self, slab: Slab, role: str, token: int) -> None:
         """The arbiter's grant: bring every worker of `role` on the slab up."""
+        self._granted[slab] = token
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
 
     async def lull(self, slab: Slab, role: str, token: int) -> None:
         """The arbiter's request: let the workers of `role` on the slab go to sleep."""
+        self._granted[slab] = 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
             self._engines.remove(worker.wire, "was put to sleep")
@@ -115,7 +123,10 @@ class Workers:
         self._engines.remove(worker.wire, f"ended: {how}", is_blamed=True)
         self._hub.fail_waiting(worker.wire, WorkerFailed(f"{worker.name} ended: {how}"))
         was_useful = self._engines.bury(worker.wire)
-        deaths = self._deaths[worker.name] = 0 if was_useful else self._deaths[worker.name] + 1
+        now_s, last_s = clock.monotonic_s(), self._died_s.get(worker.name, 0.0)
+        self._died_s[worker.name] = now_s
+        is_row = not was_useful and now_s - last_s < ROW_S
+        deaths = self._deaths[worker.name] = self._deaths[worker.name] + 1 if is_row else 1
         if worker.role not in (TRAINER, REWARD) and deaths >= MOST_DEATHS:
             log = self._node.paths.log(self._node.epoch, worker.wire)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
@@ -195,6 +206,8 @@ class Workers:
 
     async def _bring_up(self, worker: Worker, token: int) -> None:
         await self._supervisor.ready(worker)
+        if worker.slab is not None and self._granted.get(worker.slab) != token:
+            return  # the slab was taken back while the process came up: it may be another's by now
         self._tokens[worker.name] = token
         await self.order(worker, m.Wake(token=token))
         async with self._taking[worker.name]:  # what is published from here on, `sync` brings
@@ -214,7 +227,7 @@ class Workers:
         except SyncMismatch as error:
             self._trouble(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            is_own = worker.is_running or not worker.was_killed  # else `forget` counts it
+            is_own = not self._supervisor.was_killed(wire)  # else `forget` counts it
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
                 self._trouble(str(error), error.exit_code)

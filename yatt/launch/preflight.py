@@ -19,7 +19,7 @@ from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
-from yatt.config.schema import FromCheckpointSection, RunConfig
+from yatt.config.schema import RunConfig
 from yatt.control.descriptors import descriptors_of
 from yatt.control.node import Node
 from yatt.core.placement import place
@@ -90,7 +90,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     if config.checkpoint.url:
         yield partial(check_store, config)
     if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
-        yield partial(check_origin, config.run.from_checkpoint)
+        yield partial(check_origin, config)
     yield partial(_engines_installed, config)
 
 
@@ -214,17 +214,19 @@ def check_store(config: RunConfig) -> None:
         ) from error
 
 
-def check_origin(origin: FromCheckpointSection) -> None:
+def check_origin(config: RunConfig) -> None:
     """The checkpoint to start from must be there.
 
     Raises:
         ConfigError: it is not, or its store does not answer.
     """
-    key = "run.from_checkpoint"
+    key, origin = "run.from_checkpoint", config.run.from_checkpoint
     try:
         checkpoints = Checkpoints(open_store(origin.url, origin.storage_options), 0)
         names = checkpoints.candidates().of_iteration(origin.iteration)
     except StoreUnreachable as error:
+        if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
+            return  # as for the run's own store
         raise ConfigError(f"{key}.url: {origin.url} cannot be used from here ({error}).") from error
     if not names:
         wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"

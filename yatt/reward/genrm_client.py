@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from yatt.adapters.wire import Channel
 from yatt.config.schema import GenRMSection
-from yatt.errors import WorkerFailed
+from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
 CONTROLLER = "controller"
@@ -43,8 +43,7 @@ class GenRMClient:
 
         Raises:
             ValueError: the GenRM cannot take this text (it is too long, say).
-            WorkerFailed: the GenRM could not answer.
-            DeadlineExceeded: it did not answer in time.
+            WorkerFailed: the GenRM could not answer, or not in time.
         """
         number, self.asked = self.asked, self.asked + 1
         ask = m.Ask(
@@ -54,8 +53,11 @@ class GenRMClient:
             max_tokens=self._genrm.max_tokens if max_tokens is None else max_tokens,
             temperature=self._genrm.temperature if temperature is None else temperature,
         )
-        with self._paused():
-            answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
+        try:
+            with self._paused():
+                answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
+        except DeadlineExceeded as error:  # the machines', not the function's own limit
+            raise WorkerFailed(str(error)) from error
         if isinstance(answer, m.Failed) and answer.user:
             raise ValueError(f"GenRM '{self._genrm.name}' refuses this text: {answer.error}")
         if isinstance(answer, m.Failed):

@@ -1,0 +1,71 @@
+"""Workers that are killed while they start: that is nobody's fault, up to a number."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.unit.core.test_placement import config
+from yatt.adapters.curve import listening_socket
+from yatt.adapters.wire import Channel
+from yatt.control.controller import Parts
+from yatt.control.node import Node
+from yatt.control.peers import Peers
+from yatt.control.workers import MOST_DEATHS
+from yatt.core.placement import ROLLOUT, place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+
+
+def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
+    """What an engine that is killed at each start comes to, and how often it was killed."""
+    run = config(1, 1, 0, 0)
+    node = Node(
+        config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1",
+        device="cpu",
+    )  # fmt: skip
+    node.paths.log(1, "x").parent.mkdir(parents=True)
+    troubles: list[tuple[str, int]] = []
+
+    async def scene() -> int:
+        async def on_exit(worker, how) -> None:  # as a controller does
+            parts.workers.forget(worker, how)
+            parts.arbiter.died(worker)
+
+        context = zmq.Context()
+        socket = listening_socket(context, f"ipc://{root}/hub")
+        hub = Channel(socket, epoch=1, handler=lambda *_: None, resend_s=0)
+        events = EventLog(epoch=1, node=0, role="controller", sink=lambda _: None)
+        parts = Parts(node, hub, Peers(), events, lambda *told: troubles.append(told), on_exit)
+        slab, arbiter = node.slabs[0], asyncio.ensure_future(parts.arbiter.run())
+        (engine,) = (w for w in parts.supervisor.workers.values() if w.role == ROLLOUT)
+        parts.arbiter.want(slab, ROLLOUT)
+        kills, killed = 0, ""
+        while not troubles:
+            if engine.child is not None and engine.wire != killed:
+                await asyncio.sleep(0.3)
+                killed, kills = engine.wire, kills + 1
+                engine.child.signal_group(9)
+            await asyncio.sleep(0.02)
+        await parts.supervisor.close(1.0)
+        arbiter.cancel()
+        await hub.close()
+        context.destroy(linger=0)
+        return kills
+
+    return troubles, asyncio.run(asyncio.wait_for(scene(), 90))
+
+
+def test_an_engine_may_be_killed_at_its_start_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="yt-") as folder:
+        program = Path(folder) / "worker"
+        program.write_text("#!/bin/sh\nexec sleep 60\n")  # it starts for ever
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        troubles, kills = killed_until_trouble(Path(folder))
+    assert kills == MOST_DEATHS
+    assert troubles[0][1] == 1
+    assert f"ended {MOST_DEATHS} times in a row" in troubles[0][0]
