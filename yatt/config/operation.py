@@ -66,8 +66,8 @@ class RunSection:
     """Everything random is drawn from (seed, iteration, prompt group, rollout)."""
 
     deterministic: bool = False
-    """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower. What engines and
-    reward processes that end would cost otherwise, a prompt group, ends the attempt instead."""
+    """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower. Where ends of
+    engines or reward processes would cost a prompt group, the attempt ends instead."""
 
     max_attempts_without_progress: Annotated[int, COUNT] = 3
     """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""
