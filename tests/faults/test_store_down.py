@@ -45,11 +45,12 @@ class Road:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def close(self) -> None:
-        for each in (self._listener, *self._pairs):
+        listener, self._listener = self._listener, None
+        pairs, self._pairs = self._pairs, []
+        for each in (listener, *pairs) if listener else pairs:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-        self._pairs.clear()
 
     def refuse(self) -> None:
         """Answer 503, as a store under load does."""
@@ -71,8 +72,12 @@ class Road:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
+                self._pairs.append(client)
                 server = socket.create_connection(self._server)
-                self._pairs += [client, server]
+                self._pairs.append(server)
+                if self._listener is not listener:  # closed meanwhile
+                    client.close(), server.close()
+                    return
                 for pair in ((client, server), (server, client)):
                     threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 

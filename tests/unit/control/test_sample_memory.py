@@ -34,4 +34,5 @@ def test_samples_on_their_way_to_the_ranks_are_there_twice_at_most() -> None:
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env=env)
     seen = json.loads(done.stdout)
     assert seen[KEPT] <= 12, seen
-    assert seen["handing over, at most"] <= seen[KEPT] + TOKEN_BYTES + 1, seen
+    # A third copy would be TOKEN_BYTES more; half of that is left to the allocator.
+    assert seen["handing over, at most"] <= seen[KEPT] + 1.5 * TOKEN_BYTES, seen
