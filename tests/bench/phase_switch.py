@@ -37,6 +37,7 @@ def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_U
     settings = {
         "run.dir": root, "data.train_files": f"[{data}]", "model.path": model, "model.dtype": "float32",
         "launch.nodes": num_nodes, "launch.scratch_dir": root / "s", "optimizer.lr": "1.0e-3",
+        "lease.ttl_s": "600",  # the stand-ins of workers renew nothing
         "rewards": "[{name: exact, path: 'builtin:exact'}]", "rollout.engine": "scripted",
         "trainer.total_iterations": iterations, "trainer.train_batch_size": num_nodes,
         "trainer.mini_batch_size": num_nodes,
