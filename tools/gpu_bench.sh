@@ -8,14 +8,7 @@ cd "$(dirname "$0")/.."
 out=$(realpath -m "$1")
 wheels=${2:-/nonexistent}
 shift 2 2>/dev/null || shift 1
-python=${PYTHON:-python3}
-extra=$(mktemp -d)
-trap 'rm -rf "$extra"' EXIT
-for wheel in "$wheels"/*.whl; do
-  [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" "$extra"
-done
-export PYTHONPATH="$PWD:$extra${PYTHONPATH:+:$PYTHONPATH}"
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+source tools/gpu_env.sh "$wheels"
 failed=0
 for script in parity bench_trainer bench_engine colocated trace; do
   echo "--- $script"

@@ -10,14 +10,7 @@
 #     --platform manylinux2014_x86_64 -d WHEELS megatron-core==0.16.1 msgspec pyzmq pytest-timeout
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3}
-extra=$(mktemp -d)
-trap 'rm -rf "$extra"' EXIT
-for wheel in "${1:-/nonexistent}"/*.whl; do
-  [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" "$extra"
-done
-export PYTHONPATH="$PWD:$extra${PYTHONPATH:+:$PYTHONPATH}"
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+source tools/gpu_env.sh "${1:-/nonexistent}"
 "$python" - <<'END'
 import importlib.util, sys
 import torch

@@ -113,24 +113,24 @@ def test_a_controller_neither_claims_nor_uses_a_store_that_is_not_there(tmp_path
     config, paths = opened(tmp_path)
     store = tmp_path / "mount" / "store"
     (store / "run_id").unlink()
-    claimed_run_store(config, paths.root)
+    claimed_run_store(config, paths.root, print)
     note(paths, 1, COMMITTED, {"iteration": 4})
     (store / "run_id").unlink()
     with pytest.raises(CheckpointsMissing) as caught:
-        claimed_run_store(config, paths.root)
+        claimed_run_store(config, paths.root, print)
     assert caught.value.exit_code == 1
     assert owner_of(FolderStore(store)) == ""
 
 
 def test_a_late_commit_of_a_ghost_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
     config, paths = opened(tmp_path)
-    store = claimed_run_store(config, paths.root)
+    store = claimed_run_store(config, paths.root, print)
     for epoch in (1, 2):  # the second goes on from the beginning before the first has committed anything
         Checkpoints(store, epoch, config.run.id).adopt(None)
     store.create("manifests/00000001.000001.json", b"{}")
     note(paths, 1, COMMITTED, {"iteration": 1})
     assert Checkpoints(store, 3, config.run.id).candidates().names == ()
-    claimed_run_store(config, paths.root)
+    claimed_run_store(config, paths.root, print)
 
 
 def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for_absent(

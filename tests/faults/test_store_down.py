@@ -243,7 +243,10 @@ def test_patience_with_a_store_ends_at_its_limit(tmp_path: Path, road: Road) -> 
 WEATHER = ROOT / "tests" / "soak" / "weather"
 
 
-def test_a_folder_that_fails_under_a_run_costs_time_and_no_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fails", "who"), [("error", "node0"), ("error rank-", "trainer")])
+def test_a_folder_that_fails_under_a_run_costs_time_and_no_attempt(
+    tmp_path: Path, fails: str, who: str
+) -> None:
     run = RunFile(tmp_path, {
         "launch": {"nodes": 2}, "trainer": {"total_iterations": 8},
         "checkpoint": {"url": str(tmp_path / "store")},
@@ -255,11 +258,12 @@ def test_a_folder_that_fails_under_a_run_costs_time_and_no_attempt(tmp_path: Pat
         command("run", str(run.write())), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        _fail_under(run, away=lambda: weather.write_text("error"), back=lambda: os.unlink(weather))
+        _fail_under(run, away=lambda: weather.write_text(fails), back=lambda: os.unlink(weather))
         said, _ = process.communicate(timeout=200)
     finally:
         process.kill()
     _finished_in_one_attempt(run, process, said)
+    assert any(told.startswith(who) for told in _waiters(run)), said
 
 
 def test_an_object_store_that_is_away_under_a_run_costs_time_and_no_attempt(
@@ -302,6 +306,16 @@ def _finished_in_one_attempt(run: RunFile, process: "subprocess.Popen[str]", sai
     logs = "".join(p.read_text() for p in (run.run_dir / "attempts" / "000001" / "logs").iterdir())
     assert "the checkpoint store fails" in logs
     assert "the checkpoint store answers again" in logs
+    assert " waits for the checkpoint store: " in said
+    assert "nobody waits for the checkpoint store any more" in said
+
+
+def _waiters(run: RunFile) -> set[str]:
+    """Who told of a wait; each told of its end as well."""
+    waits = [event for event in rows(run.run_dir / "events.jsonl") if event["kind"] == "store.wait"]
+    begun = {event["who"] for event in waits if event["error"]}
+    assert {event["who"] for event in waits if not event["error"]} == begun
+    return begun
 
 
 @pytest.mark.filterwarnings("ignore")

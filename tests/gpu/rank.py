@@ -33,7 +33,7 @@ class Rank:
             dist.init_process_group(collective_backend(self.device), store=store, rank=0, world_size=1)
             join_model_parallel(config.trainer, 0)
         self.worker = TrainerRank(
-            config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing
+            config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing, say=print
         )
         self.worker.handle(m.Build(token=1))
         self._iteration = 0

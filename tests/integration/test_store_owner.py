@@ -155,10 +155,10 @@ def test_an_attempt_refuses_a_store_that_another_run_has_claimed_since(tmp_path)
     run = run_file(tmp_path, tmp_path / "store")
     config = completed(load([run.write()], []))
     paths = open_folder(config)
-    claimed_run_store(config, paths.root)
+    claimed_run_store(config, paths.root, print)
     (tmp_path / "store" / "run_id").write_text("another\n")
     with pytest.raises(ConfigError, match="belongs to run another"):
-        claimed_run_store(config, paths.root)
+        claimed_run_store(config, paths.root, print)
 
 
 def test_of_two_runs_at_once_one_has_the_store_and_the_other_leaves_no_folder(tmp_path) -> None:

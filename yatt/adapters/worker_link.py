@@ -15,6 +15,8 @@ from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
 _LOG = logging.getLogger(__name__)
+MOST_SAID = 500
+"""Characters of an error that a heartbeat carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class WorkerLink:
         self._fence, self._seq = Fence(epoch), itertools.count(1)
         self.turns = 0
         """How often the main loop came by: the progress the heartbeat reports."""
+
+        self.waits_for = ""
+        """The error of a checkpoint store that the main loop waits for; the heartbeat reports it too."""
 
     def receive(self, wait_s: float) -> Order | None:
         """The next order, or None after `wait_s`."""
@@ -73,11 +78,18 @@ class Pulse(threading.Thread):
     A stopped process stops this thread too: then the lease runs out, which is what it is for.
 
     Args:
-        beat: called each time; gives the token held now (0: none) and the progress counter.
+        beat: called each time; gives the token held now (0: none), the progress counter, and the error of
+            a checkpoint store that is waited for (else "").
     """
 
     def __init__(
-        self, endpoint: str, *, worker: str, epoch: int, renew_s: float, beat: Callable[[], tuple[int, int]]
+        self,
+        endpoint: str,
+        *,
+        worker: str,
+        epoch: int,
+        renew_s: float,
+        beat: Callable[[], tuple[int, int, str]],
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self._endpoint, self._worker, self._epoch = endpoint, worker, epoch
@@ -85,12 +97,14 @@ class Pulse(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Send a Renew every `renew_s` while a token is held."""
+        """Send a Renew every `renew_s` while a token is held, and one when a wait is over."""
         link = WorkerLink(self._endpoint, worker=f"{self._worker}/pulse", epoch=self._epoch)
+        told = ""
         while not self._ended.wait(self._renew_s):
-            token, progress = self._beat()
-            if token:
-                link.send(m.Renew(worker=self._worker, token=token, progress=progress))
+            token, progress, waits_for = self._beat()
+            if token or told:
+                told = waits_for[:MOST_SAID]
+                link.send(m.Renew(worker=self._worker, token=token, progress=progress, waits_for=told))
         link.close()
 
     def stop(self) -> None:

@@ -13,8 +13,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 
-def _nothing() -> None:
-    """The tick of nobody."""
+def _nothing(*_: str) -> None:
+    """The tick of nobody, and said to nobody."""
 
 
 class PatientStore:
@@ -23,10 +23,18 @@ class PatientStore:
     Args:
         limit_s: for each call, from its first failure on; a stream that fails later has it anew.
         tick: called after each failure, so that whoever watches for progress knows that this is waiting.
+        say: called with the error when a wait begins, and with "" when the store answers again.
     """
 
-    def __init__(self, store: Store, *, limit_s: float, tick: Callable[[], None] = _nothing) -> None:
-        self._store, self._limit_s, self._tick = store, limit_s, tick
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limit_s: float,
+        tick: Callable[[], None] = _nothing,
+        say: Callable[[str], None] = _nothing,
+    ) -> None:
+        self._store, self._limit_s, self._tick, self._say = store, limit_s, tick, say
         self._has_said = False
 
     def write(self, name: str, data: bytes) -> None:
@@ -60,6 +68,7 @@ class PatientStore:
         given = patiently(work, limit_s=self._limit_s, on_failure=self._failed)
         if self._has_said:
             self._has_said = False
+            self._say("")
             _LOG.warning("the checkpoint store answers again")
         return given
 
@@ -67,4 +76,5 @@ class PatientStore:
         self._tick()
         if not self._has_said:
             self._has_said = True
+            self._say(str(error))
             _LOG.warning("the checkpoint store fails (%s); trying again, up to %g s", error, self._limit_s)

@@ -4,6 +4,7 @@ A folder that is not mounted is an empty folder. What the run's ledger knows tel
 without that check a run would start from iteration 0 again and say nothing.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -34,10 +35,14 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
 
 class Stores:
     """The stores of a run: its own, and the one that it started from. Each is opened once, when it is needed;
-    passing failures cost time, up to `launch.phase_timeout_s` a call."""
+    passing failures cost time, up to `launch.phase_timeout_s` a call.
 
-    def __init__(self, config: RunConfig, root: Path) -> None:
-        self._config, self._root = config, root
+    Args:
+        say: hears of waits, as of `PatientStore`; called in whatever thread uses the store.
+    """
+
+    def __init__(self, config: RunConfig, root: Path, say: Callable[[str], None]) -> None:
+        self._config, self._root, self._say = config, root, say
         self._opened: dict[bool, Store] = {}
 
     def of(self, *, is_origin: bool) -> Store:
@@ -51,20 +56,21 @@ class Stores:
         if is_origin:
             opening = partial(open_store, origin.url, origin.storage_options)
         if is_origin not in self._opened:
-            self._opened[is_origin] = PatientStore(patiently(opening, limit_s=limit_s), limit_s=limit_s)
+            opened = patiently(opening, limit_s=limit_s)
+            self._opened[is_origin] = PatientStore(opened, limit_s=limit_s, say=self._say)
         return self._opened[is_origin]
 
 
-def claimed_run_store(config: RunConfig, root: Path) -> Store:
+def claimed_run_store(config: RunConfig, root: Path, say: Callable[[str], None]) -> Store:
     """The run's checkpoint store, made sure to be this run's and to hold its checkpoints. Its passing
-    failures cost time, up to `launch.phase_timeout_s` a call.
+    failures cost time, up to `launch.phase_timeout_s` a call; `say` hears of it, as of `Stores`.
 
     Raises:
         ConfigError: it belongs to another run.
         CheckpointsMissing: as `check_presence`; then nothing was written there.
         StoreUnreachable: it does not answer.
     """
-    store, url = Stores(config, root).of(is_origin=False), store_url(config, root)
+    store, url = Stores(config, root, say).of(is_origin=False), store_url(config, root)
     check_presence(store, url, RunPaths(root))
     claim_store(store, url, config.run.id)
     return store

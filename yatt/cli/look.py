@@ -76,6 +76,9 @@ def _print_job(job: JobView) -> None:
 def _print_trouble(summary: dict[str, Any]) -> None:
     for alarm in summary["alarms"]:
         _say(f"  ALARM       {alarm['name']}: {alarm['message']}")
+    for who, error in list(summary["waits"].items())[:1]:
+        others = f" and {len(summary['waits']) - 1} more" if len(summary["waits"]) > 1 else ""
+        _say(f"  waits       {who}{others} for the checkpoint store: {error}")
     if dropped := summary["dropped_groups"]:
         _say(f"  dropped     {dropped} prompt groups; metrics.jsonl and events.jsonl say why")
     for sentence in counted(summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]):

@@ -130,6 +130,7 @@ class Controller:
                 self._parts.trouble(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
                 worker.progress = body.progress
+                self._parts.supervisor.waits(worker, body.waits_for)
                 self._parts.arbiter.renewed(worker, body.token, body.progress)
             case m.Completed():
                 self._parts.engines.completed(sender, body)

@@ -10,6 +10,7 @@ from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.node import Node
 from yatt.control.ports import Ports
+from yatt.control.store_watch import store_sayer
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, unnamed
@@ -70,7 +71,8 @@ class Restoring:
     async def _start_from_origin(self) -> int:
         """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
         origin = self._node.config.run.from_checkpoint
-        stores = Stores(self._node.config, self._node.paths.root)
+        node = self._node
+        stores = Stores(node.config, node.paths.root, store_sayer(self._events, node.name))
         store = await call_in_thread(partial(stores.of, is_origin=True))
         checkpoints = Checkpoints(store, 0)
         pinned = await call_in_thread(self._checkpoints.origin)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from yatt.control.rendezvous import meet
 from yatt.control.sampling import Sampler
 from yatt.control.scoring import Scorer
 from yatt.control.shard import DataShard
+from yatt.control.store_watch import store_sayer
 from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
@@ -127,13 +128,14 @@ class Session:
         parts = Parts(node, hub, self._peers, self._events, self.trouble, self._worker_exit)
         self._parts = parts
         # Data and tokenizers can take long to read; peers must hear of this node meanwhile.
-        owner = await call_in_thread(partial(self._owner, parts)) if node.is_owner else None
+        say = store_sayer(self._events, node.name)
+        owner = await call_in_thread(partial(self._owner, parts, say)) if node.is_owner else None
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
             ports = Ports(
                 node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
             )
-            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root))
+            store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, say))
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
                 node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
@@ -147,7 +149,7 @@ class Session:
         """Changes while this node's workers get on."""
         return self._parts.supervisor.progress() if self._parts is not None else 0
 
-    def _owner(self, parts: Parts) -> Owner:
+    def _owner(self, parts: Parts, say: Callable[[str], None]) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
         opened = partial(RowFiles, data=config.data, limit_s=config.launch.phase_timeout_s)
@@ -161,7 +163,7 @@ class Session:
             held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
-        return Owner(node, sampler, validator, training, scorer, Stores(config, node.paths.root))
+        return Owner(node, sampler, validator, training, scorer, Stores(config, node.paths.root, say))
 
     async def _serve(
         self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"

@@ -53,6 +53,9 @@ class Worker:
     progress: int = 0
     """Of its main loop, as it told last."""
 
+    waits_for: str = ""
+    """The error of a checkpoint store that it waits for, as it told last."""
+
     is_unwanted: bool = False
     """What is being started shall not be."""
 
@@ -103,6 +106,7 @@ class Supervisor:
             return
         worker.starts += 1
         worker.hello.clear()
+        worker.waits_for = ""
         worker.is_starting, worker.is_unwanted = True, False
         try:
             await self._begin(worker)
@@ -191,6 +195,12 @@ class Supervisor:
             tail = await asyncio.wait_for(call_in_thread(partial(log_tail, log)), LOG_S)
             return f"Its log is {log}; it ends:\n{tail}"
         return f"Its log is {log}; it could not be read just now."
+
+    def waits(self, worker: Worker, error: str) -> None:
+        """A worker said whether it waits for the checkpoint store; what changes becomes an event."""
+        if error != worker.waits_for:
+            worker.waits_for = error
+            self._events.emit("store.wait", who=worker.wire, error=error)
 
     def was_killed(self, wire: str) -> bool:
         """Whether a process that has ended did so by SIGKILL: from outside, if not by us."""

@@ -87,6 +87,7 @@ class Workers:
             body = msgspec.structs.replace(body, token=self._tokens.get(worker.name, 0))
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
         answer = await self._hub.request(worker.wire, body, limit_s, progress=lambda: worker.progress)
+        self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)
             failure = WorkerFailed(f"{worker.name}: {answer.error}")

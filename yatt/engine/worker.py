@@ -59,7 +59,7 @@ class EngineWorker:
         self._failed_turns = self._vouched = 0
         self._building_until_s = 0.0
 
-    def beat(self) -> tuple[int, int]:
+    def beat(self) -> tuple[int, int, str]:
         """The token held now (0: none) and a counter of progress, for the Pulse.
 
         Progress are turns of the main loop and tensors of new weights. A library that builds an engine tells
@@ -67,7 +67,7 @@ class EngineWorker:
         """
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
-        return self._held_token, self._link.turns + self._vouched + tensors_taken()
+        return self._held_token, self._link.turns + self._vouched + tensors_taken(), ""
 
     def serve(self) -> None:
         """Until Stop, or until the controller is gone."""

@@ -35,6 +35,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "worker.delay": {"worker": str, "error": str},
     "ckpt.commit": {"iteration": int, "size_bytes": int},
     "ckpt.skip": {"reason": str},
+    "store.wait": {"who": str, "error": str},
     "signal": {"name": str},
     "alarm.begin": {"alarm": str, "since": int, "message": str},
     "alarm.end": {"alarm": str, "iteration": int},

@@ -14,6 +14,7 @@ from yatt.obs.events import as_event
 from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
 
+DELAYED = "cannot be started yet"
 DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
 
 
@@ -44,6 +45,9 @@ class RunView:
     """Sentences for people that came with the last refresh."""
 
     ended: str = ""
+    waits: dict[str, str] = field(default_factory=dict)
+    """Who waits for the checkpoint store, and its error."""
+
     alarms: dict[str, Alarm] = field(default_factory=dict)
     """Those that last, by name."""
 
@@ -100,7 +104,7 @@ class RunView:
     def _begin(self, epoch: int) -> None:
         """A new attempt; its start may be in a segment of the log that is deleted."""
         self.epoch, self.nodes, self.phase, self.ended = epoch, 0, "join", ""
-        self.holders, self.workers, self.alarms = {}, {}, {}
+        self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
 
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
@@ -130,6 +134,7 @@ class RunView:
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
             "unreadable_lines": self.unreadable,
+            "waits": dict(sorted(self.waits.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
             "dropped_groups": sum(int(row.get(key) or 0) for row in self.rows for key in DROPS),
             "late_writes": self.num_late,
@@ -210,7 +215,14 @@ def _worker_start(view: RunView, event: dict[str, Any]) -> None:
         view.news.append(f"{event['worker']} was started again")
 
 
+def _worker_delay(view: RunView, event: dict[str, Any]) -> None:
+    if view.workers.get(name := event["worker"].rpartition(".")[0]) != DELAYED:
+        view.workers[name] = DELAYED
+        view.news.append(f"{event['worker']} cannot be started: {event['error']}")
+
+
 def _worker_end(view: RunView, event: dict[str, Any]) -> None:
+    view.waits.pop(event["worker"], None)
     view.workers[event["worker"].rpartition(".")[0]] = f"ended: {event['how']}"
     if event["how"] != "exit code 0" and view.phase != "ended":
         view.news.append(f"{event['worker']} ended: {event['how']}")
@@ -219,6 +231,16 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 def _commit(view: RunView, event: dict[str, Any]) -> None:
     view.committed = event["iteration"]
     view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
+
+
+def _store_wait(view: RunView, event: dict[str, Any]) -> None:
+    had_waited = bool(view.waits)
+    if event["error"]:
+        view.waits[event["who"]] = event["error"]
+        if not had_waited:
+            view.news.append(f"{event['who']} waits for the checkpoint store: {event['error']}")
+    elif view.waits.pop(event["who"], None) is not None and not view.waits:
+        view.news.append("nobody waits for the checkpoint store any more")
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:
@@ -274,7 +296,9 @@ _FOLDS = {
     "lease.quarantine": _quarantine,
     "node.lost": _node_lost,
     "worker.start": _worker_start,
+    "worker.delay": _worker_delay,
     "worker.end": _worker_end,
+    "store.wait": _store_wait,
     "ckpt.commit": _commit,
     "ckpt.skip": _skip,
     "alarm.begin": _alarm,

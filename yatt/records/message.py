@@ -20,10 +20,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Envelope. `seq` rises by one with every frame to the same receiver.
-
-    `reply_to`: the seq it answers, or 0; below 0 it is a notice about a request (`yatt.records.codec`).
-    """
+    """Envelope. `seq` rises by one with every frame to the same receiver; `reply_to` is the seq it answers,
+    or 0, or below 0 a notice about a request (`yatt.records.codec`)."""
 
     epoch: Annotated[int, msgspec.Meta(ge=0)]
     seq: Annotated[int, msgspec.Meta(ge=1)]
@@ -62,11 +60,12 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Renew(Message, frozen=True, kw_only=True):
-    """A holder's beat, from a thread of its own; `progress` counts turns of its main loop."""
+    """A holder's beat; `progress` counts turns, `waits_for` is the error of a store that it waits for."""
 
     worker: str
     token: int
     progress: int
+    waits_for: str = ""
 
 
 class Done(Message, frozen=True, kw_only=True):

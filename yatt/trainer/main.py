@@ -49,14 +49,18 @@ def main() -> None:
     def tick() -> None:
         link.turns += 1
 
-    store = PatientStore(opened, limit_s=config.launch.phase_timeout_s, tick=tick)
-    rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick)
+    def say(error: str) -> None:
+        link.waits_for = error
+
+    limit_s = config.launch.phase_timeout_s
+    store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
+    rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick, say=say)
     pulse = Pulse(
         arguments.endpoint,
         worker=arguments.worker,
         epoch=arguments.epoch,
         renew_s=config.lease.renew_s,
-        beat=lambda: (rank.held_token, link.turns),
+        beat=lambda: (rank.held_token, link.turns, link.waits_for),
     )
     pulse.start()
     link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))

@@ -50,13 +50,15 @@ class TrainerRank:
         store: where checkpoints lie.
         local_rank: the rank that is 0 writes files for its node.
         tick: called after each micro-batch, and after each tensor that is loaded or saved.
+        say: hears of waits for the store of another run, as of `PatientStore`.
     """
 
     def __init__(
-        self, config: RunConfig, device: torch.device, store: Store, *, local_rank: int, tick: Tick
-    ) -> None:
+        self, config: RunConfig, device: torch.device, store: Store, *, local_rank: int, tick: Tick,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._config, self._device, self._store = config, device, store
-        self._local_rank, self._tick = local_rank, tick
+        self._local_rank, self._tick, self._say = local_rank, tick, say
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
@@ -153,7 +155,8 @@ class TrainerRank:
         """The store of the run that this one starts from."""
         origin = self._config.run.from_checkpoint
         opened = patiently(partial(open_store, origin.url, origin.storage_options))
-        return PatientStore(opened, limit_s=self._config.launch.phase_timeout_s, tick=self._tick)
+        limit_s = self._config.launch.phase_timeout_s
+        return PatientStore(opened, limit_s=limit_s, tick=self._tick, say=self._say)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:

@@ -131,7 +131,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     join_groups(config, keeps_groups=keeps_groups)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
-    worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1))
+    worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1), say=print)
     (place := folder / job["name"]).mkdir(exist_ok=True)
     worker.handle(m.Build(token=1))
     if "restore" in job:

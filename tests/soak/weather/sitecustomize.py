@@ -3,7 +3,7 @@ told so.
 
 Python imports this module in every process that has its folder in PYTHONPATH. `YATT_SOAK_RUN` names the run
 folder, `YATT_SOAK_WEATHER` a file elsewhere: while that holds ``stall`` every call waits, while it holds
-``error`` every call fails, with one error of several.
+``error`` every call fails, with one error of several; with ``error WORD`` only on paths that have the word.
 """
 
 import builtins
@@ -35,8 +35,10 @@ def endure(place):
     while True:
         try:
             with _open_file(WEATHER) as file:
-                weather = file.read()
+                weather, _, word = file.read().partition(" ")
         except FileNotFoundError:
+            return
+        if word not in name:
             return
         if weather != "stall":
             break

@@ -1,0 +1,45 @@
+"""What is told of a run while it waits."""
+
+from pathlib import Path
+
+from yatt.cli.look import _print_trouble
+from yatt.obs.view import RunView
+from yatt.paths import RunPaths
+
+
+def told(*events: dict) -> tuple[RunView, list[str]]:
+    view = RunView(RunPaths(Path("/nowhere")), 3)
+    for event in events:
+        view.fold({"epoch": 1, **event})
+    return view, view.news
+
+
+def wait(who: str, error: str) -> dict:
+    return {"kind": "store.wait", "who": who, "error": error}
+
+
+def test_a_wait_for_the_store_is_told_once_and_shown_while_it_lasts(capsys) -> None:
+    began = (wait("node0", "EIO"), wait("trainer-n0r0.1", "EIO"))
+    view, news = told(*began)
+    assert news == ["node0 waits for the checkpoint store: EIO"]
+    _print_trouble(view.summary())
+    assert "node0 and 1 more for the checkpoint store: EIO" in capsys.readouterr().out
+    view, news = told(*began, wait("node0", ""), wait("trainer-n0r0.1", ""))
+    assert news[1:] == ["nobody waits for the checkpoint store any more"]
+    assert not view.summary()["waits"]
+
+
+def test_who_ended_waits_no_more() -> None:
+    view, _ = told(
+        wait("trainer-n0r0.1", "EIO"), {"kind": "worker.end", "worker": "trainer-n0r0.1", "how": "killed"}
+    )
+    assert not view.waits
+    view, _ = told(wait("node0", "EIO"), {"kind": "attempt.start", "epoch": 2, "nodes": 1})
+    assert not view.waits
+
+
+def test_a_worker_that_cannot_be_started_is_told_of_once() -> None:
+    delay = {"kind": "worker.delay", "worker": "rollout-n0s0.2", "error": "no memory"}
+    view, news = told(delay, delay)
+    assert news == ["rollout-n0s0.2 cannot be started: no memory"]
+    assert view.workers["rollout-n0s0"] == "cannot be started yet"
