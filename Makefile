@@ -16,9 +16,10 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
-# Two at a time: one waits (for Slurm, for a lease to run out) while another computes. One by one to whoever is free.
+# Two at a time: one waits (for Slurm, for a lease to run out) while another computes. One by one to whoever is free;
+# tests/conftest.py says which stay together.
 test: setup slurm
-	@$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
+	@$(BIN)/python -m pytest -n 2 --dist loadscope
 
 # The long proofs whole, which `make test` samples; a storm of faults; the tests that kill things, ROUNDS times.
 ROUNDS ?= 5
@@ -27,7 +28,7 @@ soak: setup slurm
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/property tests/protocol
 	@YATT_SOAK_ITERATIONS=600 $(BIN)/python -m pytest tests/soak
-	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 \
+	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
 quick: setup

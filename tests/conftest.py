@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,8 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 AGAIN_S = 15.0
+TOGETHER = ("faults/test_resume_exact.py", "faults/test_lost_nodes.py", "trainer/test_layouts.py")
+"""Modules whose tests share a long set-up, which every process that runs one of them would make."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -30,6 +33,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     left_s, _ = signal.getitimer(signal.ITIMER_REAL)
     if left_s:
         signal.setitimer(signal.ITIMER_REAL, left_s, AGAIN_S)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests one by one to whoever is free, those of some modules together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if path.endswith(TOGETHER) else nodeid
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first, or it runs alone at the end."""
+    items.sort(key=lambda item: "test_soak" not in item.nodeid)
 
 
 def children_of(pid: int) -> set[int]:
