@@ -27,7 +27,7 @@ soak: setup slurm
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/property tests/protocol
-	@YATT_SOAK_ITERATIONS=600 $(BIN)/python -m pytest tests/soak
+	@YATT_SOAK_ITERATIONS=900 YATT_SOAK_STORMS=2 $(BIN)/python -m pytest tests/soak
 	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 

@@ -5,8 +5,8 @@ megabyte, verdicts that cannot be read, groups without an advantage. Those of th
 engines and reward processes, controllers that stand still, one engine node lost, a run folder that stands
 still or fails. A calm run has only the former; in deterministic mode a stormy one must end bit-equal.
 
-Some minutes with a seed of its own each time, and as long as `YATT_SOAK_ITERATIONS` says (`make soak`);
-`YATT_SOAK_SEED` repeats what a storm drew.
+Some minutes with a seed of its own each time; as long as `YATT_SOAK_ITERATIONS` says, and in as many storms
+as `YATT_SOAK_STORMS` says (`make soak`). `YATT_SOAK_SEED` repeats what the first one drew.
 """
 
 import contextlib
@@ -28,9 +28,10 @@ from tests.runs import ROOT, RunFile, command, environment, kill, living, rows
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.tokenizer import Tokenizer
 
+STORMS = int(os.environ.get("YATT_SOAK_STORMS", "1"))
 ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "80"))
 SEED = int(os.environ.get("YATT_SOAK_SEED", str(random.randrange(1 << 20))))
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS * STORMS)]
 
 REWARD = """
 import hashlib, os, time
@@ -200,8 +201,14 @@ def test_a_storm_of_faults_changes_nothing_and_ends_nothing(tmp_path: Path) -> N
     assert seen["flat"] > seen["groups"], seen
     assert seen["failed"] > 0, seen
     assert seen["unreadable"] > 0, seen
-    with stormy(Soak(tmp_path / "storm"), SEED) as storm:
-        told = f"seed {SEED}: " + "; ".join(storm.told)
+    for seed in range(SEED, SEED + STORMS):
+        _weather_it(Soak(tmp_path / f"storm{seed}"), seed, calm)
+
+
+def _weather_it(soak: Soak, seed: int, calm: Soak) -> None:
+    """Run it in a storm; what it ends with is what the calm one, and so every other storm, ended with."""
+    with stormy(soak, seed) as storm:
+        told = f"seed {seed}, {len(storm.told)} faults: " + "; ".join(storm.told)
         assert len(storm.told) > 5, told
         starts = [e for e in rows(storm.soak.file.run_dir / "events.jsonl") if e["kind"] == "attempt.start"]
         assert len({event["epoch"] for event in starts}) == 1, f"the run ended by itself; {told}"
