@@ -13,7 +13,7 @@ import torch
 from tests.integration.trainer.program import VOCAB
 
 PROGRAM = Path(__file__).with_name("program.py")
-TIMEOUT_S = 220
+TIMEOUT_S = 600
 
 
 def make_model(folder: Path, kind: str, *, is_tied: bool, **sizes_of_its_own: int) -> Path:
