@@ -97,6 +97,7 @@ class Acts:
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self._events.emit("attempt.resume", iteration=found.iteration)
+        await self._export_if_last(found.iteration)
         return found.iteration
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
@@ -197,10 +198,7 @@ class Acts:
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()
         config, prefix = self._node.config, self._checkpoints.prefix(iteration)
-        is_last = iteration == config.trainer.total_iterations
-        export = str(self._node.paths.model) if is_last and config.checkpoint.export_final else ""
-        order = c.SaveOrder(iteration=iteration, url=prefix, export=export)
-        answers = await self._ports.ask_owners(order)
+        answers = await self._ports.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
@@ -219,6 +217,14 @@ class Acts:
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
         await self._note_commit(iteration)
         await self._retain(config.checkpoint.keep)
+        await self._export_if_last(iteration)
+
+    async def _export_if_last(self, iteration: int) -> None:
+        """Write the policy as a Hugging Face folder. What fails here costs no training: that is committed,
+        and the next attempt has nothing to do but this."""
+        config = self._node.config
+        if config.checkpoint.export_final and iteration == config.trainer.total_iterations:
+            await self._ports.ask_owners(c.ExportOrder(folder=str(self._node.paths.model)))
 
     async def _note_commit(self, iteration: int) -> None:
         """Let the ledger know of the checkpoint, so that a store that is not mounted later is no new store.

@@ -47,6 +47,7 @@ class Owner:
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
             c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.Parcel: training.parcel,
             c.CommitNotice: self._commit, c.SaveOrder: self._save,
+            c.ExportOrder: training.export,
         }  # fmt: skip
 
     async def asked(self, ask: m.Ask) -> m.Message:

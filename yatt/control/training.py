@@ -98,13 +98,16 @@ class NodeTraining:
         answers = await self._workers.order_trainers(body)
         saved = [answer for answer in answers if isinstance(answer, m.ShardsSaved)]
         assert len(saved) == len(answers), "SaveShards is answered by ShardsSaved"
-        if order.export:
-            await self._workers.order_trainers(m.ExportHF(token=0, folder=order.export))
         common = next((s.common for s in saved if s.common != b"{}"), b"{}")
         return c.SavedNode(
             files=tuple(file for s in saved for file in s.files), common=common, state=state,
             stall_s=max(s.stall_s for s in saved),
         )  # fmt: skip
+
+    async def export(self, order: c.ExportOrder) -> m.Message:
+        """Let the local ranks take part in writing the policy for others."""
+        await self._workers.order_trainers(m.ExportHF(token=0, folder=order.folder))
+        return m.Done()
 
     def _local_ranks(self) -> list[tuple[int, Worker]]:
         first = self._node.placement.first_rank(self._node.index)

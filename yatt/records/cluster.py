@@ -130,14 +130,16 @@ class TrainedNode(Message, frozen=True, kw_only=True):
 
 
 class SaveOrder(Message, frozen=True, kw_only=True):
-    """Write this node's shards, and the policy as a Hugging Face folder if `export` names one.
-
-    Answer: SavedNode.
-    """
+    """Write this node's shards. Answer: SavedNode."""
 
     iteration: int
     url: str
-    export: str = ""
+
+
+class ExportOrder(Message, frozen=True, kw_only=True):
+    """Write the policy as a Hugging Face folder, all ranks together. Answer: Done."""
+
+    folder: str
 
 
 class SavedNode(Message, frozen=True, kw_only=True):

@@ -6,14 +6,18 @@ under its name, by rename. Writing the same version again overwrites it with the
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick
 from yatt.weights.checksum import checksum
@@ -57,23 +61,31 @@ def publish_weights(policy: Policy, folder: Path, policy_version: int, tick: Tic
 
 
 def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None:
-    """Write the policy's weights as a Hugging Face folder. Collective."""
-    written = _write_buckets(policy, folder, tick, writes=writes)
+    """Write the policy's weights as a Hugging Face folder. Collective.
+
+    Raises:
+        OSError: the folder's filesystem fails, for longer than it is waited for, or for good.
+    """
+    written = _write_buckets(policy, folder, tick, writes=writes, limit_s=LIMIT_S)
     if writes:
         file_of = {name: file for file, names in written.files.items() for name in names}
-        write_index(folder, file_of, written.size_bytes)
+        patiently(partial(write_index, folder, file_of, written.size_bytes))
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
     """Config and tokenizer of one Hugging Face folder to another."""
     for name in SIDE_FILES:
         if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+            patiently(partial(shutil.copyfile, source / name, folder / name))
 
 
-def _write_buckets(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> _Written:
+def _write_buckets(
+    policy: Policy, folder: Path, tick: Tick, *, writes: bool, limit_s: float = 0.0
+) -> _Written:
+    """`limit_s`: how long a passing error of the folder's filesystem is waited for, call by call."""
+    step = partial(patiently, limit_s=limit_s, on_failure=lambda _: tick())
     if writes:
-        folder.mkdir(exist_ok=True)  # never its parent: a run folder that is gone stays so
+        step(partial(folder.mkdir, exist_ok=True))  # never its parent: a run folder that is gone stays so
     files: dict[str, list[str]] = {}
     checksums: dict[str, str] = {}
     total = 0
@@ -83,11 +95,20 @@ def _write_buckets(policy: Policy, folder: Path, tick: Tick, *, writes: bool) ->
         total += sum(tensor.nbytes for tensor in bucket.values())
         if writes:
             checksums |= {key: checksum(tensor) for key, tensor in bucket.items()}
-            partial = folder / f".{name}.{os.getpid()}"
-            save_file({key: tensor.cpu() for key, tensor in bucket.items()}, partial, {"format": "pt"})
-            partial.replace(folder / name)
+            step(partial(_save_bucket, bucket, folder / name))
         tick()
     return _Written(files=files, size_bytes=total, checksums=checksums)
+
+
+def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({key: tensor.cpu() for key, tensor in bucket.items()}, unfinished, {"format": "pt"})
+    except SafetensorError as error:  # a filesystem's error, in words
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(number := int(found[1]), os.strerror(number), str(path)) from error
+    unfinished.replace(path)
 
 
 def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
@@ -105,6 +126,6 @@ def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_bytes(data)
+    unfinished.replace(path)
