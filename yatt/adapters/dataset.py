@@ -7,6 +7,7 @@ loaded.
 """
 
 import bisect
+import hashlib
 import json
 import os
 import threading
@@ -147,16 +148,19 @@ class RowFiles(RowReader):
     ) -> None:
         super().__init__(files, data, scratch)
         self._offsets: list[array[int]] = []  # of lines, and the end; empty for parquet
-        counts = []
+        counts, digests = [], []
         for number, path in enumerate(self._paths):
-            is_parquet = path.suffix == ".parquet"
-            if is_parquet:
-                self._offsets.append(array("Q"))
+            if path.suffix == ".parquet":
+                offsets, digest = array("Q"), patiently(partial(_digest_of, path), limit_s=limit_s)
                 counts.append(patiently(partial(self._make_copy, number), limit_s=limit_s))
             else:
-                self._offsets.append(patiently(partial(_line_starts, path), limit_s=limit_s))
-                counts.append(len(self._offsets[-1]) // 2)
+                offsets, digest = patiently(partial(_line_starts, path), limit_s=limit_s)
+                counts.append(len(offsets) // 2)
+            self._offsets.append(offsets)
+            digests.append(digest)
         self._ends = list(accumulate(counts))
+        self.fingerprint = hashlib.sha256(b"".join(digests)).hexdigest()
+        """Of the bytes of all files in their order: rows with the same numbers are the same rows."""
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -211,15 +215,21 @@ def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _line_starts(path: Path) -> "array[int]":
-    """Offset and length of every line that is not blank, one after the other."""
-    found, at = array("Q"), 0
+def _line_starts(path: Path) -> "tuple[array[int], bytes]":
+    """Offset and length of every line that is not blank, one after the other; and the file's SHA-256."""
+    found, at, digest = array("Q"), 0, hashlib.sha256()
     with _opened(path) as lines:
         for line in lines:
+            digest.update(line)
             if not line.isspace():
                 found.extend((at, len(line)))
             at += len(line)
-    return found
+    return found, digest.digest()
+
+
+def _digest_of(path: Path) -> bytes:
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _opened(path: Path) -> Any:

@@ -29,6 +29,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The first record of a file."""
 
     version: int = VERSION
+    data: str = ""
     next_number: int
     num_accepted: int
     num_unfinished: int
@@ -55,6 +56,7 @@ def state_path(prefix: str, node: int) -> str:
 def frozen(state: NodeState) -> NodeState:
     """The state as it is now, whatever happens to its groups later. Tokens are shared, not copied."""
     return NodeState(
+        data=state.data,
         next_number=state.next_number,
         accepted=[_frozen_group(group) for group in state.accepted],
         unfinished=[_frozen_group(group) for group in state.unfinished],
@@ -66,7 +68,7 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
 
     def chunks() -> Iterator[bytes]:
         header = Header(
-            next_number=state.next_number, num_accepted=len(state.accepted),
+            data=state.data, next_number=state.next_number, num_accepted=len(state.accepted),
             num_unfinished=len(state.unfinished),
         )  # fmt: skip
         for record in (header, *state.accepted, *state.unfinished):
@@ -89,8 +91,9 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: 
     if len(files) == owners:
         saved = _read(store, files[owner], first=0, step=1)
         return NodeState(
-            next_number=saved.header.next_number, accepted=saved.accepted, unfinished=saved.unfinished
-        )
+            data=saved.header.data, next_number=saved.header.next_number, accepted=saved.accepted,
+            unfinished=saved.unfinished,
+        )  # fmt: skip
     all_saved: list[_Saved] = []
     for file in files:
         before = [each.header for each in all_saved]
@@ -98,6 +101,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: 
         all_saved.append(_read(store, file, first=owner, step=owners, skip=skip))
     # A node's numbers are len(files) apart: nothing from here on was opened by any of them.
     return NodeState(
+        data=all_saved[0].header.data,
         next_number=max(saved.header.next_number for saved in all_saved) - len(files) + 1,
         accepted=[group for saved in all_saved for group in saved.accepted],
         unfinished=[group for saved in all_saved for group in saved.unfinished],

@@ -64,16 +64,29 @@ class Sampler:
 
     def state(self) -> NodeState:
         """This controller's part of a checkpoint."""
+        data = self._shard.fingerprint
         if self._node.config.run.deterministic:
-            return NodeState(next_number=self._base_number, accepted=[], unfinished=[])
+            return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
         return NodeState(
+            data=data,
             next_number=self._next_number,
             accepted=list(self._accepted.values()),
             unfinished=list(self._unfinished.values()),
         )
 
     def restore(self, state: NodeState) -> None:
-        """Go on from `state`; the next number is moved up to this node's stripe."""
+        """Go on from `state`; the next number is moved up to this node's stripe.
+
+        Raises:
+            ConfigError: the training files are others than those of `state`.
+        """
+        if state.data not in ("", self._shard.fingerprint):
+            raise ConfigError(
+                "data.train_files: the files are not what they were when the checkpoint was written. A "
+                "prompt is known by the number of its row: completions would be scored against other rows. "
+                "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
+                "(run.from_checkpoint)."
+            )
         owners = len(self._node.placement.owners)
         self._next_number = first_number(self._node.index, owners, at_least=state.next_number)
         self._base_number = self._next_number

@@ -34,6 +34,11 @@ class DataShard:
         """Rows of a data epoch, of all nodes together."""
         return len(self._rows)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the training files, as `RowFiles` has it."""
+        return self._rows.fingerprint
+
     def ref(self, index: int) -> RowRef:
         """Where a row is; does not read it."""
         return self._rows.ref(index)

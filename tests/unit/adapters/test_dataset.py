@@ -114,6 +114,27 @@ def test_a_file_that_changes_under_the_run_costs_the_row_not_the_process(tmp_pat
             read.row(2)
 
 
+def test_the_fingerprint_is_of_the_files_bytes_and_order(tmp_path: Path) -> None:
+    def fingerprint(*contents: str) -> str:
+        files = []
+        for number, content in enumerate(contents):
+            file = tmp_path / f"{number}.jsonl"
+            file.write_text(content)
+            files.append(str(file))
+        with closing(RowFiles(tuple(files), DATA, tmp_path / "scratch")) as read:
+            return read.fingerprint
+
+    one, two = '{"prompt": "a"}\n', '{"prompt": "b"}\n'
+    assert fingerprint(one, two) == fingerprint(one, two)
+    others = {
+        fingerprint(two, one),
+        fingerprint(one + two),
+        fingerprint(one, two + "\n"),
+        fingerprint(one, one),
+    }
+    assert len(others | {fingerprint(one, two)}) == 5
+
+
 def test_rows_are_read_in_many_threads_at_once(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", [row(number) for number in range(64)])
     for _ in range(30):

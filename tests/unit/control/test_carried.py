@@ -40,8 +40,9 @@ def state(first: int, step: int, *, accepted: int, unfinished: int) -> NodeState
     numbers = range(first, first + step * (accepted + unfinished), step)
     groups = [group(number) for number in numbers]
     return NodeState(
-        next_number=first + step * len(groups), accepted=groups[:accepted], unfinished=groups[accepted:]
-    )
+        data="of these files", next_number=first + step * len(groups), accepted=groups[:accepted],
+        unfinished=groups[accepted:],
+    )  # fmt: skip
 
 
 def written(store, states):
@@ -67,6 +68,7 @@ def test_another_number_of_nodes_shares_out_all_groups_each_once(store, owners):
     newest = max(each.number for one in states for each in (*one.accepted, *one.unfinished))
     assert {share.next_number for share in shares} == {max(one.next_number for one in states) - 2}
     assert all(share.next_number > newest - 3 for share in shares)
+    assert {share.data for share in shares} == {"of these files"}
 
 
 def test_no_flipped_bit_and_no_missing_end_is_read_as_a_state(store):
