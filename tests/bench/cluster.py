@@ -194,7 +194,7 @@ async def lead(root: Path, num_nodes: int) -> float:
             leader.dial(index, await address_of(root, index))
         supervisor = leader.parts.supervisor
         ports = Ports(
-            leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.progress,
+            leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.work,
             leader.parts.lose,
         )  # fmt: skip
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs

@@ -86,7 +86,7 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
             leader.dial(index, address)
         ports = Ports(
             leader.node, leader.controller.handle, leader.peers, leader.gave_up,
-            leader.parts.supervisor.progress, leader.parts.lose,
+            leader.parts.progress.whole, leader.parts.lose,
         )  # fmt: skip
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
         beating, acts = asyncio.ensure_future(leader.liveness.run()), PacedActs()

@@ -73,7 +73,7 @@ def test_the_pulse_renews_only_while_a_token_is_held(tmp_path):
         await hub.order(m.Wake(token=5))
         await asyncio.sleep(1.0)
         assert {beat.token for beat in hub.beats} == {5}
-        assert hub.beats[-1].progress > hub.beats[0].progress
+        assert hub.beats[-1].turns > hub.beats[0].turns
         await hub.order(m.Sleep(token=5))
         hub.beats.clear()
         await asyncio.sleep(0.6)

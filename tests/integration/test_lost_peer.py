@@ -15,6 +15,7 @@ from yatt.adapters.wire import Channel
 from yatt.control.engines import LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.core.placement import ROLLOUT, place
 from yatt.errors import StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths
@@ -41,7 +42,7 @@ class Cluster:
         )  # fmt: skip
         self.asked: list[tuple[int, str]] = []
         self.peers = Peers()
-        self.router = Router(node, LocalEngines(None, config, lambda _: None), self.peers)  # type: ignore[arg-type]
+        self.router = Router(node, LocalEngines(None, config, lambda _: None), self.peers, Progress(int))  # type: ignore[arg-type]
 
     async def answer(self, index: int, body: m.Message) -> m.Message | None:
         if not isinstance(body, c.Forward):

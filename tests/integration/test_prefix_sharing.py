@@ -20,6 +20,7 @@ from yatt.adapters.wire import Channel
 from yatt.control.engines import LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.core.placement import ROLLOUT, place
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -123,7 +124,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
     engines = LocalEngines(
         hub, config, lambda role: router.room(role, 0, engines.room(role), engines.version)
     )
-    router = Router(node, engines, Peers())
+    router = Router(node, engines, Peers(), Progress(int))
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]
     try:
         await asyncio.wait_for(asyncio.gather(*(each.wait() for each in here.values())), 120)

@@ -18,6 +18,7 @@ from yatt.adapters.wire import Channel
 from yatt.control import publications
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.control.publications import Publications, Published
 from yatt.core.placement import place
 from yatt.engine.published import read_publication
@@ -58,7 +59,7 @@ class Pair:
             role="controller",
             sink=lambda line: self.events.append(json.loads(line)),
         )
-        return Publications(node, self.peers[node.index], events)
+        return Publications(node, self.peers[node.index], events, Progress(int))
 
     async def answer(self, _: str, body: m.Message) -> m.Message | None:
         source = self.stores[0]

@@ -97,7 +97,7 @@ async def connected(
 
 def alive(index: int) -> m.Message:
     """A message with a number."""
-    return m.Renew(worker="w", token=1, progress=index)
+    return m.Renew(token=1, turns=0, work=index)
 
 
 class Ear:
@@ -108,7 +108,7 @@ class Ear:
 
     def __call__(self, _: str, body: m.Message) -> m.Message | None:
         if isinstance(body, m.Renew):
-            self.heard.append(body.progress)
+            self.heard.append(body.work)
         return m.Done() if isinstance(body, m.Stop) else None
 
     async def until(self, count: int) -> None:
@@ -265,7 +265,7 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
 
 def bad_frames(draw: random.Random, count: int) -> list[bytes]:
     """Random bytes, and good frames with bytes changed, cut or added."""
-    good = encode_frame(3, 9, 0, m.Renew(worker="w", token=1, progress=1))
+    good = encode_frame(3, 9, 0, m.Renew(token=1, turns=0, work=1))
     frames = [b"", b"no frame", encode_frame(3, 1, 0, m.Done())[:-3], good + b"x", b"\xc1", b"\x94\x03"]
     while len(frames) < count:
         frame = bytearray(good if draw.random() < 0.7 else draw.randbytes(draw.randrange(60)))
@@ -323,8 +323,8 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
 
     async def slow(_: str, body: m.Message) -> m.Message | None:
         assert isinstance(body, m.Renew)
-        acted[body.progress] += 1
-        await asyncio.sleep(0.12 if body.progress % 3 else 0)
+        acted[body.work] += 1
+        await asyncio.sleep(0.12 if body.work % 3 else 0)
         return body
 
     async def scene() -> None:
@@ -346,14 +346,14 @@ def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)
         return body
 
-    async def asked_with(progress: Callable[[], int]) -> m.Message:
+    async def asked_with(progress: Callable[[str], int]) -> m.Message:
         async with connected(tmp_path, long) as (hub, line):
             hub._progress, line._resend_s = progress, 0.1
             return await line.request("node0", m.Stop(), 0.6)
 
-    assert asyncio.run(asked_with(lambda: next(steps))) == m.Stop()
+    assert asyncio.run(asked_with(lambda _: next(steps))) == m.Stop()
     with pytest.raises(DeadlineExceeded, match=r"within 0\.6 s"):
-        asyncio.run(asked_with(lambda: 5))
+        asyncio.run(asked_with(lambda _: 5))
 
 
 LAST_WORD = """

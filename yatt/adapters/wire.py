@@ -55,7 +55,7 @@ Answer = m.Message | None
 Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
 """Called with sender and message. What it gives at once costs least; else it is awaited in a task."""
 
-Progress = Callable[[], int]
+ProgressOf = Callable[[str], int]
 """A counter that changes while work gets on."""
 
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -101,7 +101,8 @@ class _Asked:
     state: Outgoing
     limit_s: float
     resend_s: float
-    progress: Progress | None
+    progress: Callable[[], int] | None
+    moved: Callable[[], None] | None
     planned_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -111,14 +112,14 @@ class Channel:
 
     Args:
         peer: who is at the other end of a calling socket; empty for a hub, which has many.
-        progress: this process's own, told to whoever asks whether a request is still worked on.
+        progress: this process's own, told to whoever (by name) asks whether a request is still worked on.
         resend_s: a request that is not answered is sent again, or asked about, so often; 0 is never, for a
             line that loses nothing.
     """
 
     def __init__(
         self, socket: Socket, *, epoch: int, handler: Handler, peer: str = "",
-        progress: Progress = lambda: 0, resend_s: float = RESEND_S,
+        progress: ProgressOf = lambda _: 0, resend_s: float = RESEND_S,
     ) -> None:  # fmt: skip
         self._socket, self._peer, self._handler = socket, peer, handler
         self._progress, self._resend_s = progress, resend_s
@@ -137,13 +138,15 @@ class Channel:
 
     async def request(
         self, to: str, body: m.Message, deadline_s: float, *,
-        progress: Progress | None = None, is_probed: bool = False,
+        progress: Callable[[], int] | None = None, moved: Callable[[], None] | None = None,
+        is_probed: bool = False,
     ) -> m.Message:  # fmt: skip
         """Send and wait for the answer.
 
         Args:
             deadline_s: how long nothing may move: no answer, no word that it is worked on, no progress.
             progress: that of the receiver, where it is known here.
+            moved: called when the receiver tells of another progress than before.
             is_probed: ask the receiver for it also over a line that loses nothing.
 
         Raises:
@@ -155,7 +158,8 @@ class Channel:
         frame = encode_frame(self._fence.epoch, seq, 0, body)
         future: asyncio.Future[m.Message] = self._loop.create_future()
         resend_s = RESEND_S if is_probed else self._resend_s
-        asked = _Asked(future, frame, delivery.sent(self._loop.time()), deadline_s, resend_s, progress)
+        state = delivery.sent(self._loop.time())
+        asked = _Asked(future, frame, state, deadline_s, resend_s, progress, moved)
         self._asked[to, seq] = asked
         try:
             self._put(to, frame)
@@ -296,11 +300,14 @@ class Channel:
             self._say_what_is_known(sender, frame.seq)
             return
         asked = self._asked.get((sender, frame.seq))
-        if asked is not None:
-            known = frame.reply_to == WORKING
-            asked.state = (
-                delivery.working(asked.state, progress) if known else delivery.forgotten(asked.state)
-            )
+        if asked is None:
+            return
+        if frame.reply_to != WORKING:
+            asked.state = delivery.forgotten(asked.state)
+            return
+        if asked.moved is not None and progress != asked.state.progress:
+            asked.moved()
+        asked.state = delivery.working(asked.state, progress)
 
     def _repeated(self, sender: str, frame: m.Frame) -> None:
         if frame.epoch == self._fence.epoch and not frame.reply_to:
@@ -310,7 +317,7 @@ class Channel:
         """Answer a request that comes again, or a probe of it."""
         answer, epoch = self._answers.answer(sender, seq), self._fence.epoch
         if answer is None and self._answers.is_working(sender, seq):
-            answer = encode_notice(epoch, seq, WORKING, self._progress())
+            answer = encode_notice(epoch, seq, WORKING, self._progress(sender))
         with contextlib.suppress(zmq.ZMQError):
             self._put(sender, answer or encode_notice(epoch, seq, UNKNOWN))
 

@@ -43,7 +43,10 @@ class WorkerLink:
         self._socket.connect(endpoint)
         self._fence, self._seq = Fence(epoch), itertools.count(1)
         self.turns = 0
-        """How often the main loop came by: the progress the heartbeat reports."""
+        """How often the main loop came by: it lives."""
+
+        self.work = 0
+        """How often it did something: orders, turns of an engine that has requests, ticks."""
 
         self.waits_for = ""
         """The error of a checkpoint store that the main loop waits for; the heartbeat reports it too."""
@@ -60,7 +63,10 @@ class WorkerLink:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _LOG.warning("dropped a frame of the controller that is none: %s", error)
             return None
-        return Order(frame.seq, body) if self._fence.admits("controller", frame) else None
+        if not self._fence.admits("controller", frame):
+            return None
+        self.work += 1
+        return Order(frame.seq, body)
 
     def send(self, body: m.Message, reply_to: int = 0) -> None:
         """Send a message, or the answer to the order with that seq."""
@@ -78,8 +84,7 @@ class Pulse(threading.Thread):
     A stopped process stops this thread too: then the lease runs out, which is what it is for.
 
     Args:
-        beat: called each time; gives the token held now (0: none), the progress counter, and the error of
-            a checkpoint store that is waited for (else "").
+        beat: called each time; gives what is to be told.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class Pulse(threading.Thread):
         worker: str,
         epoch: int,
         renew_s: float,
-        beat: Callable[[], tuple[int, int, str]],
+        beat: Callable[[], m.Renew],
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self._endpoint, self._worker, self._epoch = endpoint, worker, epoch
@@ -101,10 +106,10 @@ class Pulse(threading.Thread):
         link = WorkerLink(self._endpoint, worker=f"{self._worker}/pulse", epoch=self._epoch)
         told = ""
         while not self._ended.wait(self._renew_s):
-            token, progress, waits_for = self._beat()
-            if token or told:
-                told = waits_for[:MOST_SAID]
-                link.send(m.Renew(worker=self._worker, token=token, progress=progress, waits_for=told))
+            renew = self._beat()
+            if renew.token or told:
+                told = renew.waits_for[:MOST_SAID]
+                link.send(msgspec.structs.replace(renew, waits_for=told))
         link.close()
 
     def stop(self) -> None:

@@ -38,11 +38,14 @@ class Stores:
     passing failures cost time, up to `launch.phase_timeout_s` a call.
 
     Args:
-        say: hears of waits, as of `PatientStore`; called in whatever thread uses the store.
+        say, tick: hear of waits, as of `PatientStore`; called in whatever thread uses the store.
     """
 
-    def __init__(self, config: RunConfig, root: Path, say: Callable[[str], None]) -> None:
-        self._config, self._root, self._say = config, root, say
+    def __init__(
+        self, config: RunConfig, root: Path, say: Callable[[str], None],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._config, self._root, self._say, self._tick = config, root, say, tick
         self._opened: dict[bool, Store] = {}
 
     def of(self, *, is_origin: bool) -> Store:
@@ -57,7 +60,7 @@ class Stores:
             opening = partial(open_store, origin.url, origin.storage_options)
         if is_origin not in self._opened:
             opened = patiently(opening, limit_s=limit_s)
-            self._opened[is_origin] = PatientStore(opened, limit_s=limit_s, say=self._say)
+            self._opened[is_origin] = PatientStore(opened, limit_s=limit_s, say=self._say, tick=self._tick)
         return self._opened[is_origin]
 
 

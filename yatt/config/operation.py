@@ -118,8 +118,9 @@ class LaunchSection:
     for as long, and an engine that builds itself is believed to get on for as long (then `lease.stall_s`)."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
-    """How long one phase may take before its laggards are named and the attempt is given up; and how long a
-    checkpoint store, data files, or (between attempts) the run folder that fail are waited for."""
+    """How long nothing may get on at a node in a phase before it is named and the attempt is given up: no
+    token, tensor, micro-batch or reward call. And how long a checkpoint store, data files, or (between
+    attempts) the run folder that fail are waited for."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""

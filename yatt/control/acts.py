@@ -57,7 +57,10 @@ class Acts:
         """Carry out one act."""
         match act.phase:
             case Phase.JOIN:
-                await self._ports.ask_all(c.StartWorkers(), self._node.config.launch.phase_timeout_s)
+                launch = self._node.config.launch
+                await self._ports.ask_all(
+                    c.StartWorkers(), max(launch.start_timeout_s, launch.phase_timeout_s)
+                )
             case Phase.BUILD:
                 return Acted(act.seq, resumed=await self._build())
             case Phase.SYNC:  # engines that were woken for it have the weights already

@@ -134,7 +134,7 @@ class Arbiter:
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling[settled] = slab, role
             try:
-                await while_moving(settled, deadline_s, self._supervisor.progress)
+                await while_moving(settled, deadline_s, self._supervisor.work)
             except TimeoutError:
                 raise DeadlineExceeded(self._unsettled(slab, role, deadline_s)) from None
             finally:

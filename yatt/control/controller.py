@@ -16,6 +16,7 @@ from yatt.control.engines import Bounced, LocalEngines, Router
 from yatt.control.node import Node
 from yatt.control.owner import Owner
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.control.publications import Publications
 from yatt.control.rewards import RewardPool
 from yatt.control.supervisor import REWARD, Supervisor, Worker
@@ -39,10 +40,11 @@ class Parts:
     ) -> None:  # fmt: skip
         self.supervisor = Supervisor(node, events, on_exit)
         self.engines = LocalEngines(hub, node.config, self._room_changed)
-        self.publications = Publications(node, peers, events)
+        self.progress = Progress(self.supervisor.work)
+        self.publications = Publications(node, peers, events, self.progress)
         self.workers = Workers(node, self.supervisor, self.engines, self.publications, events, trouble)
         self.rewards = RewardPool(node.config, self.supervisor, hub, events, trouble)
-        self.router = Router(node, self.engines, peers)
+        self.router = Router(node, self.engines, peers, self.progress)
         self.peers, self.trouble, self._node = peers, trouble, node
         self._tasks: set[asyncio.Task[None]] = set()
         holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
@@ -53,6 +55,13 @@ class Parts:
             trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
         self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)
+
+    async def call_reward(self, order: m.Score) -> m.Message:
+        """As of the pool; the end of a call is progress."""
+        try:
+            return await self.rewards.call(order)
+        finally:
+            self.progress.done()
 
     def lose(self, index: int, why: str) -> None:
         """A node is gone: nothing is asked of it any more, and what was is asked elsewhere."""
@@ -129,9 +138,9 @@ class Controller:
             case m.Failed() if body.user:
                 self._parts.trouble(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
-                worker.progress = body.progress
+                worker.work = body.work
                 self._parts.supervisor.waits(worker, body.waits_for)
-                self._parts.arbiter.renewed(worker, body.token, body.progress)
+                self._parts.arbiter.renewed(worker, body.token, body.turns + body.work)
             case m.Completed():
                 self._parts.engines.completed(sender, body)
             case m.Ask():

@@ -19,6 +19,7 @@ from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.core.dispatch import Dispatch
 from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -213,10 +214,11 @@ class Router:
 
     Args:
         peers: lines to the other controllers.
+        progress: hears that other nodes get on with what they were asked.
     """
 
-    def __init__(self, node: Node, local: LocalEngines, peers: Peers) -> None:
-        self._node, self._local, self._peers = node, local, peers
+    def __init__(self, node: Node, local: LocalEngines, peers: Peers, progress: Progress) -> None:
+        self._node, self._local, self._peers, self._progress = node, local, peers, progress
         near = frozenset(_place(role, node.index) for role in node.placement.pools)
         retries = node.config.rollout.max_retries
         self._dispatch = Dispatch(patience=retries, near=near, salt=node.name)
@@ -313,7 +315,9 @@ class Router:
             return await self._local.complete(role, sample)
         limit_s = self._node.config.rollout.request_timeout_s
         try:
-            answer = await self._peers.request(index, c.Forward(role=role, sample=sample), limit_s)
+            forward, moved = c.Forward(role=role, sample=sample), self._progress.heard
+            answer = await self._peers.request(index, forward, limit_s, moved)
+            moved()
         except (asyncio.CancelledError, DeadlineExceeded):
             abort = c.ForwardAbort(role=role, origin=self._node.name, request_ids=(request_id,))
             await self._peers.tell(index, abort)

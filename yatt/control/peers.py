@@ -45,6 +45,11 @@ class Peers:
         index = int(digits)
         return index if index < num_nodes and str(index) == digits else None
 
+    @staticmethod
+    def is_follower(sender: str) -> bool:
+        """Whether a name on the wire is a node's, other than the leader's."""
+        return sender.startswith("node") and sender != "node0"
+
     @property
     def have_met(self) -> bool:
         """Whether every node can be reached."""
@@ -71,8 +76,10 @@ class Peers:
         if index in self.lines:
             self.lines[index].fail_waiting(f"node{index}", self._error(index))
 
-    async def request(self, index: int, body: m.Message, deadline_s: float) -> m.Message:
-        """One node's answer.
+    async def request(
+        self, index: int, body: m.Message, deadline_s: float, moved: Callable[[], None] | None = None
+    ) -> m.Message:
+        """One node's answer. `moved` is called whenever that node says that it got on meanwhile.
 
         Raises:
             WorkerFailed: the node is lost, or was lost meanwhile.
@@ -82,7 +89,7 @@ class Peers:
             raise self._error(index)
         line = self._line(index)
         assert line is not None, "requests begin after the controllers have met"
-        return await line.request(f"node{index}", body, deadline_s)
+        return await line.request(f"node{index}", body, deadline_s, moved=moved)
 
     async def tell(self, index: int, body: m.Message) -> None:
         """Send without an answer, to a lost node too: it may only have stood still."""

@@ -22,6 +22,7 @@ from yatt.adapters.local_folder import is_ours
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.progress import Progress
 from yatt.engine.published import INDEX_NAME, read_publication
 from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog
@@ -46,8 +47,8 @@ class Published:
 class Publications:
     """This node's copy of the newest publication; gives it to nodes that have no trainer."""
 
-    def __init__(self, node: Node, peers: Peers, events: EventLog) -> None:
-        self._node, self._peers, self._events = node, peers, events
+    def __init__(self, node: Node, peers: Peers, events: EventLog, progress: Progress) -> None:
+        self._node, self._peers, self._events, self._progress = node, peers, events, progress
         self._fetching = asyncio.Lock()
         self._digests: dict[tuple[int, str], asyncio.Task[str]] = {}
         self.newest: Published | None = None
@@ -176,6 +177,7 @@ class Publications:
         answer = await self._peers.request(source, body, self._node.config.launch.phase_timeout_s)
         if isinstance(answer, c.OrderFailed):
             raise WorkerFailed(f"node{source}: {answer.error}")
+        self._progress.done()
         return answer
 
 

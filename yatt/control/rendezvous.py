@@ -19,7 +19,7 @@ from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_soc
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.wire import Channel, Handler, Progress
+from yatt.adapters.wire import Channel, Handler, ProgressOf
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 
@@ -35,7 +35,7 @@ Dial = Callable[[int], Channel]
 
 
 async def meet(
-    node: Node, context: zmq.Context[Socket], handler: Handler, progress: Progress
+    node: Node, context: zmq.Context[Socket], handler: Handler, progress: ProgressOf
 ) -> tuple[Channel, Dial]:
     """Open this node's hub for peers, and wait until every node has one.
 

@@ -133,7 +133,7 @@ class Session:
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
             ports = Ports(
-                node, self._controller.handle, self._peers, self._gave_up, self._progress, parts.lose
+                node, self._controller.handle, self._peers, self._gave_up, parts.progress.whole, parts.lose
             )
             store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, say))
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
@@ -145,9 +145,9 @@ class Session:
             if self._stop_wish:  # said while the store was waited for
                 self.stop(self._stop_wish)
 
-    def _progress(self) -> int:
-        """Changes while this node's workers get on."""
-        return self._parts.supervisor.progress() if self._parts is not None else 0
+    def _progress(self, sender: str) -> int:
+        """Changes while this node gets on."""
+        return self._parts.progress.told_to(sender) if self._parts is not None else 0
 
     def _owner(self, parts: Parts, say: Callable[[str], None]) -> Owner:
         """What only a node with trainer ranks has."""
@@ -155,7 +155,7 @@ class Session:
         opened = partial(RowFiles, data=config.data, limit_s=config.launch.phase_timeout_s)
         rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
         tokenizer = patiently(partial(Tokenizer, config.model.path))
-        scorer = Scorer(config, parts.router.complete, parts.rewards.call)
+        scorer = Scorer(config, parts.router.complete, parts.call_reward)
         shard = DataShard(config, rows, tokenizer)
         sampler = Sampler(node, shard, scorer, parts.router, self._events, self._writer)
         validator = None
@@ -163,7 +163,8 @@ class Session:
             held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
             validator = Validator(node, held_out, scorer, parts.router)
         training = NodeTraining(node, parts.workers, self._peers, self.trouble)
-        return Owner(node, sampler, validator, training, scorer, Stores(config, node.paths.root, say))
+        stores = Stores(config, node.paths.root, say, parts.progress.done)
+        return Owner(node, sampler, validator, training, scorer, stores)
 
     async def _serve(
         self, hub: Channel, peer_hub: Channel, lasting: "Sequence[asyncio.Future[None]]"

@@ -50,7 +50,7 @@ class Worker:
     is_starting: bool = False
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     hello_bytes: int = 0
-    progress: int = 0
+    work: int = 0
     """Of its main loop, as it told last."""
 
     waits_for: str = ""
@@ -91,9 +91,9 @@ class Supervisor:
         """The workers that hold `slab` when `role` does."""
         return [w for w in self.workers.values() if w.role == role and w.slab == slab]
 
-    def progress(self) -> int:
-        """Changes while any worker gets on with its work."""
-        return sum(worker.starts + worker.progress for worker in self.workers.values())
+    def work(self) -> int:
+        """Changes while any worker is started, or does something; not while all only live."""
+        return sum(worker.starts + worker.work for worker in self.workers.values())
 
     def by_wire(self, wire: str) -> Worker | None:
         """The worker whose present process has this name on the hub."""

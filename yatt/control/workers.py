@@ -86,7 +86,7 @@ class Workers:
         if "token" in body.__struct_fields__:
             body = msgspec.structs.replace(body, token=self._tokens.get(worker.name, 0))
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
-        answer = await self._hub.request(worker.wire, body, limit_s, progress=lambda: worker.progress)
+        answer = await self._hub.request(worker.wire, body, limit_s, progress=lambda: worker.work)
         self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)

@@ -59,15 +59,14 @@ class EngineWorker:
         self._failed_turns = self._vouched = 0
         self._building_until_s = 0.0
 
-    def beat(self) -> tuple[int, int, str]:
-        """The token held now (0: none) and a counter of progress, for the Pulse.
-
-        Progress are turns of the main loop and tensors of new weights. A library that builds an engine tells
-        of none: for `start_limit_s` that is believed to get on.
+    def beat(self) -> m.Renew:
+        """What the Pulse tells. Work are tensors of new weights too. A library that builds an engine tells of
+        none: for `start_limit_s` that is believed to get on.
         """
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
-        return self._held_token, self._link.turns + self._vouched + tensors_taken(), ""
+        work = self._link.work + self._vouched + tensors_taken()
+        return m.Renew(token=self._held_token, turns=self._link.turns, work=work)
 
     def serve(self) -> None:
         """Until Stop, or until the controller is gone."""
@@ -78,6 +77,7 @@ class EngineWorker:
             if order is not None:
                 self._carry_out(order)
             elif is_busy:
+                self._link.work += 1
                 self._turn()
         if self._engine is not None:
             self._engine.close()

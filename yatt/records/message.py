@@ -60,11 +60,12 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Renew(Message, frozen=True, kw_only=True):
-    """A holder's beat; `progress` counts turns, `waits_for` is the error of a store that it waits for."""
+    """A holder's beat: `turns` and `work` of its main loop (`yatt.adapters.worker_link`); `waits_for` is the
+    error of a store that it waits for."""
 
-    worker: str
     token: int
-    progress: int
+    turns: int
+    work: int
     waits_for: str = ""
 
 

@@ -148,7 +148,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     worker = RewardWorker(config, functions, scratch)
     channel = Channel(
         socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER,
-        progress=lambda: int(time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
+        progress=lambda _: int(time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
     )  # fmt: skip
     worker.attach(channel)
     try:

@@ -47,10 +47,13 @@ def main() -> None:
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
 
     def tick() -> None:
-        link.turns += 1
+        link.work += 1
 
     def say(error: str) -> None:
         link.waits_for = error
+
+    def beat() -> m.Renew:
+        return m.Renew(token=rank.held_token, turns=link.turns, work=link.work, waits_for=link.waits_for)
 
     limit_s = config.launch.phase_timeout_s
     store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
@@ -60,7 +63,7 @@ def main() -> None:
         worker=arguments.worker,
         epoch=arguments.epoch,
         renew_s=config.lease.renew_s,
-        beat=lambda: (rank.held_token, link.turns, link.waits_for),
+        beat=beat,
     )
     pulse.start()
     link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
