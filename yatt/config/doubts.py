@@ -55,6 +55,13 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
 def _rewards(config: RunConfig) -> Iterator[Doubt]:
     weighed = [(f"rewards[{i}]", r.weight) for i, r in enumerate(config.rewards)]
     weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
+    for i, reward in enumerate(config.rewards):
+        if reward.timeout_s >= config.launch.phase_timeout_s:
+            yield (
+                f"rewards[{i}].timeout_s",
+                f"is {reward.timeout_s:g}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
+                "nothing else gets on meanwhile, a call ends the attempt before its own limit ends the call.",
+            )
     for key, weight in weighed:
         if weight < 0:
             yield f"{key}.weight", f"is {weight:g}: what it scores high is unlearned."
