@@ -7,7 +7,6 @@ asynchronous ones share one. A function that raises fails its sample with one se
 """
 
 import asyncio
-import inspect
 import logging
 import os
 import sys
@@ -152,7 +151,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     )  # fmt: skip
     worker.attach(channel)
     try:
-        names = tuple(f.name for f in functions.values() if inspect.iscoroutinefunction(f.call))
+        names = tuple(f.name for f in functions.values() if f.is_async)
         await channel.tell(CONTROLLER, m.RewardsLoaded(asynchronous=names))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
         return await _until_stopped(worker, channel)
