@@ -34,6 +34,23 @@ GENRM_FUNCTION_S = 60.0
 """How long a GenRM's function may take beside waiting for the GenRM."""
 
 
+CANCEL_S = 1.0
+"""How long an asynchronous function may take to end after it was cancelled."""
+
+
+class CallStuck(DeadlineExceeded):
+    """An asynchronous call that took too long and goes on after it was cancelled.
+
+    Attributes:
+        task: it runs in.
+        limit_s: of the function.
+    """
+
+    def __init__(self, message: str, task: "asyncio.Task[Any]", limit_s: float) -> None:
+        super().__init__(message)
+        self.task, self.limit_s = task, limit_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSample:
     """What a reward function is told; `row` is the data row as it was read."""
@@ -211,7 +228,8 @@ async def call_reward(
         client: handed to a GenRM's function, None for others.
 
     Raises:
-        DeadlineExceeded: an asynchronous function took longer than its limit.
+        DeadlineExceeded: an asynchronous function took longer than its limit, whatever it gives then.
+        CallStuck: and it catches its cancellation and goes on.
         ValueError: its result is no score.
         Exception: whatever the function raises.
     """
@@ -222,18 +240,42 @@ async def call_reward(
             result.close()
             raise ValueError("it gives a coroutine, which is not awaited here; write it as `async def`")
     else:
-        try:
-            async with asyncio.timeout(function.timeout_s) as limit:
-                if client is not None:
-                    client.pauses(limit)
-                result = await function.call(**arguments)
-        except TimeoutError:
-            if not limit.expired():  # the function's own
-                raise
-            raise DeadlineExceeded(
-                f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
-            ) from None
+        result = await _awaited(function, arguments, client)
     return _read_trl(result) if function.style == "trl" else _read_verl(result)
+
+
+async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None") -> Any:
+    """The result of an asynchronous function within its limit; whatever comes later is no result.
+
+    In a task of its own: a function may catch its cancellation and go on.
+    """
+    task = asyncio.create_task(_outcome(function, arguments))
+    try:
+        async with asyncio.timeout(function.timeout_s) as limit:
+            if client is not None:
+                client.pauses(limit)
+            result, error = await asyncio.shield(task)
+    except TimeoutError:  # the limit's own: `_outcome` raises nothing
+        pass
+    finally:
+        task.cancel()
+    if limit.expired():
+        await asyncio.wait({task}, timeout=CANCEL_S)
+        says = f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
+        if task.done():
+            raise DeadlineExceeded(says)
+        raise CallStuck(f"{says} and goes on after it was cancelled", task, function.timeout_s)
+    if error is not None:
+        raise error
+    return result
+
+
+async def _outcome(function: RewardFunction, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+    """What an asynchronous function gives or raises: a SystemExit that leaves a task ends the process."""
+    try:
+        return await function.call(**arguments), None
+    except BaseException as error:  # noqa: BLE001 (raised again by who awaits it)
+        return None, error
 
 
 def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -> dict[str, Any]:
