@@ -62,6 +62,11 @@ def leaving(data_source, solution_str, ground_truth, extra_info=None):
 def wordless(data_source, solution_str, ground_truth, extra_info=None):
     return None
 
+def halved(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "raise":
+        raise ValueError("half \\ud800")
+    return {"score": 1, "half \\ud800": 2, 5: 6}
+
 def trl_style(prompts, completions, answer, **columns):
     return [float(completion[0]["content"] == right) for completion, right in zip(completions, answer)]
 
@@ -70,7 +75,7 @@ async def judged(data_source, solution_str, ground_truth, extra_info, prompt, cl
     second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
     return float(first == "yes") + 0.5 * float(second == "yes")
 """
-NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled"]
+NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled", "halved"]
 QUICK = ["deaf", "covering"]
 
 
@@ -246,6 +251,15 @@ def test_a_genrm_function_asks_through_the_controller(run):
     ]
     assert [ask.seed for ask in asked[:2]] == [ask.seed for ask in asked[2:]]
     assert asked[0].seed != asked[1].seed
+
+
+def test_half_a_character_in_what_a_function_gives_or_raises_blames_no_machine(run):
+    async def scene(hub):
+        assert await hub.order(order("halved")) == m.Scored(score=1.0, extra={"half ?": 2.0, "5": 6.0})
+        failed = await hub.order(order("halved", completion="raise"))
+        assert failed.user and "ValueError: half ?" in failed.error
+
+    over_rewards(run, scene)
 
 
 BAD_ARGUMENTS = [

@@ -37,6 +37,7 @@ from yatt.reward.functions import (
     RewardFunction,
     ScoredSample,
     call_reward,
+    encodable,
     load_rewards,
     where_raised,
 )
@@ -102,10 +103,9 @@ class RewardWorker:
                 raise
             place = where_raised(error, function.path)
             cause = f"{type(error).__name__}: {error}"
-            return m.Failed(
-                error=f"{function.place} failed at {place} on {_shown(sample)}: {cause}",
-                trace="".join(traceback.format_exception(error)), user=True,
-            )  # fmt: skip
+            says = f"{function.place} failed at {place} on {_shown(sample)}: {cause}"
+            trace = "".join(traceback.format_exception(error))
+            return m.Failed(error=encodable(says), trace=encodable(trace), user=True)
         return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
 
     def _tell_stuck(self, error: CallStuck) -> None:

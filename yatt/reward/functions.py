@@ -318,9 +318,16 @@ def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
     if "score" not in result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
     extra = {
-        str(name): float(value) for name, value in result.items() if name != "score" and _is_measure(value)
+        encodable(str(name)): float(value)
+        for name, value in result.items()
+        if name != "score" and _is_measure(value)
     }
     return _finite(result["score"]), extra
+
+
+def encodable(text: str) -> str:
+    """`text` with ? for each half of a character (a lone surrogate), which no message can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _is_measure(value: Any) -> bool:
