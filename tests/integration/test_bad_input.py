@@ -90,6 +90,14 @@ def test_a_missing_reward_function_is_named(good: RunFile) -> None:
     )
 
 
+def test_a_reward_file_that_ends_its_process_is_named(good: RunFile) -> None:
+    (good.folder / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    reward = [{"name": "mine", "path": str(good.folder / "ends.py")}]
+    said = refused(good, f"rewards={json.dumps(reward)}")
+    assert "rewards[mine].path:" in said
+    assert "ends.py:2: loading the file ends the process (SystemExit: 0)" in said
+
+
 def test_prompts_longer_than_the_model_takes_are_refused(good: RunFile) -> None:
     said = refused(good, "data.max_prompt_tokens=600", "trainer.max_tokens_per_micro_batch=1000")
     assert "data.max_prompt_tokens + rollout.max_response_tokens is 608" in said

@@ -168,3 +168,31 @@ def test_an_asynchronous_function_that_hangs_on_a_sample_costs_its_group_and_no_
     assert found and all("ended its process each time" in reason for reason in found), found
     starts = {e["epoch"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "attempt.start"}
     assert len(starts) == 1
+
+
+IS_DEAF = """
+import asyncio, zlib
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0.05)
+    while zlib.crc32(solution_str.encode()) % 10 == 7:
+        try:
+            await asyncio.sleep(1)
+        except BaseException:
+            pass
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+@pytest.mark.slow
+def test_calls_that_catch_their_cancellation_cost_their_own_groups_and_no_other(tmp_path: Path) -> None:
+    settings = {"run": {"deterministic": False}, "trainer": {"total_iterations": 6}, "launch": {"nodes": 1}}
+    run = run_file(tmp_path, IS_DEAF, **settings)
+    done = yatt("run", str(run.write()), timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = drops(run)
+    assert found and all("goes on after it was cancelled" in reason for reason in found), found
+    events = rows(run.run_dir / "events.jsonl")
+    assert len({e["epoch"] for e in events if e["kind"] == "attempt.start"}) == 1
+    kills = [e for e in events if e["kind"] == "reward.kill"]
+    assert kills, "with many such calls in it, the process was replaced"

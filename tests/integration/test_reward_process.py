@@ -25,6 +25,28 @@ async def patient(data_source, solution_str, ground_truth, extra_info=None):
 async def endless(data_source, solution_str, ground_truth, extra_info=None):
     await asyncio.sleep(60)
 
+async def deaf(data_source, solution_str, ground_truth, extra_info=None):
+    while True:
+        try:
+            await asyncio.sleep(0.1)
+        except BaseException:
+            pass
+
+async def covering(data_source, solution_str, ground_truth, extra_info=None):
+    try:
+        await asyncio.sleep(60)
+        return 1.0
+    except BaseException:
+        return 0.0
+
+async def quitting(data_source, solution_str, ground_truth, extra_info=None):
+    raise SystemExit(0)
+
+async def cancelled(data_source, solution_str, ground_truth, extra_info=None):
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+
 def typed(data_source, solution_str, ground_truth, extra_info=None):
     facts = extra_info["finish_reason"], extra_info["num_prompt_tokens"], extra_info["num_completion_tokens"]
     assert facts == ("stop", 3, 1) and extra_info["max_response_tokens"] == 1024, extra_info
@@ -40,6 +62,11 @@ def leaving(data_source, solution_str, ground_truth, extra_info=None):
 def wordless(data_source, solution_str, ground_truth, extra_info=None):
     return None
 
+def halved(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "raise":
+        raise ValueError("half \\ud800")
+    return {"score": 1, "half \\ud800": 2, 5: 6}
+
 def trl_style(prompts, completions, answer, **columns):
     return [float(completion[0]["content"] == right) for completion, right in zip(completions, answer)]
 
@@ -48,7 +75,8 @@ async def judged(data_source, solution_str, ground_truth, extra_info, prompt, cl
     second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
     return float(first == "yes") + 0.5 * float(second == "yes")
 """
-NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed"]
+NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled", "halved"]
+QUICK = ["deaf", "covering"]
 
 
 ROW = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {"value": 0.25}}
@@ -77,6 +105,7 @@ def run(tmp_path):
     file.write_text(FUNCTIONS)
     rewards = [{"name": "plain", "path": str(file), "kwargs": {"bonus": 0.5}}]
     rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 5.0} for each in NAMES]
+    rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 0.5} for each in QUICK]
     rewards += [{"name": "chat", "path": str(file), "function": "trl_style", "style": "trl"}]
     rewards += [{"name": "gsm8k", "path": "builtin:gsm8k"}]
     judge = make_scripted_model(tmp_path / "judge")
@@ -163,6 +192,8 @@ def test_a_failure_is_one_sentence_with_the_line_and_the_sample(run, tmp_path):
         )
         assert "its score is None, not a number" in (await hub.order(order("wordless"))).error
         assert "SystemExit: 3" in (await hub.order(order("leaving"))).error
+        assert "SystemExit: 0" in (await hub.order(order("quitting"))).error
+        assert "CancelledError" in (await hub.order(order("cancelled"), 5.0)).error
         assert "no reward function is named 'nobody'" in (await hub.order(order("nobody"))).error
         assert (await hub.order(order("plain"))).score == 1.5
 
@@ -177,6 +208,26 @@ def test_an_endless_asynchronous_function_fails_its_sample_and_holds_nobody_up(r
         assert all("took longer than its timeout_s 5, on the sums sample" in each.error for each in failed)
         assert await hub.order(m.Stop()) == m.Done()
         assert await hub.ended() == 0
+
+    over_rewards(run, scene)
+
+
+def test_a_function_that_catches_its_cancellation_fails_its_sample_and_is_told_of(run):
+    async def scene(hub):
+        deaf = [asyncio.create_task(hub.order(order("deaf"), 10.0)) for _ in range(3)]
+        patient = asyncio.create_task(hub.order(order("patient")))
+        covered = await hub.order(order("covering"))
+        assert "covering took longer than its timeout_s 0.5, on the sums sample" in covered.error
+        assert covered.user, "0.0 after the limit is no score"
+        for failed in await asyncio.gather(*deaf):
+            assert (
+                "deaf took longer than its timeout_s 0.5 and goes on after it was cancelled" in failed.error
+            )
+            assert failed.user
+        assert (await patient).score == 0.25
+        told = [await hub.next_told() for _ in range(3)]
+        assert told == [m.RewardsStuck(calls=count, limit_s=0.5) for count in (1, 2, 3)]
+        assert (await hub.order(order("plain"))).score == 1.5
 
     over_rewards(run, scene)
 
@@ -200,6 +251,49 @@ def test_a_genrm_function_asks_through_the_controller(run):
     ]
     assert [ask.seed for ask in asked[:2]] == [ask.seed for ask in asked[2:]]
     assert asked[0].seed != asked[1].seed
+
+
+def test_half_a_character_in_what_a_function_gives_or_raises_blames_no_machine(run):
+    async def scene(hub):
+        assert await hub.order(order("halved")) == m.Scored(score=1.0, extra={"half ?": 2.0, "5": 6.0})
+        failed = await hub.order(order("halved", completion="raise"))
+        assert failed.user and "ValueError: half ?" in failed.error
+
+    over_rewards(run, scene)
+
+
+BAD_ARGUMENTS = [
+    ({"max_tokens": 4.5}, "max_tokens is 4.5; write an int, 1 or more"),
+    ({"max_tokens": True}, "max_tokens is True"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+    ({"max_tokens": 2**70}, "max_tokens is 1180591620717411303424"),
+    ({"temperature": float("nan")}, "temperature is nan; write a number from 0 to 100"),
+    ({"temperature": "0.5"}, "temperature is '0.5'"),
+    ({"temperature": -1}, "temperature is -1"),
+    ({"text": b"bytes"}, "text must be a str, not bytes"),
+    ({"text": "half \ud800"}, "text has half a character (a lone surrogate, at 5)"),
+]
+
+
+def test_a_wrong_argument_of_complete_is_named_as_the_functions_mistake(run, tmp_path):
+    async def answer(sender, ask):
+        assert ask.max_tokens == 3 and ask.temperature == 1.0
+        return m.Answered(text="yes", finish_reason="stop")
+
+    code = "\nasync def judged(extra_info, client, **_):\n"
+    code += "    arguments = {'text': 'sure?', **eval(extra_info['arguments'], {'nan': float('nan')})}\n"
+    code += "    return float(await client.complete(**arguments) == 'yes')\n"
+
+    async def scene(hub):
+        for arguments, says in BAD_ARGUMENTS:
+            row = {"extra_info": {"arguments": repr(arguments)}}
+            failed = await hub.order(order("judge", **row), 10.0)
+            assert failed.user and f"ValueError: client.complete: {says}" in failed.error, failed
+        row = {"extra_info": {"arguments": "{'max_tokens': 3, 'temperature': 1}"}}
+        assert (await hub.order(order("judge", **row), 10.0)).score == 1.0
+
+    (tmp_path / "rewards.py").write_text(FUNCTIONS + code)
+    over_rewards(run, scene, answer)
 
 
 def test_a_genrm_that_cannot_answer_fails_the_sample(run):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -297,6 +298,26 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
             assert hub.num_dropped > 500, seed
             assert not failed.done(), seed
             failed.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_path: Path) -> None:
+    acted: list[m.Message] = []
+
+    async def note(_: str, body: m.Message) -> m.Message:
+        acted.append(body)
+        return m.Done()
+
+    async def scene() -> None:
+        async with connected(tmp_path, note) as (hub, line):
+            fraction: Any = 4.5
+            ask = m.Ask(genrm="judge", text="", seed=1, max_tokens=fraction, temperature=0.0)
+            failed = await line.request("node0", ask, 20.0)
+            assert isinstance(failed, m.Failed) and not failed.user
+            assert "no valid message: Expected `int`, got `float` - at `$.max_tokens`" in failed.error
+            assert hub.num_dropped == 1 and not acted
+            assert await line.request("node0", m.Stop(), 20.0) == m.Done()
 
     asyncio.run(scene())
 

@@ -130,7 +130,8 @@ async def answered(raw: zmq.Socket, seq: int) -> None:
         while True:
             with contextlib.suppress(zmq.Again):
                 found = as_message(raw.recv_multipart(zmq.NOBLOCK)[-1])
-                if found is not None and found[2] == seq:
+                is_refusal = found is not None and isinstance(found[3], m.Failed)  # of a damaged one
+                if found is not None and found[2] == seq and not is_refusal:
                     assert found[3] == m.Done()
                     return
                 continue

@@ -26,6 +26,7 @@ from yatt.adapters.curve import Socket
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing, Seen
 from yatt.errors import DeadlineExceeded, StaleEpoch
+from yatt.printable import printable
 from yatt.records import message as m
 from yatt.records.codec import (
     PROBE,
@@ -157,7 +158,7 @@ class Channel:
         seq = self._next_seq(to)
         frame = encode_frame(self._fence.epoch, seq, 0, body)
         future: asyncio.Future[m.Message] = self._loop.create_future()
-        resend_s = RESEND_S if is_probed else self._resend_s
+        resend_s = min(RESEND_S, deadline_s / 3) if is_probed else self._resend_s
         state = delivery.sent(self._loop.time())
         asked = _Asked(future, frame, state, deadline_s, resend_s, progress, moved)
         self._asked[to, seq] = asked
@@ -266,6 +267,7 @@ class Channel:
 
     def _take(self, parts: list[bytes]) -> None:
         """Act on one frame. What is none costs itself: whoever sent it has the run's keys, or a defect."""
+        sender, frame = "", None
         try:
             *identity, data = parts
             sender = self._peer or identity.pop(0).decode()
@@ -274,9 +276,7 @@ class Channel:
             frame = decode_frame(data)
             body = decode_body(frame) if frame.reply_to >= 0 else decode_progress(frame)
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
-            self.num_dropped += 1
-            if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
-                _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
+            self._drop(sender, frame, error)
             return
         self.num_stale += frame.epoch < self._fence.epoch
         if isinstance(body, int):
@@ -291,6 +291,19 @@ class Channel:
             self._answers.begin(sender, frame.seq)
             # Not here: what a handler raises is not the end of the reading.
             self._loop.call_soon(self._handle, sender, frame.seq, body)
+
+    def _drop(self, sender: str, frame: m.Frame | None, error: Exception) -> None:
+        """Count what is no message. A request is answered, or its sender would wait out its deadline. Its
+        number is not noted as seen, nor the answer kept: nothing was done, and a sender takes one answer."""
+        self.num_dropped += 1
+        if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
+            _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
+        if frame is None or frame.epoch != self._fence.epoch or frame.reply_to:
+            return
+        failed = m.Failed(error=f"the request is no valid message: {printable(str(error))}")
+        with contextlib.suppress(zmq.ZMQError):
+            answer = encode_frame(self._fence.epoch, self._next_seq(sender), frame.seq, failed)
+            self._put(sender, answer)
 
     def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
         """A word about a request: the other end's about one of ours, or its question about one of its own."""

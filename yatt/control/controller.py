@@ -143,6 +143,8 @@ class Controller:
                 self._parts.arbiter.renewed(worker, body.token, body.turns + body.work)
             case m.Completed():
                 self._parts.engines.completed(sender, body)
+            case m.RewardsStuck():
+                self._parts.rewards.stuck(worker, body)
             case m.Ask():
                 assert self._owner is not None, "only trainer nodes have reward processes"
                 return await self._owner.asked(body)

@@ -1,8 +1,9 @@
 """This node's reward processes: which call runs where, and what a call costs that hangs or kills its process.
 
 The rules are `yatt.core.dispatch`. A process runs one synchronous call at a time, so one that takes too
-long is known, and its process is killed for it. Asynchronous calls share a process: one that hangs its
-event loop takes the others along, which are asked again.
+long is known, and its process is killed for it. Asynchronous calls share a process, which keeps their limits
+itself: one that hangs its event loop takes the others along, which are asked again. One that catches its
+cancellation and goes on is answered as failed; when a process has many of these in it, it is replaced.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ PATIENCE = 3
 
 GRACE_S = 1.0
 """What an answer may take beside the function's own limit."""
+
+MOST_STUCK = 8
+"""Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
 
 GENRM_FUNCTION_S = 60.0
 MOST_FAILED_STARTS = 3
@@ -79,6 +83,16 @@ class RewardPool:
     def loaded(self, body: m.RewardsLoaded) -> None:
         """A process has told which functions are asynchronous; it says so before it takes calls."""
         self._asynchronous |= set(body.asynchronous)
+
+    def stuck(self, worker: Worker, body: m.RewardsStuck) -> None:
+        """A process has calls in it that cannot be ended, all of them answered. If they are many it is
+        replaced; what else runs in it is asked again and not blamed."""
+        if body.calls < MOST_STUCK or worker.wire in self._hung:
+            return
+        self._hung.add(worker.wire)
+        self._events.emit("reward.kill", worker=worker.wire, call="", limit_s=body.limit_s)
+        self._dispatch.leave(worker.wire)
+        self._supervisor.end(worker)
 
     def ready(self, worker: Worker) -> None:
         """A process takes calls."""

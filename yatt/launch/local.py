@@ -34,7 +34,9 @@ from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP})
+"""Signals that stop a run with its state saved. SIGHUP: the terminal was closed."""
+
 END_TOGETHER_S = 15.0
 """After the first controller that trains has ended, the others may take so long."""
 
@@ -61,7 +63,8 @@ class Launcher:
     def run(self) -> int:
         """Until finished or given up; gives the exit code."""
         for number in ENDING:
-            signal.signal(number, lambda received, _frame: self.signals.append(received))
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, self._received)
         follower = Follower(self.paths, self.say)
         if not self._folder(partial(look_whether_finished, self.paths)):
             follower.start(self.config, os.environ)
@@ -69,6 +72,12 @@ class Launcher:
             return self._attempts(follower)
         finally:
             follower.end()
+
+    def _received(self, number: int, _frame: object) -> None:
+        """Note a signal. A second one stops the run without saving, but not SIGHUP: kernel and shell both
+        send it when a terminal is closed."""
+        if number != signal.SIGHUP or not self.signals:
+            self.signals.append(number)
 
     def _attempts(self, follower: Follower) -> int:
         ends: list[AttemptEnd] = []

@@ -350,6 +350,14 @@ class RewardsLoaded(Message, frozen=True, kw_only=True):
     asynchronous: tuple[str, ...]
 
 
+class RewardsStuck(Message, frozen=True, kw_only=True):
+    """From a reward process: asynchronous calls go on in it after they were cancelled. All of them are
+    answered as failed. `limit_s` is that of the newest."""
+
+    calls: int
+    limit_s: float
+
+
 class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
 

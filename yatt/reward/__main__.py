@@ -3,11 +3,11 @@
 The user's code runs here and nowhere else, and verdicts are read here, so that what it imports, leaks or
 crashes touches no controller. A node has several such processes; each is killed by its controller when a
 call in it takes too long (`yatt.control.rewards`). A synchronous function has the process to itself,
-asynchronous ones share one. A function that raises fails its sample with one sentence; the process goes on.
+asynchronous ones share one; their limits are kept in here, and the controller is told of calls that go on
+after they were cancelled. A function that raises fails its sample with one sentence; the process goes on.
 """
 
 import asyncio
-import inspect
 import logging
 import os
 import sys
@@ -15,6 +15,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -32,9 +33,11 @@ from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceede
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
 from yatt.reward.functions import (
+    CallStuck,
     RewardFunction,
     ScoredSample,
     call_reward,
+    encodable,
     load_rewards,
     where_raised,
 )
@@ -61,6 +64,8 @@ class RewardWorker:
             for is_held_out, files in ((False, config.data.train_files), (True, config.data.val_files))
         }
         self._channel: Channel | None = None
+        self._stuck: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.stopped = asyncio.Event()
 
     def attach(self, channel: Channel) -> None:
@@ -88,19 +93,30 @@ class RewardWorker:
             sample = self._sample(order)
             score, extra = await call_reward(function, sample, client=client)
         except DeadlineExceeded as error:
+            if isinstance(error, CallStuck):
+                self._tell_stuck(error)
             return m.Failed(error=f"{error}, on {_shown(sample)}", user=True)
         except WorkerFailed as error:  # a row that cannot be read, or a GenRM that cannot answer
             return m.Failed(error=str(error))
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             place = where_raised(error, function.path)
             cause = f"{type(error).__name__}: {error}"
-            return m.Failed(
-                error=f"{function.place} failed at {place} on {_shown(sample)}: {cause}",
-                trace="".join(traceback.format_exception(error)), user=True,
-            )  # fmt: skip
+            says = f"{function.place} failed at {place} on {_shown(sample)}: {cause}"
+            trace = "".join(traceback.format_exception(error))
+            return m.Failed(error=encodable(says), trace=encodable(trace), user=True)
         return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
+
+    def _tell_stuck(self, error: CallStuck) -> None:
+        """Tell the controller how many calls go on in here; in a task, so that the answer is sent before."""
+        self._stuck.add(error.task)
+        error.task.add_done_callback(self._stuck.discard)
+        assert self._channel is not None, "attached before the first order"
+        body = m.RewardsStuck(calls=len(self._stuck), limit_s=error.limit_s)
+        task = asyncio.create_task(self._channel.tell(CONTROLLER, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _sample(self, order: m.Score) -> ScoredSample:
         row = self._rows[order.is_held_out].read(order.row)
@@ -133,6 +149,12 @@ def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
     return m.Failed(error="no verdict", user=True) if score is None else m.Scored(score=score)
 
 
+def _is_cancelled() -> bool:
+    """Whether this task was cancelled by us; a function may also raise CancelledError itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _shown(sample: ScoredSample | None) -> str:
     if sample is None:
         return "a sample"
@@ -148,11 +170,11 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     worker = RewardWorker(config, functions, scratch)
     channel = Channel(
         socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER,
-        progress=lambda _: int(time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
+        progress=lambda _: int(1000 * time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
     )  # fmt: skip
     worker.attach(channel)
     try:
-        names = tuple(f.name for f in functions.values() if inspect.iscoroutinefunction(f.call))
+        names = tuple(f.name for f in functions.values() if f.is_async)
         await channel.tell(CONTROLLER, m.RewardsLoaded(asynchronous=names))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
         return await _until_stopped(worker, channel)

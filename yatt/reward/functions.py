@@ -6,6 +6,7 @@ list of one number. A GenRM's function is `async`, in verl's style, and is hande
 """
 
 import asyncio
+import functools
 import importlib.util
 import inspect
 import math
@@ -31,6 +32,23 @@ MOST_SCORE = 1e9
 
 GENRM_FUNCTION_S = 60.0
 """How long a GenRM's function may take beside waiting for the GenRM."""
+
+
+CANCEL_S = 1.0
+"""How long an asynchronous function may take to end after it was cancelled."""
+
+
+class CallStuck(DeadlineExceeded):
+    """An asynchronous call that took too long and goes on after it was cancelled.
+
+    Attributes:
+        task: it runs in.
+        limit_s: of the function.
+    """
+
+    def __init__(self, message: str, task: "asyncio.Task[Any]", limit_s: float) -> None:
+        super().__init__(message)
+        self.task, self.limit_s = task, limit_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +82,16 @@ class RewardFunction:
     kwargs: dict[str, Any]
     timeout_s: float
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its calls have to be awaited."""
+        return is_async(self.call)
+
+
+def is_builtin(path: str) -> bool:
+    """Whether the path of a reward names a function that ships with yatt."""
+    return path.startswith(_BUILTIN)
+
 
 def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
     """Every function of the run file, by the name of its reward or GenRM.
@@ -82,19 +110,19 @@ def load_reward(reward: RewardSection) -> RewardFunction:
         ConfigError: the file, the name, or what the file imports, is not there.
     """
     key = f"rewards[{reward.name}]"
-    if reward.path.startswith(_BUILTIN):
+    if is_builtin(reward.path):
         name = reward.path.removeprefix(_BUILTIN)
         if name not in BUILTINS:
             raise ConfigError(f"{key}.path: no built-in {name!r}; there are {', '.join(sorted(BUILTINS))}.")
         call: Callable[..., Any] = BUILTINS[name]
         path: Path | None = None
     else:
-        path = Path(reward.path).absolute()
-        call = _load_function(path, reward.function, key)
+        name, path = reward.function, Path(reward.path).absolute()
+        call = load_function(path, name, key)
     return RewardFunction(
         name=reward.name,
         call=call,
-        place=f"{reward.path}:{call.__name__}",
+        place=f"{reward.path}:{name}",
         path=path,
         style=reward.style,
         kwargs=dict(reward.kwargs),
@@ -108,12 +136,8 @@ def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
     Raises:
         ConfigError: as `load_reward`, or the function is not async.
     """
-    key, path = f"genrms[{genrm.name}]", Path(genrm.path).absolute()
-    call = _load_function(path, genrm.function, key)
-    if not inspect.iscoroutinefunction(call):
-        raise ConfigError(
-            f"{key}.function: {genrm.function} of {path} must be `async def`; it awaits client.complete(...)."
-        )
+    path = Path(genrm.path).absolute()
+    call = load_function(path, genrm.function, f"genrms[{genrm.name}]", must_be_async=True)
     return RewardFunction(
         name=genrm.name,
         call=call,
@@ -125,7 +149,15 @@ def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
     )
 
 
-def _load_function(path: Path, name: str, key: str) -> Callable[..., Any]:
+def load_function(path: Path, name: str, key: str, *, must_be_async: bool = False) -> Callable[..., Any]:
+    """What a user's file has under this name: a function, or any other callable.
+
+    Args:
+        key: of the run file's entry, for messages.
+
+    Raises:
+        ConfigError: the file cannot be loaded, or has no such function.
+    """
     module = _load_module(path, key)
     function = getattr(module, name, None)
     if not callable(function):
@@ -133,7 +165,18 @@ def _load_function(path: Path, name: str, key: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{key}.function: {path} has no function {name!r} (it has: {', '.join(known) or 'none'})."
         )
+    if must_be_async and not is_async(function):
+        raise ConfigError(
+            f"{key}.function: {name} of {path} must be `async def`; it awaits client.complete(...)."
+        )
     return function  # type: ignore[no-any-return]  # callable() was asked above
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Whether calls give a coroutine: `async def`, an object with such a `__call__`, a partial of these."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
 def _load_module(path: Path, key: str) -> ModuleType:
@@ -150,6 +193,11 @@ def _load_module(path: Path, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError(f"{key}.path: {error.filename}:{error.lineno}: {error.msg}.") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{key}.path: {where_raised(error, path)}: loading the file ends the process "
+            f"(SystemExit: {error}). Leave that to `if __name__ == '__main__':`."
+        ) from error
     except Exception as error:
         raise ConfigError(
             f"{key}.path: {where_raised(error, path)}: {type(error).__name__}: {error}."
@@ -180,26 +228,54 @@ async def call_reward(
         client: handed to a GenRM's function, None for others.
 
     Raises:
-        DeadlineExceeded: an asynchronous function took longer than its limit.
+        DeadlineExceeded: an asynchronous function took longer than its limit, whatever it gives then.
+        CallStuck: and it catches its cancellation and goes on.
         ValueError: its result is no score.
         Exception: whatever the function raises.
     """
     arguments = _arguments(function, sample, client)
-    if not inspect.iscoroutinefunction(function.call):
+    if not function.is_async:
         result = function.call(**arguments)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ValueError("it gives a coroutine, which is not awaited here; write it as `async def`")
     else:
-        try:
-            async with asyncio.timeout(function.timeout_s) as limit:
-                if client is not None:
-                    client.pauses(limit)
-                result = await function.call(**arguments)
-        except TimeoutError:
-            if not limit.expired():  # the function's own
-                raise
-            raise DeadlineExceeded(
-                f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
-            ) from None
+        result = await _awaited(function, arguments, client)
     return _read_trl(result) if function.style == "trl" else _read_verl(result)
+
+
+async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None") -> Any:
+    """The result of an asynchronous function within its limit; whatever comes later is no result.
+
+    In a task of its own: a function may catch its cancellation and go on.
+    """
+    task = asyncio.create_task(_outcome(function, arguments))
+    try:
+        async with asyncio.timeout(function.timeout_s) as limit:
+            if client is not None:
+                client.pauses(limit)
+            result, error = await asyncio.shield(task)
+    except TimeoutError:  # the limit's own: `_outcome` raises nothing
+        pass
+    finally:
+        task.cancel()
+    if limit.expired():
+        await asyncio.wait({task}, timeout=CANCEL_S)
+        says = f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
+        if task.done():
+            raise DeadlineExceeded(says)
+        raise CallStuck(f"{says} and goes on after it was cancelled", task, function.timeout_s)
+    if error is not None:
+        raise error
+    return result
+
+
+async def _outcome(function: RewardFunction, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+    """What an asynchronous function gives or raises: a SystemExit that leaves a task ends the process."""
+    try:
+        return await function.call(**arguments), None
+    except BaseException as error:  # noqa: BLE001 (raised again by who awaits it)
+        return None, error
 
 
 def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -> dict[str, Any]:
@@ -242,9 +318,16 @@ def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
     if "score" not in result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
     extra = {
-        str(name): float(value) for name, value in result.items() if name != "score" and _is_measure(value)
+        encodable(str(name)): float(value)
+        for name, value in result.items()
+        if name != "score" and _is_measure(value)
     }
     return _finite(result["score"]), extra
+
+
+def encodable(text: str) -> str:
+    """`text` with ? for each half of a character (a lone surrogate), which no message can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _is_measure(value: Any) -> bool:

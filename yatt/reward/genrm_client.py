@@ -7,14 +7,20 @@ The seed comes from (run seed, text, number of the call), so a rerun asks for th
 import asyncio
 import contextlib
 import hashlib
+import numbers
+import operator
 from collections.abc import Iterator
+from typing import Any
 
 from yatt.adapters.wire import Channel
+from yatt.config.ranges import MOST
 from yatt.config.schema import GenRMSection
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
 CONTROLLER = "controller"
+MOST_TEMPERATURE = 100.0
+"""As in the run file."""
 
 
 class GenRMClient:
@@ -42,17 +48,16 @@ class GenRMClient:
         """The GenRM's completion of `text`; lengths and temperature are the run file's unless given.
 
         Raises:
-            ValueError: the GenRM cannot take this text (it is too long, say).
+            ValueError: an argument is of the wrong type or out of range, or the GenRM cannot take this text
+                (it is too long, say).
             WorkerFailed: the GenRM could not answer, or not in time.
         """
+        text = _text(text)
+        most = self._genrm.max_tokens if max_tokens is None else _max_tokens(max_tokens)
+        warmth = self._genrm.temperature if temperature is None else _temperature(temperature)
         number, self.asked = self.asked, self.asked + 1
-        ask = m.Ask(
-            genrm=self._genrm.name,
-            text=text,
-            seed=_seed(self._run_seed, text, number),
-            max_tokens=self._genrm.max_tokens if max_tokens is None else max_tokens,
-            temperature=self._genrm.temperature if temperature is None else temperature,
-        )
+        seed = _seed(self._run_seed, text, number)
+        ask = m.Ask(genrm=self._genrm.name, text=text, seed=seed, max_tokens=most, temperature=warmth)
         try:
             with self._paused():
                 answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
@@ -78,6 +83,38 @@ class GenRMClient:
             self._under_way -= 1
             if limit is not None and not self._under_way and not limit.expired():
                 limit.reschedule(loop.time() + self._left_s)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"client.complete: text must be a str, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"client.complete: text has half a character (a lone surrogate, at {error.start}), which no "
+            "tokenizer takes; clean it with text.encode(errors='replace').decode()"
+        ) from None
+    return str(value)
+
+
+def _max_tokens(value: Any) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not 1 <= number <= MOST:
+        raise ValueError(f"client.complete: max_tokens is {value!r}; write an int, 1 or more")
+    return number
+
+
+def _temperature(value: Any) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MOST_TEMPERATURE:  # also false for NaN
+        raise ValueError(
+            f"client.complete: temperature is {value!r}; write a number from 0 to {MOST_TEMPERATURE:g}"
+        )
+    return float(value)
 
 
 def _seed(run_seed: int, text: str, call: int) -> int:

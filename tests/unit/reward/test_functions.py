@@ -1,11 +1,13 @@
 """Loading and built-ins."""
 
+import asyncio
+
 import pytest
 
 from yatt.config.schema import GenRMSection, RewardSection
 from yatt.errors import ConfigError
 from yatt.reward.builtins import exact, gsm8k
-from yatt.reward.functions import load_genrm_function, load_reward
+from yatt.reward.functions import ScoredSample, call_reward, load_genrm_function, load_reward
 
 
 def refused(match, **section):
@@ -31,6 +33,64 @@ def test_an_import_error_is_placed(tmp_path):
     refused(
         r"bad.py:2: ModuleNotFoundError: No module named 'not_there_at_all'", path=str(tmp_path / "bad.py")
     )
+
+
+def test_a_file_that_ends_the_process_is_a_mistake(tmp_path):
+    (tmp_path / "bad.py").write_text("import sys\nsys.exit(0)\n")
+    refused(r"bad.py:2: loading the file ends the process \(SystemExit: 0\)", path=str(tmp_path / "bad.py"))
+
+
+CALLABLES = """
+import functools
+
+def plain(data_source, solution_str, ground_truth, extra_info=None, k=1.0):
+    return k
+
+async def awaited(data_source, solution_str, ground_truth, extra_info=None, k=1.0):
+    return k
+
+class Plain:
+    def __call__(self, **sample):
+        return 3.0
+
+class Awaited:
+    async def __call__(self, **sample):
+        return 3.0
+
+part, awaited_part = functools.partial(plain, k=2.0), functools.partial(awaited, k=2.0)
+thing, awaited_thing = Plain(), Awaited()
+awaited_thing_part = functools.partial(Awaited(), k=5.0)
+wrapped = lambda **sample: awaited(**sample)
+"""
+SAMPLE = ScoredSample(
+    prompt="p", completion="c", data_source="d", ground_truth=None, extra_info=None, row={}, facts={}
+)
+
+
+def loaded(tmp_path, function, **section):
+    (tmp_path / "calls.py").write_text(CALLABLES)
+    return load_reward(
+        RewardSection(name="mine", path=str(tmp_path / "calls.py"), function=function, **section)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "is_async", "score"),
+    [
+        ("plain", False, 1.0), ("part", False, 2.0), ("thing", False, 3.0),
+        ("awaited", True, 1.0), ("awaited_part", True, 2.0), ("awaited_thing", True, 3.0),
+        ("awaited_thing_part", True, 3.0),
+    ],
+)  # fmt: skip
+def test_whatever_can_be_called_is_a_reward_function(tmp_path, function, is_async, score):
+    mine = loaded(tmp_path, function)
+    assert mine.place == f"{tmp_path / 'calls.py'}:{function}" and mine.is_async is is_async
+    assert asyncio.run(call_reward(mine, SAMPLE, client=None)) == (score, {})
+
+
+def test_a_plain_function_that_gives_a_coroutine_is_told_to_be_async(tmp_path):
+    with pytest.raises(ValueError, match="write it as `async def`"):
+        asyncio.run(call_reward(loaded(tmp_path, "wrapped"), SAMPLE, client=None))
 
 
 def test_a_file_beside_it_can_be_imported(tmp_path):
