@@ -119,7 +119,8 @@ class LaunchSection:
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
     """How long one phase may take before its laggards are named and the attempt is given up; and how long a
-    checkpoint store, data files, or (between attempts) the run folder that fail are waited for."""
+    checkpoint store, data or model files, or (between attempts) the run folder that fail are waited for. One
+    file of a checkpoint that alone cannot be read is waited for two minutes at most, or half of this."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
