@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from tests.faults.test_folder_between_attempts import Process
+from tests.runs import RunFile, command, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 ITERATIONS = 60
 
 
-def interrupted(folder: Path) -> RunFile:
+def interrupted(folder: Path, **sections: dict[str, Any]) -> RunFile:
     """A run that was killed, all of it, once it had a few checkpoints."""
-    run = RunFile(folder, {"trainer": {"total_iterations": ITERATIONS}, "checkpoint": {"keep": 3}})
+    settings = {"trainer": {"total_iterations": ITERATIONS}, "checkpoint": {"keep": 3}}
+    run = RunFile(folder, settings | sections)
     process = start("run", str(run.write()))
     try:
         wait_for(lambda: len(manifests(run)) >= 3, timeout_s=120, what="three checkpoints")
@@ -80,3 +82,22 @@ def test_with_no_whole_checkpoint_left_the_run_ends_and_says_so_instead_of_start
     assert len(events(run, "ckpt.skip")) == 3
     assert len(events(run, "attempt.start")) - before == 2, "one attempt of two controllers"
     assert not any(event["iteration"] == 0 for event in events(run, "attempt.resume")[1:])
+
+
+def test_a_bad_block_costs_one_checkpoint_although_it_fails_for_ever(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "run", launch={"nodes": 1, "phase_timeout_s": 30})
+    *_, older, newest = manifests(run)
+    bad = json.loads(newest.read_text())["files"][-1]["path"]
+    (tmp_path / "weather").write_text(f"error {bad}")
+    resumed = Process(command("resume", str(run.run_dir)), run.run_dir, tmp_path / "weather")
+    try:
+        wait_for(lambda: len(events(run, "attempt.resume")) == 2, timeout_s=120, what="the resumed run")
+        resumed.process.terminate()
+        resumed.process.wait(timeout=60)
+    finally:
+        resumed.close()
+    assert len(events(run, "attempt.start")) == 2, "one attempt found a whole checkpoint"
+    assert events(run, "attempt.resume")[-1]["iteration"] == int(older.name.partition(".")[0])
+    (skipped,) = events(run, "ckpt.skip")
+    assert bad in skipped["reason"]
+    assert "the rest of the store can be read" in skipped["reason"]

@@ -8,6 +8,7 @@ transformers' `save_pretrained`, which writes `tokenizer.json`. Nor is a `tokeni
 contradicts `tokenizer.json` (transformers then rebuilds its own): the file counts.
 """
 
+import io
 import json
 import re
 import secrets
@@ -170,8 +171,8 @@ def eos_ids(folder: str) -> tuple[int, ...]:
         value = _read_json(root / name).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     text = _token_text(_read_json(root / "tokenizer_config.json").get("eos_token"))
-    if text and (root / "tokenizer.json").is_file():
-        token = _load_fast(root).token_to_id(text)
+    if text and (data := _bytes_or_none(root / "tokenizer.json")) is not None:
+        token = _fast_of(root / "tokenizer.json", data).token_to_id(text)
         found.update([] if token is None else [token])
     if not found:
         raise ConfigError(
@@ -206,13 +207,18 @@ def _unhidden(text: str, hidden: Mapping[str, str]) -> list[Part]:
 
 def _load_fast(root: Path) -> tokenizers.Tokenizer:
     path = root / "tokenizer.json"
-    if not path.is_file():
+    if (data := _bytes_or_none(path)) is None:
         raise ConfigError(
             f"{root} has no tokenizer.json; save the model's tokenizer there once with "
             "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)."
         )
+    return _fast_of(path, data)
+
+
+def _fast_of(path: Path, data: bytes) -> tokenizers.Tokenizer:
+    """The tokenizer in a tokenizer.json's content."""
     try:
-        fast = tokenizers.Tokenizer.from_file(str(path))
+        fast = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:
         raise ConfigError(f"{path} cannot be read as a fast tokenizer: {error}") from error
     fast.no_truncation()
@@ -220,11 +226,25 @@ def _load_fast(root: Path) -> tokenizers.Tokenizer:
     return fast
 
 
+def _bytes_or_none(path: Path) -> bytes | None:
+    """Content, None if there is no such file. Not read by a library: that one tells no error as it is.
+
+    Raises:
+        ConfigError: it cannot be read; `patience.is_passing` tells whether it may be later.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if (data := _bytes_or_none(path)) is None:
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(data.decode())
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     return value if isinstance(value, dict) else {}
@@ -238,8 +258,8 @@ def _token_text(entry: Any) -> str:
 
 def _chat_template(root: Path, config: dict[str, Any]) -> str:
     own_file = root / "chat_template.jinja"
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8")
+    if (data := _bytes_or_none(own_file)) is not None:
+        return io.StringIO(data.decode(), newline=None).read()  # as a text file is read
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = {item["name"]: item["template"] for item in entry}

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TypeVar
 
 from yatt.adapters.files import Buffer
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import LIMIT_S, patiently
+from yatt.checkpoint.file_faults import FileFaults
 from yatt.checkpoint.store import Store, Written
 
 T = TypeVar("T")
@@ -20,10 +21,13 @@ def _nothing(*_: str) -> None:
 class PatientStore:
     """Another store, asked again after a passing failure. A stream is begun anew.
 
+    One file of a checkpoint that fails while the store answers is asked for again for two minutes at most;
+    then it counts as damaged (`yatt.checkpoint.file_faults`).
+
     Args:
         limit_s: for each call, from its first failure on; a stream that fails later has it anew.
         tick: called after each failure, so that whoever watches for progress knows that this is waiting.
-        say: called with the error when a wait begins, and with "" when the store answers again.
+        say: called with the error when a wait begins, and with "" when it ends, either way.
     """
 
     def __init__(
@@ -34,7 +38,8 @@ class PatientStore:
         tick: Callable[[], None] = _nothing,
         say: Callable[[str], None] = _nothing,
     ) -> None:
-        self._store, self._limit_s, self._tick, self._say = store, limit_s, tick, say
+        self._store: Store = FileFaults(store, limit_s=min(LIMIT_S, limit_s / 2))
+        self._limit_s, self._tick, self._say = limit_s, tick, say
         self._has_said = False
 
     def write(self, name: str, data: bytes) -> None:
@@ -65,12 +70,15 @@ class PatientStore:
         self._patiently(partial(self._store.delete_folder, folder))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        given = patiently(work, limit_s=self._limit_s, on_failure=self._failed)
-        if self._has_said:
-            self._has_said = False
-            self._say("")
-            _LOG.warning("the checkpoint store answers again")
-        return given
+        try:
+            given = patiently(work, limit_s=self._limit_s, on_failure=self._failed)
+            if self._has_said:
+                _LOG.warning("the checkpoint store answers again")
+            return given
+        finally:
+            if self._has_said:
+                self._has_said = False
+                self._say("")
 
     def _failed(self, error: Exception) -> None:
         self._tick()

@@ -19,6 +19,10 @@ STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 NO_UPLOAD = "NoSuchUpload"
 """S3 has given up an upload, or a lost reply hid that it is complete; the file is written anew."""
 
+LATER_STATUSES = frozenset({429, 503})
+LATER_CODES = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException"})
+"""Answers of a store under load, which it may give for some names and not for others."""
+
 NAMES = frozenset(
     {
         "ConnectionError", "TimeoutError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError",
@@ -55,15 +59,26 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
 
 def may_pass(error: BaseException) -> bool:
     """Whether the same call may work again soon. An HTTP answer tells more than what a driver made of it."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
+    chain = _chain(error)
     for each in chain:
         if _code(each) == NO_UPLOAD:
             return True
         if (status := _status(each)) is not None:
             return status in STATUSES
     return any(_is_passing(each) for each in chain)
+
+
+def is_told_to_wait(error: BaseException) -> bool:
+    """Whether the store is there and has said: later. That says nothing about the file asked for."""
+    return any(_status(each) in LATER_STATUSES or _code(each) in LATER_CODES for each in _chain(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it came from, and so on."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 def _is_passing(error: BaseException) -> bool:

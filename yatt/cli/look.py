@@ -16,6 +16,7 @@ from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, job_view, state_in_words
 from yatt.obs.console import Console, duration
+from yatt.obs.metrics import named
 from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
@@ -48,7 +49,7 @@ def status(run: Path, *, as_json: bool) -> int:
     if state not in LIVELY:
         summary |= {"holders": {}, "workers": {}, "eta_s": None}
     if as_json:
-        print(json.dumps({**summary, "job": asdict(job)}))
+        print(json.dumps({**named(summary), "job": asdict(job)}, allow_nan=False))
         return 0
     _say(f"{summary['run']}: {state}" + (f", attempt {summary['epoch']}" if summary["epoch"] else ""))
     if why:

@@ -26,7 +26,7 @@ def main() -> int:
         return EXIT_INTERRUPTED
     except YattError as error:
         sys.stderr.write(f"yatt: {printable_lines(str(error))}\n")
-        return error.exit_code
+        return EXIT_FAILED if is_passing(error) else error.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)

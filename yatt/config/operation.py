@@ -119,8 +119,9 @@ class LaunchSection:
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
     """How long nothing may get on at a node in a phase before it is named and the attempt is given up: no
-    token, tensor, micro-batch or reward call. And how long a checkpoint store, data files, or (between
-    attempts) the run folder that fail are waited for."""
+    token, tensor, micro-batch or reward call. And how long a checkpoint store, data or model files, or
+    (between attempts) the run folder that fail are waited for. One file of a checkpoint that alone cannot be
+    read is waited for two minutes at most, or half of this."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
     """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""

@@ -9,8 +9,10 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from yatt.adapters.dataset import Row, prompt_text, truth_text
+from yatt.adapters.patience import patiently
 from yatt.adapters.tokenizer import Part, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.engines import ABORTED
@@ -54,7 +56,8 @@ class Scorer:
 
     def __init__(self, config: RunConfig, complete: Complete, call_reward: CallReward) -> None:
         self._config, self._complete, self._call_reward = config, complete, call_reward
-        self._tokenizers = {g.name: Tokenizer(g.model) for g in config.genrms}
+        opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
+        self._tokenizers = {g.name: opened(partial(Tokenizer, g.model)) for g in config.genrms}
         self._genrms = {g.name: g for g in config.genrms}
         self._asks = itertools.count(1)
         section = config.algorithm

@@ -152,12 +152,15 @@ class Session:
     def _owner(self, parts: Parts, say: Callable[[str], None]) -> Owner:
         """What only a node with trainer ranks has."""
         node, config = self._node, self._node.config
-        opened = partial(RowFiles, data=config.data, limit_s=config.launch.phase_timeout_s)
+        limit_s = config.launch.phase_timeout_s
+        opened = partial(RowFiles, data=config.data, limit_s=limit_s)
         rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
-        tokenizer = patiently(partial(Tokenizer, config.model.path))
+        tokenizer = patiently(partial(Tokenizer, config.model.path), limit_s=limit_s)
         scorer = Scorer(config, parts.router.complete, parts.call_reward)
         shard = DataShard(config, rows, tokenizer)
-        sampler = Sampler(node, shard, scorer, parts.router, self._events, self._writer)
+        sampler = patiently(  # it reads the tokenizer too
+            partial(Sampler, node, shard, scorer, parts.router, self._events, self._writer), limit_s=limit_s
+        )
         validator = None
         if config.validation.reward:
             held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))

@@ -1,8 +1,10 @@
 """Held-out prompts, sampled by the policy and scored by one reward function."""
 
 import asyncio
+from functools import partial
 
 from yatt.adapters.dataset import Row, RowFiles
+from yatt.adapters.patience import patiently
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.engines import Router
 from yatt.control.groups import PromptGroup, new_group
@@ -23,7 +25,8 @@ class Validator:
         self._scorer, self._router = scorer, router
         numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.owners)]
         self._rows = [(number, rows.ref(number), rows.row(number)) for number in numbers]
-        self._tokenizer = Tokenizer(node.config.model.path)
+        opening = partial(Tokenizer, node.config.model.path)
+        self._tokenizer = patiently(opening, limit_s=node.config.launch.phase_timeout_s)
 
     async def run(self) -> c.ValidatedNode:
         """Score all of them with the weights the engines have now."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from yatt import clock
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
@@ -203,7 +203,7 @@ def _failure(order: m.Message, error: Exception) -> m.Message:
     return m.Failed(
         error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),
-        user=isinstance(error, ConfigError),
+        user=isinstance(error, ConfigError) and not is_passing(error),
     )
 
 
@@ -226,14 +226,14 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
     try:
         config = patiently(partial(load_attempt, RunPaths(Path(arguments.run)), arguments.epoch))
-        plan = make_plan(config)
+        plan = patiently(partial(make_plan, config))
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
         import_library(plan.kind)
     except Exception as error:  # noqa: BLE001 - a process's main: told to the controller, then the end
         _LOG.exception("cannot start")
         link.send(_failure(m.Stop(), error))
         link.close()
-        return getattr(error, "exit_code", EXIT_FAILED)
+        return EXIT_FAILED if is_passing(error) else getattr(error, "exit_code", EXIT_FAILED)
     worker = EngineWorker(link, plan)
     pulse = Pulse(
         arguments.endpoint,

@@ -13,6 +13,7 @@ from pathlib import Path
 from yatt.adapters.dataset import check_rows
 from yatt.adapters.descriptors import hard_limit
 from yatt.adapters.ledger import known_commit
+from yatt.adapters.patience import is_passing
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
@@ -151,10 +152,18 @@ def check_model(folder: str, key: str) -> dict[str, object]:
 
 
 def _config_json(folder: str) -> dict[str, object] | None:
-    """The folder's config.json, None if it cannot be read or is no object."""
+    """The folder's config.json, None if it cannot be read or is no object.
+
+    Raises:
+        OSError: it may be read later.
+    """
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        if is_passing(error):
+            raise
+        return None
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -1,7 +1,8 @@
 """What srun starts on every node: finds out who it is, then runs that node's controller to its end.
 
 It opens the controller's log itself (Slurm's own names for logs are wrong in steps of heterogeneous jobs),
-notes where it runs and how the controller ended, and passes signals on.
+notes where it runs and how the controller ended, and passes signals on. A run folder that fails for a while
+is waited for.
 """
 
 import argparse
@@ -9,24 +10,42 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
 from yatt.control import scratch
-from yatt.errors import EXIT_USER_MISTAKE, ConfigError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.plan import read_plan
 from yatt.launch.steps import BLIND
 from yatt.paths import RunPaths
 
+T = TypeVar("T")
+PATIENCE_S = 600.0
+"""How long each step in the run folder may wait; as long as the launcher waits for the plan."""
+
 
 def main() -> int:
     """Run one controller; its exit code is this one's."""
+    try:
+        return _run()
+    except YattError as error:
+        sys.stderr.write(f"yatt: {error}\n")
+        return EXIT_FAILED if is_passing(error) else error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"yatt: {error.filename or 'a file'}: {error.strerror or error}\n")
+        return EXIT_FAILED
+
+
+def _run() -> int:
     parser = argparse.ArgumentParser(prog="yatt.launch.step")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--epoch", type=int, required=True)
@@ -35,25 +54,27 @@ def main() -> int:
     arguments = parser.parse_args()
     paths = RunPaths(arguments.run)
     node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
-    if not paths.config.exists():
+    if not _waited_for(paths.config.exists):
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
         sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; take one that all nodes share.\n")
         return EXIT_USER_MISTAKE
     log = paths.log(arguments.epoch, f"node{node}")
     try:
-        argv = _controller(paths, arguments.epoch, node, arguments.absent)
+        argv = _waited_for(partial(_controller, paths, arguments.epoch, node, arguments.absent))
     except ConfigError as error:
-        make_within(paths.root, log.parent)
-        log.write_text(f"node{node}: {error}\n")
-        _note(paths, arguments.epoch, node, {"ended": error.exit_code})
-        return error.exit_code
-    controller = spawn(argv, env=_environment(paths), log=log)
+        code = EXIT_FAILED if is_passing(error) else error.exit_code
+        _waited_for(partial(make_within, paths.root, log.parent))
+        _waited_for(partial(log.write_text, f"node{node}: {error}\n"))
+        _note(paths, arguments.epoch, node, {"ended": code})
+        return code
+    environment = _waited_for(partial(_environment, paths))
+    controller = _waited_for(partial(spawn, argv, env=environment, log=log))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
     # A controller that was killed could not.
-    scratch.tidy(paths, arguments.epoch, node)
+    _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
 
@@ -74,10 +95,22 @@ def _environment(paths: RunPaths) -> dict[str, str]:
 
 
 def _note(paths: RunPaths, epoch: int, node: int, content: dict[str, Any]) -> None:
+    """A note that cannot be written costs no controller: the launcher hears of its end by srun."""
     path = paths.seat(epoch, node)
-    make_within(paths.root, path.parent)
     where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
-    publish(path, sealed({**where, **content}, epoch))
+
+    def write() -> None:
+        make_within(paths.root, path.parent)
+        publish(path, sealed({**where, **content}, epoch))
+
+    try:
+        _waited_for(write)
+    except (YattError, OSError) as error:
+        sys.stderr.write(f"yatt: node{node}: {path} is not written: {error}\n")
+
+
+def _waited_for(work: Callable[[], T]) -> T:
+    return patiently(work, limit_s=PATIENCE_S)
 
 
 if __name__ == "__main__":

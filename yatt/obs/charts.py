@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 MAX_DOTS = 80
+LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,9 @@ def axis_over(values: Iterable[float], *, from_px: float, to_px: float, pad: flo
 
 
 def finite(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The points that can be drawn."""
-    return tuple((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
+    """The points that can be drawn: those of which differences and shares are finite too."""
+    drawn = ((x, y) for x, y in points if math.isfinite(x) and abs(y) < LARGEST)
+    return tuple((x, y if abs(y) > 1 / LARGEST else 0.0) for x, y in drawn)
 
 
 def short(value: float) -> str:

@@ -5,6 +5,7 @@ stands above the live line.
 """
 
 import contextlib
+import math
 import sys
 from typing import Any, TextIO
 
@@ -79,7 +80,7 @@ def row_line(row: dict[str, Any], total: int) -> str:
         f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
     ]
     for key, value in row.items():
-        if key.startswith("val-core/"):
+        if key.startswith("val-core/") and value is not None:
             source = key.removeprefix("val-core/").rsplit("/", 2)[0]  # may have slashes of its own
             parts.append(f"{source} {value:.3f}")
     return "  ".join(parts)
@@ -94,7 +95,9 @@ def live_line(view: RunView) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 1h02m, 3m05s or 7s."""
+    """Seconds as 1h02m, 3m05s or 7s; what is not finite as it is."""
+    if not math.isfinite(seconds):
+        return str(seconds)
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     if hours:

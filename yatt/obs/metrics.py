@@ -36,6 +36,12 @@ def unnamed(row: dict[str, Any]) -> dict[str, Any]:
     return {key: _NAMES.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
 
 
+def amount(row: dict[str, Any], key: str) -> float:
+    """The row's value for adding up: 0 if it has none, or one that is not finite or beyond `MOST`."""
+    value = row.get(key)
+    return value if isinstance(value, int | float) and abs(value) < MOST else 0
+
+
 def _name(value: float) -> float | str:
     if math.isfinite(value):
         return value

@@ -9,7 +9,7 @@ from yatt.core.goodput import CATEGORIES, goodput_share
 from yatt.obs.charts import short
 from yatt.obs.console import duration
 from yatt.obs.history import Attempt
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, amount
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
 from yatt.obs.view import Alarm
 
@@ -176,8 +176,8 @@ def counters_part(rows: Sequence[dict[str, Any]]) -> str:
         return '<p class="none">Nothing was counted yet.</p>'
     body = []
     for key in keys:
-        total = sum(row.get(key) or 0 for row in rows)
-        asked = sum(row.get(f"{key.rsplit('/', 1)[0]}/asked") or 0 for row in rows)
+        total = sum(amount(row, key) for row in rows)
+        asked = sum(amount(row, f"{key.rsplit('/', 1)[0]}/asked") for row in rows)
         share = (
             f"{100 * total / asked:.1f}% of {asked:g} asked" if key.endswith("/unparsable") and asked else ""
         )
@@ -204,22 +204,24 @@ def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
 
 def _sample(sample: dict[str, Any]) -> str:
     pills = "".join(
-        f'<span class="pill">{shown(name)} <b>{short(float(score))}</b></span>'
+        f'<span class="pill">{shown(name)} <b>{_told(score)}</b></span>'
         for name, score in (sample.get("scores") or {}).items()
     )
     verdicts = "".join(
         f'<div class="label">verdict of {shown(name)}</div><pre>{shown(text)}</pre>'
         for name, text in (sample.get("verdicts") or {}).items()
     )
-    reward = sample.get("reward")
-    told = "none" if reward is None else short(float(reward))
     return (
-        f'<div class="card"><span class="pill">reward <b>{told}</b></span>{pills}'
+        f'<div class="card"><span class="pill">reward <b>{_told(sample.get("reward"))}</b></span>{pills}'
         f'<div class="label">prompt</div><pre>{shown(sample.get("prompt", ""))}</pre>'
         f'<div class="label">completion</div><pre>{shown(sample.get("completion", ""))}</pre>'
         f'<div class="label">ground truth</div><pre>{shown(sample.get("ground_truth", ""))}</pre>'
         f"{verdicts}</div>"
     )
+
+
+def _told(score: float | None) -> str:
+    return "none" if score is None else short(float(score))
 
 
 def _is_counter(key: str) -> bool:

@@ -21,7 +21,7 @@ from yatt.obs import parts
 from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.history import Attempt, attempts_of, folded, read_events
-from yatt.obs.metrics import STEP, as_row
+from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.samples import as_sample
 from yatt.obs.style import STYLE
 from yatt.obs.view import counted
@@ -144,8 +144,9 @@ def _facts(
 ) -> list[tuple[str, str]]:
     done = max((int(row[STEP]) for row in rows), default=0)
     rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
-    paces = [row["perf/throughput"] for row in rows[-10:] if row[STEP] and row.get("perf/throughput")]
-    tokens = sum(row.get("perf/total_num_tokens") or 0 for row in rows)
+    found = (amount(row, "perf/throughput") for row in rows[-10:] if row[STEP])
+    paces = [pace for pace in found if pace]
+    tokens = sum(amount(row, "perf/total_num_tokens") for row in rows)
     return [
         ("iterations trained", f"{done} of {config.trainer.total_iterations}"),
         ("reward, last iteration", f"{rewards[-1]:.3f}" if rewards else "none yet"),

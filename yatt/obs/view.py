@@ -3,6 +3,7 @@
 Reads only the run folder, so it works from anywhere the folder is seen, while the run goes on or after.
 """
 
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
 from yatt.obs.events import as_event
-from yatt.obs.metrics import STEP, as_row
+from yatt.obs.metrics import STEP, amount, as_row
 from yatt.paths import RunPaths
 
 DELAYED = "cannot be started yet"
@@ -108,16 +109,16 @@ class RunView:
 
     def eta_s(self) -> float | None:
         """Seconds to the end at the pace of the last iterations, if there were any."""
-        steps: list[float] = [
-            row["timing_s/step"] for row in self.rows[-10:] if row[STEP] and row.get("timing_s/step")
-        ]
+        found = (amount(row, "timing_s/step") for row in self.rows[-10:] if row[STEP])
+        steps = [step_s for step_s in found if step_s > 0]
         if not steps:
             return None
         done = int(max(row[STEP] for row in self.rows))
-        return (self.total_iterations - done) * sum(steps) / len(steps)
+        left_s = (self.total_iterations - done) * (sum(steps) / len(steps))
+        return left_s if math.isfinite(left_s) else None
 
     def summary(self) -> dict[str, Any]:
-        """One JSON object: what `yatt status --json` prints."""
+        """What `yatt status` prints. Numbers of metrics are as they were written, also not finite."""
         last = self.rows[-1] if self.rows else {}
         return {
             "run": str(self.paths.root),
@@ -136,7 +137,7 @@ class RunView:
             "unreadable_lines": self.unreadable,
             "waits": dict(sorted(self.waits.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
-            "dropped_groups": sum(int(row.get(key) or 0) for row in self.rows for key in DROPS),
+            "dropped_groups": int(sum(amount(row, key) for row in self.rows for key in DROPS)),
             "late_writes": self.num_late,
             "lost_lines": self.num_lost,
             "killed_reward_calls": self.num_killed,

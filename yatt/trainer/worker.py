@@ -120,9 +120,12 @@ class TrainerRank:
 
     def _build(self, _: m.Build) -> m.Message:
         config = self._config
-        shape = read_shape(config.model.path)
+        limit_s = config.launch.phase_timeout_s
+        shape = patiently(
+            partial(read_shape, config.model.path), limit_s=limit_s, on_failure=lambda _: self._tick()
+        )
         check_layout(shape, config.trainer, dist.get_world_size())
-        source = HFTensors(config.model.path)
+        source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
         policy = build_policy(config, shape, self._device, source, self._tick)
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":

@@ -4,23 +4,28 @@ Both ways go parameter by parameter, so nobody ever holds a second copy of the m
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor, nn
 
+from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.errors import ConfigError
 from yatt.weights.boxes import full_shape
 from yatt.weights.names import EMBEDDING, Entry, entries
 from yatt.weights.shape import ModelShape
+from yatt.weights.tensor_file import TensorFile
 
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 
 
@@ -33,21 +38,27 @@ class ParallelGroups:
 
 
 class HFTensors:
-    """Tensors of a Hugging Face folder by name, read when asked for.
+    """Tensors of a Hugging Face folder by name, read when asked for. A folder that fails is waited for.
+
+    Args:
+        limit_s: how long each read may wait.
+        tick: called after each part of a tensor, and after each failure: waiting is no stall.
 
     Raises:
         ConfigError: the folder has no safetensors.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        files = sorted(self._folder.glob("*.safetensors"))
+    def __init__(
+        self, folder: str, *, limit_s: float = LIMIT_S, tick: Callable[[], None] = lambda: None
+    ) -> None:
+        self._folder, self._limit_s, self._tick = Path(folder), limit_s, tick
+        files = self._patiently(lambda: sorted(self._folder.glob("*.safetensors")))
         if not files:
             raise ConfigError(f"model.path: {folder} has no *.safetensors; convert the model to safetensors.")
-        self._file_of: dict[str, Path] = {}
+        self._file_of: dict[str, TensorFile] = {}
         for file in files:
-            with safe_open(file, "pt") as opened:
-                self._file_of.update(dict.fromkeys(opened.keys(), file))
+            opened = self._patiently(partial(TensorFile, file))
+            self._file_of.update(dict.fromkeys(opened.names(), opened))
 
     def read(self, name: str) -> Tensor:
         """One tensor, on CPU, in the folder's dtype.
@@ -59,9 +70,14 @@ class HFTensors:
             raise ConfigError(
                 f"model.path: {self._folder} has no tensor {name}; its config.json promises one."
             )
-        with safe_open(self._file_of[name], "pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor
+        return self._patiently(partial(self._file_of[name].read, name, self._tick))
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        def failed(error: Exception) -> None:
+            self._tick()
+            _LOG.warning("the model cannot be read (%s); trying again, up to %g s", error, self._limit_s)
+
+        return patiently(work, limit_s=self._limit_s, on_failure=failed)
 
 
 def global_name(name: str, model: Any) -> str:

@@ -1,5 +1,6 @@
 """The worker's loop around an engine that fails."""
 
+import errno
 import threading
 import time
 
@@ -13,7 +14,8 @@ from yatt.engine.compare import compare_weights, verified
 from yatt.engine.protocol import EngineOptions
 from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
-from yatt.engine.worker import EnginePlan, EngineWorker
+from yatt.engine.worker import EnginePlan, EngineWorker, _failure
+from yatt.errors import ConfigError
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 from yatt.weights.checksum import checksum
@@ -160,3 +162,10 @@ def test_every_tensor_of_new_weights_is_progress():
     compare_weights(tensors.items(), published)
     assert seen == [1, 2, 3]
     assert tensors_taken() - before == 6
+
+
+@pytest.mark.parametrize(("number", "is_users"), [(errno.EIO, False), (errno.EACCES, True)])
+def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number, is_users):
+    error = ConfigError("tokenizer.json cannot be read")
+    error.__cause__ = OSError(number, "weather")
+    assert _failure(m.Wake(token=1), error).user is is_users

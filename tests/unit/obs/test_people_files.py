@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import random
 
 import pytest
@@ -12,12 +13,12 @@ from yatt.adapters.lines import Tail, make_ready, read_records
 from yatt.cli.listing import print_runs
 from yatt.cli.look import logs, status
 from yatt.launch.known import known_file, known_runs, remember
-from yatt.obs.console import Console
+from yatt.obs.console import Console, duration
 from yatt.obs.events import reason_of_end
-from yatt.obs.metrics import STEP, RowFile, read_rows
+from yatt.obs.metrics import STEP, RowFile, as_row, read_rows
 from yatt.obs.report import write_report
 from yatt.obs.view import RunView
-from yatt.obs.wandb import last_step, run_id
+from yatt.obs.wandb import last_step, new_rows, run_id
 
 EVENTS = (
     event(0, "attempt.start", nodes=1),
@@ -185,3 +186,48 @@ def test_escape_sequences_of_a_runs_files_do_not_reach_the_terminal_by_status_or
     assert logs(run.root, role="", follow=False, lines=5) == 0
     said = capsys.readouterr().out
     assert all(c.isprintable() for c in said.replace("\n", "")) and "x\\x1b]0;title\\x07" in said
+
+
+NUMBERS = ("NaN", "1e999", "-1e999", "1.7e308", "-1.7e308", "5e-324", "1e-310", "null")
+KEYS = (
+    "critic/rewards/mean", "perf/throughput", "perf/total_num_tokens", "timing_s/step", "actor/pg_loss",
+    "actor/grad_norm", "rollout/dropped_groups", "rollout/failed_groups", "reward/exact/failed",
+    "genrm/judge/asked", "genrm/judge/unparsable", "val-core/sum/reward/mean", "training/anything",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("number", [*NUMBERS, "any"])
+def test_any_number_of_any_column_may_be_any_number(run, capsys, number, seed):
+    draw = random.Random(f"{number}/{seed}")
+    numbers = [*NUMBERS, "0.5", "3"] if number == "any" else [number, number, "0.5", "3"]
+    lines = []
+    for step in range(1, 9):
+        values = ", ".join(f'"{key}": {draw.choice(numbers)}' for key in KEYS if draw.random() < 0.9)
+        lines.append(f'{{"{STEP}": {step}{", " if values else ""}{values}}}\n')
+    run.metrics.write_text("".join(lines))
+    sample = f'{{"{STEP}": 1, "prompt": "p", "reward": {number}, "scores": {{"a": {number}}}}}\n'
+    run.samples.write_text(sample.replace(": any", ": 1e-310"))
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    assert status(run.root, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert told["iteration"] == 1 and told["unreadable_lines"] == 0
+    assert status(run.root, as_json=False) == 0 and print_runs([run.root]) == 0
+    assert "Iteration 1" in write_report(run, None).read_text()
+    view = RunView(run, 24)
+    console = Console(view, io.StringIO())
+    console.update()
+    console.close()
+    assert "display failed" not in console._out.getvalue() and len(view.rows) == 8
+    assert len(new_rows(Tail(run.metrics, as_row).read()[0], -1)) == 8
+    assert math.isfinite(view.eta_s() or 0.0) and duration(math.inf) == "inf"
+
+
+def test_a_number_that_is_not_finite_is_named(run, capsys):
+    run.metrics.write_text(f'{{"{STEP}": 1, "critic/rewards/mean": NaN, "timing_s/step": 1e999}}\n')
+    assert status(run.root, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["reward"], told["step_s"], told["eta_s"]) == ("NaN", "Infinity", None)

@@ -1,0 +1,87 @@
+"""Files that cannot be read for a while: who starts waits for them, and blames nobody with exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.test_folder_between_attempts import Process
+from tests.runs import wait_for
+from tests.tiny_models import make_qwen3
+from yatt.adapters.files import unsealed_any
+from yatt.paths import RunPaths
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+
+
+def step_of(paths: RunPaths) -> list[str]:
+    return [
+        "env", "SLURM_PROCID=0", sys.executable, "-m", "yatt.launch.step", "--run", str(paths.root),
+        "--epoch", "1", "--indexes", "0",
+    ]  # fmt: skip
+
+
+def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mistake_it_is(tmp_path):
+    paths, weather = RunPaths(tmp_path / "run"), tmp_path / "weather"
+    paths.root.mkdir()
+    paths.config.write_text("no: config\n")
+    weather.write_text("error config.yaml")
+    step = Process(step_of(paths), paths.root, weather)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            step.process.wait(timeout=5)
+        weather.write_text("error seats")
+        log = paths.log(1, "node0")
+        wait_for(lambda: log.exists() and log.read_text(), timeout_s=30, what="what the step says")
+        with pytest.raises(subprocess.TimeoutExpired):
+            step.process.wait(timeout=2)
+        weather.unlink()
+        assert step.process.wait(timeout=30) == 2, step.said
+        assert unsealed_any(paths.seat(1, 0).read_bytes())["ended"] == 2
+    finally:
+        step.close()
+
+
+READ_MODEL = """
+import sys, threading
+from functools import partial
+from pathlib import Path
+from yatt.adapters.patience import is_passing, patiently
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.errors import ConfigError
+from yatt.weights.convert import HFTensors
+folder, weather, ticks = sys.argv[1], Path(sys.argv[2]), []
+
+def fail(name, seconds):
+    weather.write_text(f"error {name}")
+    threading.Timer(seconds, weather.unlink).start()
+
+fail("tokenizer.json", 2.0)
+try:
+    Tokenizer(folder)
+except ConfigError as error:
+    assert is_passing(error), error
+else:
+    raise AssertionError("nothing failed")
+assert patiently(partial(Tokenizer, folder)).encode("abc")
+fail(".safetensors", 1.0)
+source = HFTensors(folder, tick=lambda: ticks.append(1))
+assert ticks, "no ticks while the folder was waited for"
+ticks.clear()
+fail(".safetensors", 1.0)
+assert source.read("model.norm.weight").shape == (64,)
+assert len(ticks) > 1, "no ticks while a tensor was waited for"
+print("read", flush=True)
+"""
+
+
+def test_a_models_files_are_waited_for_with_ticks(tmp_path):
+    folder, weather = tmp_path / "model", tmp_path / "weather"
+    make_qwen3(folder, tied=True, seed=0)
+    argv = [sys.executable, "-c", READ_MODEL, str(folder), str(weather)]
+    reader = Process(argv, folder, weather)
+    try:
+        assert reader.process.wait(timeout=60) == 0, reader.said
+        wait_for(lambda: "read\n" in reader.said, timeout_s=5, what="the last line")
+    finally:
+        reader.close()

@@ -1,0 +1,89 @@
+"""A store in which one file that alone cannot be read counts as damaged, after a while.
+
+A bad block fails for ever, and the rest of the store answers: to wait for it as for a store that is down
+would end the run while older checkpoints are whole. No torch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from yatt import clock
+from yatt.adapters.files import Buffer
+from yatt.adapters.patience import LIMIT_S
+from yatt.checkpoint.store import Store, Written
+from yatt.checkpoint.store_errors import is_told_to_wait
+from yatt.errors import CheckpointError, StoreUnreachable
+
+T = TypeVar("T")
+PROBE = "run_id"
+"""A name that every run's store has, read to see whether the store answers (`yatt.checkpoint.ownership`)."""
+
+
+class FileFaults:
+    """Another store. A file of a checkpoint that fails again and again while the store answers is a
+    CheckpointError; without an answer, or if it only says "later", the failure is told as it is.
+
+    Names without a folder say what a store is, and are never taken for damaged.
+
+    Args:
+        limit_s: how long a passing failure of one file may last, counted while the store answers.
+        since_s: when each file that fails now did so first; for one that opens the store anew between calls.
+    """
+
+    def __init__(
+        self, store: Store, *, limit_s: float = LIMIT_S, since_s: dict[str, float] | None = None
+    ) -> None:
+        self._store, self._limit_s = store, limit_s
+        self._since_s = {} if since_s is None else since_s
+
+    def write(self, name: str, data: bytes) -> None:
+        self._store.write(name, data)
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[Buffer]]) -> Written:
+        return self._store.write_stream(name, chunks)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._store.create(name, data)
+
+    def read(self, name: str) -> bytes:
+        return self._judged(name, partial(self._store.read, name))
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._judged(name, partial(self._store.read_ranges, name, ranges))
+
+    def size(self, name: str) -> int | None:
+        return self._judged(name, partial(self._store.size, name))
+
+    def names(self, folder: str) -> list[str]:
+        return self._store.names(folder)
+
+    def delete(self, name: str) -> None:
+        self._store.delete(name)
+
+    def delete_folder(self, folder: str) -> None:
+        self._store.delete_folder(folder)
+
+    def _judged(self, name: str, work: Callable[[], T]) -> T:
+        try:
+            given = work()
+        except StoreUnreachable as error:
+            if "/" in name and self._is_damaged(name, error):
+                raise CheckpointError(f"{error}; the rest of the store can be read") from error
+            raise
+        self._since_s.pop(name, None)
+        return given
+
+    def _is_damaged(self, name: str, error: StoreUnreachable) -> bool:
+        if is_told_to_wait(error) or not self._answers():
+            self._since_s.pop(name, None)
+            return False
+        now_s = clock.monotonic_s()
+        began_s = self._since_s.setdefault(name, now_s)
+        return not error.is_passing or now_s - began_s >= self._limit_s
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self._store.read(PROBE).strip() and self._store.names("manifests"))
+        except (StoreUnreachable, CheckpointError):
+            return False

@@ -1,0 +1,112 @@
+"""Reads safetensors files by plain reads, so that an error of the filesystem is told as what it is.
+
+The safetensors library maps files into memory: there a page that cannot be read kills the process (SIGBUS),
+and a file that cannot be opened is told as one that is not there.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from yatt.errors import ConfigError
+
+CHUNK_BYTES = 64 << 20
+"""Bytes between two ticks."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors library."""
+
+LENGTH_BYTES = 8
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Source: the format's description, https://huggingface.co/docs/safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one tensor is; `begin` counts from the start of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+
+
+class TensorFile:
+    """One safetensors file, opened anew at each read.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: it is no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            self._places = self._read_header(file)
+
+    def names(self) -> tuple[str, ...]:
+        """Of its tensors."""
+        return tuple(self._places)
+
+    def read(self, name: str, tick: Callable[[], None]) -> Tensor:
+        """One tensor, on CPU.
+
+        Args:
+            tick: called after each `CHUNK_BYTES`.
+
+        Raises:
+            OSError: it cannot be read.
+            ConfigError: the file ends before.
+        """
+        place = self._places[name]
+        data = torch.empty(place.size_bytes, dtype=torch.uint8)
+        view = data.numpy().data
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(place.begin)
+            at = 0
+            while at < place.size_bytes:
+                count = file.readinto(view[at : at + CHUNK_BYTES])
+                if not count:
+                    raise self._fault(f"ends within tensor {name}")
+                at += count
+                tick()
+        return data.view(place.dtype).view(place.shape)
+
+    def _read_header(self, file: BinaryIO) -> dict[str, _Place]:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if not 0 < length <= MAX_HEADER_BYTES:
+            raise self._fault("has no header")
+        body = file.read(length)
+        if len(body) != length:
+            raise self._fault("ends within its header")
+        try:
+            return dict(_places(json.loads(body), LENGTH_BYTES + length))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._fault(f"has a header that cannot be read ({error!r})") from error
+
+    def _fault(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"model.path: {self._path} {what}; it is no whole safetensors file. Copy it again."
+        )
+
+
+def _places(header: dict[str, Any], first: int) -> Iterator[tuple[str, _Place]]:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what is no header."""
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
+        begin, end = map(int, entry["data_offsets"])
+        if begin < 0 or any(size < 0 for size in shape) or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} has {end - begin} bytes for shape {shape} of {entry['dtype']}")
+        yield name, _Place(dtype, shape, first + begin, end - begin)
