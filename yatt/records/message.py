@@ -6,13 +6,16 @@ lease's `token`; the worker refuses a token lower than its newest. Arrays travel
 token ids little-endian int32, log-probs little-endian float32.
 """
 
-import array
-import sys
 from typing import Annotated
 
 import msgspec
 
-assert sys.byteorder == "little", "arrays travel as little-endian bytes"
+from yatt.records.packing import (
+    pack_floats as pack_floats,
+    pack_ids as pack_ids,
+    unpack_floats as unpack_floats,
+    unpack_ids as unpack_ids,
+)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -27,26 +30,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     seq: Annotated[int, msgspec.Meta(ge=1)]
     reply_to: Annotated[int, msgspec.Meta(ge=-3)]
     body: msgspec.Raw
-
-
-def pack_ids(ids: list[int]) -> bytes:
-    """Token ids as little-endian int32."""
-    return array.array("i", ids).tobytes()
-
-
-def unpack_ids(raw: bytes) -> list[int]:
-    """Inverse of `pack_ids`."""
-    return array.array("i", raw).tolist()
-
-
-def pack_floats(values: list[float]) -> bytes:
-    """Log-probs as little-endian float32."""
-    return array.array("f", values).tobytes()
-
-
-def unpack_floats(raw: bytes) -> list[float]:
-    """Inverse of `pack_floats`."""
-    return array.array("f", raw).tolist()
 
 
 # ---- any worker ---------------------------------------------------------------------------------
