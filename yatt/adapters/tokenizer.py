@@ -44,12 +44,15 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token"
 class Tokenizer:
     """The tokenizer of one Hugging Face folder.
 
+    Args:
+        now: the moment that chat templates which ask for it are told, ISO 8601; empty is the clock's.
+
     Raises:
         ConfigError: a file is missing or cannot be read.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str, now: str = "") -> None:
+        self._folder, self._now = Path(folder), now
         self._fast = _load_fast(self._folder)
         self._plain = _load_fast(self._folder)
         self._plain.encode_special_tokens = True  # what spells a special token is ordinary text
@@ -145,7 +148,7 @@ class Tokenizer:
         named = {name: token for name in _NAMED_TOKENS if (token := _token_text(self._config.get(name)))}
         try:
             if self._template is None:
-                self._template = _environment().from_string(self._template_text)
+                self._template = _environment(self._now).from_string(self._template_text)
             return self._template.render(
                 messages=messages,
                 tools=None,
@@ -277,15 +280,19 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(now: str) -> ImmutableSandboxedEnvironment:
     """As transformers sets it up, so that published templates render the same."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: _moment(now).strftime(form)
     return environment
+
+
+def _moment(now: str) -> datetime:
+    return datetime.fromisoformat(now) if now else datetime.now()
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:

@@ -6,6 +6,7 @@ sections in `yatt.config.check`. Every section is complete after loading: nothin
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Literal
 
 from yatt.config.operation import (
@@ -69,6 +70,10 @@ class DataSection:
     apply_chat_template: bool = True
     """Render chat messages by the model's template. A prompt that is plain text is used as it is."""
 
+    template_time: Annotated[str, LINE] = ""
+    """The moment that chat templates which ask for the date are told, as 2026-01-31T12:00:00; filled in when
+    the run is made, so that prompts do not change at midnight. Empty in older runs: the clock's."""
+
     allow_special_tokens: bool = False
     """Let prompts that are plain text spell the model's control tokens (prompts rendered beforehand).
     Otherwise what they spell is ordinary text. The contents of chat messages never become control
@@ -82,6 +87,17 @@ class DataSection:
 
     def __post_init__(self) -> None:
         rule(len(self.train_files) >= 1, "train_files is empty; name at least one file.")
+        rule(
+            _is_time(self.template_time or "2026-01-31"),
+            f"template_time {self.template_time!r} is no time; write it as 2026-01-31T12:00:00.",
+        )
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,9 @@ class Scorer:
     def __init__(self, config: RunConfig, complete: Complete, call_reward: CallReward) -> None:
         self._config, self._complete, self._call_reward = config, complete, call_reward
         opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
-        self._tokenizers = {g.name: opened(partial(Tokenizer, g.model)) for g in config.genrms}
+        self._tokenizers = {
+            g.name: opened(partial(Tokenizer, g.model, config.data.template_time)) for g in config.genrms
+        }
         self._genrms = {g.name: g for g in config.genrms}
         self._asks = itertools.count(1)
         section = config.algorithm

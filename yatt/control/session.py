@@ -155,7 +155,9 @@ class Session:
         limit_s = config.launch.phase_timeout_s
         opened = partial(RowFiles, data=config.data, limit_s=limit_s)
         rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
-        tokenizer = patiently(partial(Tokenizer, config.model.path), limit_s=limit_s)
+        tokenizer = patiently(
+            partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s
+        )
         scorer = Scorer(config, parts.router.complete, parts.call_reward)
         shard = DataShard(config, rows, tokenizer)
         sampler = patiently(  # it reads the tokenizer too

@@ -25,7 +25,7 @@ class Validator:
         self._scorer, self._router = scorer, router
         numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.owners)]
         self._rows = [(number, rows.ref(number), rows.row(number)) for number in numbers]
-        opening = partial(Tokenizer, node.config.model.path)
+        opening = partial(Tokenizer, node.config.model.path, node.config.data.template_time)
         self._tokenizer = patiently(opening, limit_s=node.config.launch.phase_timeout_s)
 
     async def run(self) -> c.ValidatedNode:

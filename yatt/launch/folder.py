@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from yatt import clock
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.ledger import STARTED, note
@@ -28,8 +29,8 @@ from yatt.paths import RunPaths
 
 
 def completed(config: RunConfig) -> RunConfig:
-    """The same config with every path absolute, model limits and the run's id filled in: it means the same
-    anywhere.
+    """The same config with every path absolute, model limits, the run's id and time filled in: it means the
+    same anywhere.
 
     Raises:
         ConfigError: the folder that relative paths start in cannot be part of a batch script.
@@ -37,16 +38,20 @@ def completed(config: RunConfig) -> RunConfig:
     if wrong := FILE.fault(str(Path.cwd())):
         raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; start from another one.")
     folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
+    paths = RunPaths(Path(folder))
+    known = _config_of(paths) if paths.config.is_file() else None
     return replace(
         config,
         run=replace(
             config.run,
             dir=folder,
-            id=config.run.id or _known_id(RunPaths(Path(folder))) or new_id(),
+            id=config.run.id or (known.run.id if known else new_id()),
             from_checkpoint=replace(origin, url=_absolute_url(origin.url)),
         ),
         data=replace(
             config.data,
+            template_time=config.data.template_time
+            or (known.data.template_time if known else clock.wall_iso()),
             train_files=tuple(map(_absolute, config.data.train_files)),
             val_files=tuple(map(_absolute, config.data.val_files)),
         ),
@@ -70,11 +75,6 @@ def completed(config: RunConfig) -> RunConfig:
 def new_id() -> str:
     """A random run id; begins with a letter, so that YAML reads it as text."""
     return f"r{secrets.token_hex(6)}"
-
-
-def _known_id(paths: RunPaths) -> str:
-    """The id of the run that is in the folder already, if one is."""
-    return _config_of(paths).run.id if paths.config.is_file() else ""
 
 
 def _absolute(path: str) -> str:

@@ -1,6 +1,7 @@
 """Equal to transformers' AutoTokenizer, without it."""
 
 import json
+from datetime import datetime
 
 import pytest
 import transformers
@@ -159,6 +160,13 @@ def test_a_template_that_refuses_says_why(tmp_path):
     change_config(tmp_path, chat_template="{{ raise_exception('no system role') }}")
     with pytest.raises(ConfigError, match="refuses a prompt: no system role"):
         Tokenizer(str(tmp_path)).render_chat(CHATS[0])
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_runs(tmp_path):
+    plain(tmp_path)
+    change_config(tmp_path, chat_template="{{ strftime_now('%d %b %Y') }}")
+    assert Tokenizer(str(tmp_path), now="2026-01-31T12:00:00").render_chat([]) == "31 Jan 2026"
+    assert Tokenizer(str(tmp_path)).render_chat([]).endswith(str(datetime.now().year))
 
 
 def test_a_template_runs_in_a_sandbox(tmp_path):

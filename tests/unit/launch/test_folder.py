@@ -92,3 +92,12 @@ def test_a_working_folder_that_would_break_a_batch_script_is_refused(
     monkeypatch.chdir(bad)
     with pytest.raises(ConfigError, match="has a line break"):
         completed(config)
+
+
+def test_the_time_that_templates_are_told_is_filled_in_once(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    assert not config.data.template_time
+    first = completed(config)
+    assert first.data.template_time
+    open_folder(first)
+    assert completed(config).data.template_time == first.data.template_time
