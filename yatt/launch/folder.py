@@ -246,6 +246,9 @@ def open_attempt(
     wait(partial(remove_leftovers, paths, epoch))
     for said in wait(partial(ready_people_files, paths)):
         wait.say(said)
+    wait(
+        partial(make_keys, paths.keys)
+    )  # lost or damaged ones are mended while nothing of the run is at work
     wait(partial(note, paths, epoch, STARTED, about))
     wait(partial(write_attempt_config, paths, epoch, config))
     with contextlib.suppress(OSError):  # the link is for people

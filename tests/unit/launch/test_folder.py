@@ -1,16 +1,21 @@
 """The run folder at the start: a stranger's folder is neither used nor changed."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq.auth
 
 from tests.obs_runs import make_run
+from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
+from yatt.control.epochs import claim_epoch
 from yatt.errors import ConfigError
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.folder import completed, open_attempt, open_folder
+from yatt.launch.folder_wait import FolderWait
 
 
 def config_in(tmp_path: Path, **run: str):
@@ -92,3 +97,27 @@ def test_a_working_folder_that_would_break_a_batch_script_is_refused(
     monkeypatch.chdir(bad)
     with pytest.raises(ConfigError, match="has a line break"):
         completed(config)
+
+
+@pytest.mark.parametrize("damage", ["gone", "one gone", "empty", "torn"])
+def test_keys_that_are_lost_or_damaged_are_made_anew_both_of_them(tmp_path: Path, damage: str) -> None:
+    paths = make_run(tmp_path)
+    keys = make_keys(paths.keys)
+    before = {end: keys.secret(end).read_bytes() for end in ENDS}
+    make_keys(paths.keys)
+    assert {end: keys.secret(end).read_bytes() for end in ENDS} == before, "whole ones stay"
+    match damage:
+        case "gone":
+            shutil.rmtree(paths.keys)
+        case "one gone":
+            keys.secret("server").unlink()
+        case "empty":
+            keys.secret("client").write_bytes(b"")
+        case "torn":
+            keys.secret("client").write_bytes(before["client"][:-20])
+    claim_epoch(paths)
+    wait = FolderWait(root=paths.root, limit_s=5, signals=[], ending=frozenset(), say=print)
+    open_attempt(wait, paths, 1, load_resolved(paths.config), {})
+    assert all(keys.secret(end).read_bytes() != before[end] for end in ENDS)
+    assert all(zmq.auth.load_certificate(keys.secret(end))[1] for end in ENDS)
+    assert modes(paths.keys) == {".": 0o700, "server.key_secret": 0o600, "client.key_secret": 0o600}
