@@ -108,6 +108,7 @@ def open_folder(config: RunConfig) -> RunPaths:
     is_new = not paths.root.exists()
     make_root(paths.root, config.run.share)
     if not claim(paths.config, resolved_text(config).encode()):
+        is_new = False  # another start has made it meanwhile
         _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths)
@@ -205,6 +206,12 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
 
 def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
     changed = list(_differences(asdict(before), asdict(now), ""))
+    if before.run.id != now.run.id and len(changed) == 1:
+        raise ConfigError(
+            f"{root} belongs to another start, which made it first: its run is {before.run.id}, this one is "
+            f"{now.run.id}. Nothing was started here; `yatt status {root}` shows the other. If you wrote "
+            "run.id yourself, remove it, or name another run.dir."
+        )
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
         raise ConfigError(

@@ -14,7 +14,7 @@ from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
 from yatt.control.epochs import claim_epoch
 from yatt.errors import ConfigError
-from yatt.launch.folder import completed, open_attempt, open_folder
+from yatt.launch.folder import check_folder, completed, open_attempt, open_folder
 from yatt.launch.folder_wait import FolderWait
 
 
@@ -121,3 +121,17 @@ def test_keys_that_are_lost_or_damaged_are_made_anew_both_of_them(tmp_path: Path
     assert all(keys.secret(end).read_bytes() != before[end] for end in ENDS)
     assert all(zmq.auth.load_certificate(keys.secret(end))[1] for end in ENDS)
     assert modes(paths.keys) == {".": 0o700, "server.key_secret": 0o600, "client.key_secret": 0o600}
+
+
+def test_the_second_of_two_first_starts_hears_that_another_has_made_the_folder(tmp_path: Path) -> None:
+    config = config_in(tmp_path, id="")
+    winner, loser = completed(config), completed(config)
+    paths = open_folder(winner)
+    for look in (check_folder, open_folder):
+        with pytest.raises(ConfigError, match="belongs to another start, which made it first") as caught:
+            look(loser)
+        assert "yatt status" in str(caught.value) and "run.id: was" not in str(caught.value)
+    assert load_resolved(paths.config).run.id == winner.run.id
+    other = replace(loser, run=replace(loser.run, seed=loser.run.seed + 1))
+    with pytest.raises(ConfigError, match=r"run\.seed: was 0, is 1"):
+        check_folder(other)
