@@ -1,5 +1,8 @@
 """A checkpoint folder that is not mounted looks empty: the run waits for it and never starts again from 0."""
 
+import errno
+import io
+import os
 import subprocess
 import threading
 from dataclasses import replace
@@ -9,7 +12,7 @@ import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for
 from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note
+from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note, record
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.run_store import claimed_run_store
@@ -134,16 +137,28 @@ def test_a_late_commit_of_a_ghost_is_no_sign_of_a_missing_store(tmp_path: Path) 
 
 
 def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for_absent(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = RunPaths(tmp_path)
     note(paths, 1, STARTED, {"committed": 2})
     publish(paths.attempt(1) / COMMITTED, sealed({"iteration": 9}, 1)[:-4])
     assert known_commit(paths) == (2, 1)
+    opening = io.open
+
+    def opened(path, *arguments, **more):
+        if str(path).endswith(COMMITTED):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opening(path, *arguments, **more)
+
+    with monkeypatch.context() as bad_block:
+        bad_block.setattr(io, "open", opened)
+        with pytest.raises(OSError, match="Input/output error"):
+            known_commit(paths)
     (paths.attempt(1) / COMMITTED).unlink()
     (paths.attempt(1) / COMMITTED).mkdir()
-    with pytest.raises(IsADirectoryError):
-        known_commit(paths)
+    assert known_commit(paths) == (2, 1), "a folder in its place is damage, which does not pass"
+    assert record(paths, 1, COMMITTED) == {}
+    assert f"{COMMITTED} is a folder, where a record should be" in caplog.text
 
 
 def test_a_note_of_the_end_that_cannot_be_read_is_not_taken_for_absent(tmp_path: Path) -> None:

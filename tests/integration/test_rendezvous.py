@@ -27,6 +27,7 @@ def nodes_in(root: Path, num: int, start_timeout_s: float = LIMIT_S) -> list[Nod
     config = disaggregated(num, 1, 1)
     config = replace(config, launch=replace(config.launch, start_timeout_s=start_timeout_s))
     placement = place(config)
+    root.mkdir(exist_ok=True)
     make_keys(root / "keys")
     return [
         Node(

@@ -9,11 +9,16 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
+from yatt.adapters.files import publish
 from yatt.adapters.patience import patiently
 from yatt.errors import WorkerFailed
 
 Socket = zmq.Socket[bytes]
 _KEY = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]{40})"', re.MULTILINE)
+_FORM = b'metadata\ncurve\n    public-key = "%s"\n    secret-key = "%s"\n'
+"""As zmq.auth writes and reads it."""
+
+ENDS = ("server", "client")
 SPARE_SOCKETS = 64
 """Sockets of a process beside its lines to peers."""
 
@@ -30,15 +35,30 @@ class CurveKeys:
 
 
 def make_keys(folder: Path) -> CurveKeys:
-    """Create the run's two key pairs in `folder` (mode 0700) unless they are there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create the run's two key pairs in `folder` (mode 0700) unless both are there. If one is damaged or lost
+    both are made anew; call it while no attempt is at work, which would go on with the old ones.
+
+    Raises:
+        OSError: they cannot be read or written.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
     keys = CurveKeys(folder)
-    for end in ("server", "client"):
-        if not keys.secret(end).exists():
-            zmq.auth.create_certificates(folder, end)
-        keys.secret(end).chmod(0o600)
+    files = [keys.secret(end) for end in ENDS]
+    is_whole = all(_is_pair(file) for file in files)
+    for file in files:
+        if not is_whole:
+            public, secret = zmq.curve_keypair()
+            publish(file, _FORM % (public, secret), mode=0o600)
+        file.chmod(0o600)
     return keys
+
+
+def _is_pair(file: Path) -> bool:
+    try:
+        return _pair_in(file.read_bytes()) is not None
+    except FileNotFoundError:
+        return False
 
 
 def roomy_context(num_peers: int) -> zmq.Context[Socket]:
@@ -108,12 +128,16 @@ def _pair(file: Path) -> tuple[bytes, bytes]:
 
     Raises:
         OSError: it cannot be read, for longer than a passing error lasts.
-        WorkerFailed: it is not what zmq.auth.create_certificates writes.
+        WorkerFailed: it holds no pair of keys.
     """
-    found = dict(_KEY.findall(patiently(file.read_bytes)))
-    if found.keys() != {b"public", b"secret"}:
-        raise WorkerFailed(f"{file} holds no pair of keys")
-    return found[b"public"], found[b"secret"]
+    if (pair := _pair_in(patiently(file.read_bytes))) is None:
+        raise WorkerFailed(f"{file} holds no pair of keys; the next start of the run makes new ones.")
+    return pair
+
+
+def _pair_in(data: bytes) -> tuple[bytes, bytes] | None:
+    found = dict(_KEY.findall(data))
+    return (found[b"public"], found[b"secret"]) if found.keys() == {b"public", b"secret"} else None
 
 
 def _never_block(socket: Socket) -> None:

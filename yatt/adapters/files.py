@@ -75,22 +75,25 @@ def make_within(root: Path, folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Free or mend it.") from error
 
 
-def publish(path: Path, data: bytes) -> None:
+def publish(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write `path` whole: readers see the old content or the new, never half.
+
+    Args:
+        mode: of the file, less the umask.
 
     Raises:
         OSError: not written; `path` is as it was and no temporary file is left.
     """
-    publish_stream(path, (data,))
+    publish_stream(path, (data,), mode=mode)
 
 
-def publish_stream(path: Path, chunks: Iterable[Buffer]) -> None:
+def publish_stream(path: Path, chunks: Iterable[Buffer], *, mode: int = 0o666) -> None:
     """`publish` of content that comes in chunks; never more than one of them is held.
 
     Raises:
         OSError: not written. Whatever `chunks` raises: `path` is as it was then too.
     """
-    temporary = _write_temporary(path, chunks)
+    temporary = _write_temporary(path, chunks, mode)
     try:
         os.replace(temporary, path)
     except OSError:
@@ -178,9 +181,9 @@ def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
     return record
 
 
-def _write_temporary(path: Path, chunks: Iterable[Buffer]) -> Path:
+def _write_temporary(path: Path, chunks: Iterable[Buffer], mode: int = 0o666) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             for chunk in chunks:

@@ -4,7 +4,10 @@
 attempt with only the first was cut off. Every record carries its epoch and a checksum.
 """
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from yatt.adapters.patience import patiently
 from yatt.core.epochs import is_finished
 from yatt.paths import RunPaths
 
+_LOG = logging.getLogger(__name__)
 STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
 COMMITTED = "committed.json"
 """Written by the leader after each commit, and after it resumed: the newest checkpoint of the attempt."""
@@ -62,8 +66,9 @@ def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> Non
 
 
 def record(paths: RunPaths, epoch: int, name: str) -> dict[str, Any]:
-    """One record of an attempt, empty if it is not there."""
-    return unsealed_any(read_or_none(paths.attempt(epoch) / name)) or {}
+    """One record of an attempt, empty if it is not there, or if a folder is in its place."""
+    path = paths.attempt(epoch) / name
+    return _unless_folder(path, lambda: unsealed_any(read_or_none(path)) or {})
 
 
 def attempts(paths: RunPaths) -> list[Attempt]:
@@ -80,12 +85,13 @@ def known_commit(paths: RunPaths) -> tuple[int, int]:
     (0, 0) if no checkpoint was ever committed, as far as the run folder knows.
 
     Raises:
-        OSError: a record is there and cannot be read; it counts as unknown, not as absent.
+        OSError: a record is there and cannot be read; it counts as unknown, not as absent. A folder in its
+            place is no record, and will not become one: it is passed over with a warning.
     """
     folder, best = paths.root / "attempts", (0, 0)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         for name in (COMMITTED, ENDED, STARTED) if path.name.isdigit() else ():
-            said = _record_if_there(path / name)
+            said = _unless_folder(path / name, partial(_record_if_there, path / name))
             iteration = int(said.get("iteration" if name == COMMITTED else "committed", 0))
             best = max(best, (iteration, int(path.name)), key=lambda each: each[0])
     return best
@@ -97,3 +103,12 @@ def _record_if_there(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return unsealed_any(data) or {}
+
+
+def _unless_folder(path: Path, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `read` gives; empty if a folder is where a record should be, which no waiting makes readable."""
+    try:
+        return read()
+    except IsADirectoryError:
+        _LOG.warning("%s is a folder, where a record should be; it is passed over", path)
+        return {}

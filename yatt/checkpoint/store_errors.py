@@ -1,7 +1,7 @@
 """Errors of stores, named once: is something not there, may the same call work again soon, or is it for good?
 
 A folder raises OSError. Drivers of object stores raise types of their own, which are told by name, so that no
-driver is imported here, and HTTP answers, which are told by their status.
+driver is imported here, and HTTP answers, which are told by their error code, else by their status.
 """
 
 import contextlib
@@ -16,12 +16,21 @@ NETWORK = PASSING | {errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.
 STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP answers that mean: later."""
 
+LATER_STATUSES = frozenset({429, 503})
+LATER_CODES = frozenset(
+    {"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "TooManyRequests",
+     "RequestLimitExceeded", "BandwidthLimitExceeded"}
+)  # fmt: skip
+"""Answers of a store under load, which it may give for some names and not for others."""
+
 NO_UPLOAD = "NoSuchUpload"
 """S3 has given up an upload, or a lost reply hid that it is complete; the file is written anew."""
 
-LATER_STATUSES = frozenset({429, 503})
-LATER_CODES = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException"})
-"""Answers of a store under load, which it may give for some names and not for others."""
+CODES = LATER_CODES | {
+    NO_UPLOAD, "InternalError", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
+    "IncompleteBody",
+}  # fmt: skip
+"""Error codes of S3 that mean: again. Some come with a status that else is for good (400, 409, even 200)."""
 
 NAMES = frozenset(
     {
@@ -58,10 +67,11 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may work again soon. An HTTP answer tells more than what a driver made of it."""
+    """Whether the same call may work again soon. An HTTP answer tells more than what a driver made of it, and
+    its error code more than its status."""
     chain = _chain(error)
     for each in chain:
-        if _code(each) == NO_UPLOAD:
+        if _code(each) in CODES:
             return True
         if (status := _status(each)) is not None:
             return status in STATUSES

@@ -108,6 +108,7 @@ def open_folder(config: RunConfig) -> RunPaths:
     is_new = not paths.root.exists()
     make_root(paths.root, config.run.share)
     if not claim(paths.config, resolved_text(config).encode()):
+        is_new = False  # another start has made it meanwhile
         _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths)
@@ -205,6 +206,13 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
 
 def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
     changed = list(_differences(asdict(before), asdict(now), ""))
+    filled = ("run.id: ", "data.template_time: ")
+    if before.run.id != now.run.id and all(line.startswith(filled) for line in changed):
+        raise ConfigError(
+            f"{root} belongs to another start, which made it first: its run is {before.run.id}, this one is "
+            f"{now.run.id}. Nothing was started here; `yatt status {root}` shows the other. If you wrote "
+            "run.id yourself, remove it, or name another run.dir."
+        )
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
         raise ConfigError(
@@ -246,6 +254,7 @@ def open_attempt(
     wait(partial(remove_leftovers, paths, epoch))
     for said in wait(partial(ready_people_files, paths)):
         wait.say(said)
+    wait(partial(make_keys, paths.keys))  # lost or damaged ones are mended while nothing is at work
     wait(partial(note, paths, epoch, STARTED, about))
     wait(partial(write_attempt_config, paths, epoch, config))
     with contextlib.suppress(OSError):  # the link is for people

@@ -183,6 +183,7 @@ def test_the_probe_of_ports_would_find_torchs_own_store():
 
 def stranger_keys(folder: Path, own: CurveKeys) -> list[CurveKeys]:
     """Other keys altogether; and an own client key with the public key of the run's server."""
+    folder.mkdir()
     other = make_keys(folder / "other")
     half = make_keys(folder / "half")
     public, _ = zmq.auth.load_certificate(own.secret("server"))

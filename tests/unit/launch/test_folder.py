@@ -1,16 +1,21 @@
 """The run folder at the start: a stranger's folder is neither used nor changed."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq.auth
 
 from tests.obs_runs import make_run
+from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
+from yatt.control.epochs import claim_epoch
 from yatt.errors import ConfigError
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.folder import check_folder, completed, open_attempt, open_folder
+from yatt.launch.folder_wait import FolderWait
 
 
 def config_in(tmp_path: Path, **run: str):
@@ -101,3 +106,41 @@ def test_the_time_that_templates_are_told_is_filled_in_once(tmp_path: Path) -> N
     assert first.data.template_time
     open_folder(first)
     assert completed(config).data.template_time == first.data.template_time
+
+
+@pytest.mark.parametrize("damage", ["gone", "one gone", "empty", "torn"])
+def test_keys_that_are_lost_or_damaged_are_made_anew_both_of_them(tmp_path: Path, damage: str) -> None:
+    paths = make_run(tmp_path)
+    keys = make_keys(paths.keys)
+    before = {end: keys.secret(end).read_bytes() for end in ENDS}
+    make_keys(paths.keys)
+    assert {end: keys.secret(end).read_bytes() for end in ENDS} == before, "whole ones stay"
+    match damage:
+        case "gone":
+            shutil.rmtree(paths.keys)
+        case "one gone":
+            keys.secret("server").unlink()
+        case "empty":
+            keys.secret("client").write_bytes(b"")
+        case "torn":
+            keys.secret("client").write_bytes(before["client"][:-20])
+    claim_epoch(paths)
+    wait = FolderWait(root=paths.root, limit_s=5, signals=[], ending=frozenset(), say=print)
+    open_attempt(wait, paths, 1, load_resolved(paths.config), {})
+    assert all(keys.secret(end).read_bytes() != before[end] for end in ENDS)
+    assert all(zmq.auth.load_certificate(keys.secret(end))[1] for end in ENDS)
+    assert modes(paths.keys) == {".": 0o700, "server.key_secret": 0o600, "client.key_secret": 0o600}
+
+
+def test_the_second_of_two_first_starts_hears_that_another_has_made_the_folder(tmp_path: Path) -> None:
+    config = config_in(tmp_path, id="")
+    winner, loser = completed(config), completed(config)
+    paths = open_folder(winner)
+    for look in (check_folder, open_folder):
+        with pytest.raises(ConfigError, match="belongs to another start, which made it first") as caught:
+            look(loser)
+        assert "yatt status" in str(caught.value) and "run.id: was" not in str(caught.value)
+    assert load_resolved(paths.config).run.id == winner.run.id
+    other = replace(loser, run=replace(loser.run, seed=loser.run.seed + 1))
+    with pytest.raises(ConfigError, match=r"run\.seed: was 0, is 1"):
+        check_folder(other)
