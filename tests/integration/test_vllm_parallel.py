@@ -1,4 +1,11 @@
-"""An engine over two tensor-parallel worker processes takes weights like one of one."""
+"""An engine over two tensor-parallel worker processes: takes weights like one of one, and leaves nothing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -11,7 +18,10 @@ from tests.contract.test_engine import (
     sample,
     transformers_logprobs,
 )
+from tests.runs import wait_for
 from tests.tiny_models import make_qwen3, publish
+from yatt.adapters import shared_memory
+from yatt.adapters.memory import Census
 from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
 from yatt.records import message as m
@@ -34,3 +44,39 @@ def test_two_tensor_parallel_workers_serve_updated_weights(tmp_path):
     before = transformers_logprobs(models[0], ids)[len(PROMPT) - 1 :]
     assert largest_difference(m.unpack_floats(completed.logprobs), before) < 1e-4
     assert largest_difference(scored, transformers_logprobs(models[1], ids)) < 1e-4
+
+
+HOLDS = """
+import sys, time
+from tests.contract.test_engine import options_for
+from yatt.engine.build import build_engine
+from yatt.engine.environment import prepare
+
+if __name__ == "__main__":
+    prepare(device="cpu", threads=1)
+    engine = build_engine("vllm", options_for(sys.argv[1], tp_size=2))
+    engine.start()
+    print("it is up", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
+    (tmp_path / "holds.py").write_text(HOLDS)
+    model = make_qwen3(tmp_path / "model", tied=True, seed=0)
+    with (tmp_path / "log").open("w+") as log:
+        engine = subprocess.Popen(
+            [sys.executable, tmp_path / "holds.py", model], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            wait_for(lambda: "it is up" in (tmp_path / "log").read_text(), timeout_s=200, what="the engine")
+            group = Census().members([engine.pid], time.monotonic())
+            files = shared_memory.used_by(group)
+        finally:
+            os.killpg(engine.pid, signal.SIGKILL)
+            engine.wait()
+    assert {"psm", "sem.mp-", "vllm"} == {re.match(r"psm|sem\.mp-|vllm", name)[0] for name in files}
+    assert shared_memory.remove_unused(files, limit_s=10.0) == set()
+    assert not files & shared_memory.listed()

@@ -1,4 +1,4 @@
-"""Node-local folders of a run: sockets in one, published weights in the other.
+"""Node-local folders of a run: sockets and notes of shared memory in one, published weights in the other.
 
 Their names are noted in the attempt's record before they are made, so that whoever outlives a controller can
 remove them; what a killed machine or launcher left is found by `sweep` at the next start.
@@ -11,6 +11,7 @@ from pathlib import Path
 from yatt.adapters import local_folder
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
 from yatt.control.node import Node
+from yatt.control.shared_memory import remove_noted
 from yatt.paths import RunPaths
 
 
@@ -40,19 +41,25 @@ def create(node: Node) -> None:
 def remove(node: Node) -> None:
     """Remove this node's own folders; needs no record, since the run folder may be gone."""
     for folder in (node.scratch, node.weights_root):
-        local_folder.remove(folder)
+        _remove(folder)
 
 
 def tidy(paths: RunPaths, epoch: int, index: int) -> None:
     """Remove what one node of one attempt has left on this machine."""
     noted = unsealed_any(read_or_none(paths.local(epoch, index))) or {}
     for folder in noted.get("folders", []):
-        local_folder.remove(Path(folder))
+        _remove(Path(folder))
 
 
 def sweep(roots: Iterable[Path]) -> list[Path]:
     """Remove what dead processes of this user left in these folders; gives what was removed."""
     removed = [folder for root in dict.fromkeys(roots) for folder in local_folder.dead(root)]
     for folder in removed:
-        local_folder.remove(folder)
+        _remove(folder)
     return removed
+
+
+def _remove(folder: Path) -> None:
+    """A folder whose notes name shared memory that is still used stays for the next sweep."""
+    if local_folder.is_ours(folder) and remove_noted(folder):
+        local_folder.remove(folder)

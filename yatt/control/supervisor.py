@@ -11,10 +11,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from yatt import clock
 from yatt.adapters.interface import interface_of
@@ -22,6 +23,7 @@ from yatt.adapters.patience import is_passing
 from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
+from yatt.control.shared_memory import SharedMemoryWatch
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
@@ -86,6 +88,7 @@ class Supervisor:
         self._killed: set[str] = set()
         self._closing = False
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
+        self.shared_memory = SharedMemoryWatch(node.scratch, self._groups)
 
     def of(self, role: str, slab: Slab) -> list[Worker]:
         """The workers that hold `slab` when `role` does."""
@@ -212,8 +215,13 @@ class Supervisor:
             worker.child.signal_group(signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """End every worker: END, after `grace_s` KILL; wait until all are reaped."""
+        """End every worker: END, after `grace_s` KILL; wait until all are reaped; remove what they left."""
         self._closing = True
+        await self.shared_memory.look()
+        await self._end_all(grace_s)
+        await self.shared_memory.close()
+
+    async def _end_all(self, grace_s: float) -> None:
         for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
             running = [w for w in self.workers.values() if w.child is not None]
             for worker in running:
@@ -231,12 +239,20 @@ class Supervisor:
         self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
         worker.child = None
         self._tell_end(worker, how)
+        if not self._closing:  # else `close` does it
+            self._spawn(self.shared_memory.ended(child.pid))
 
     def _tell_end(self, worker: Worker, how: str) -> None:
         if not self._closing:
-            task = asyncio.get_running_loop().create_task(self._report(worker, how))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._report(worker, how))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _groups(self) -> list[int]:
+        return [w.child.pid for w in self.workers.values() if w.child is not None]
 
     async def _report(self, worker: Worker, how: str) -> None:
         await self._on_exit(worker, how)

@@ -1,0 +1,84 @@
+"""Named shared memory (/dev/shm) that libraries make, and leave behind when their processes are killed.
+
+Who made such a file is not written anywhere, so it is noted while its processes live: a file is theirs if
+they map it or have it open. It is removed when nobody uses it any more. Only names that multiprocessing,
+vLLM, torch and NCCL give are looked at, and only files of this user.
+"""
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from yatt import clock
+
+FOLDER = Path("/dev/shm")
+_NAME = re.compile(r"(psm_|sem\.mp-|vllm_dist_|nccl-|torch_)[^/\n]*")
+_MAPPED = re.compile(rb" (\d+) +" + re.escape(os.fsencode(FOLDER)) + rb"/", re.MULTILINE)
+"""In /proc/PID/maps: the inode. The name there may be another: a semaphore's file is made under a temporary
+name and linked."""
+
+CHECK_S = 0.1
+
+
+def listed() -> frozenset[str]:
+    """The files that there are now, by their names alone."""
+    with contextlib.suppress(OSError):
+        return frozenset(name for name in os.listdir(FOLDER) if _NAME.fullmatch(name))
+    return frozenset()
+
+
+def used_by(pids: Iterable[int]) -> set[str]:
+    """The files of this user that these processes use, as far as they live and may be looked at."""
+    return _used(_own(listed()), pids)
+
+
+def remove_unused(names: Iterable[str], limit_s: float) -> set[str]:
+    """Remove these files, each once no process uses it; gives those still in use after `limit_s`.
+
+    A process that was killed uses its memory until the kernel has taken it apart.
+    """
+    until_s = clock.monotonic_s() + limit_s
+    left = _own(name for name in names if _NAME.fullmatch(name))
+    while left:
+        used = _used(left, map(int, filter(str.isdigit, os.listdir("/proc"))))
+        for name in left.keys() - used:
+            with contextlib.suppress(OSError):
+                os.unlink(FOLDER / name)
+        left = {name: left[name] for name in used}
+        if not left or clock.monotonic_s() >= until_s:
+            break
+        time.sleep(CHECK_S)
+    return set(left)
+
+
+def _own(names: Iterable[str]) -> dict[str, int]:
+    """Those that are files of this user, with their inodes."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = os.lstat(FOLDER / name)
+            if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+                found[name] = status.st_ino
+    return found
+
+
+def _used(files: dict[str, int], pids: Iterable[int]) -> set[str]:
+    inodes = {inode for pid in pids for inode in _inodes(pid)}
+    return {name for name, inode in files.items() if inode in inodes}
+
+
+def _inodes(pid: int) -> set[int]:
+    """What a process maps or has open in the folder."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
+        found |= {int(inode) for inode in _MAPPED.findall(maps.readall())}
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor.path).startswith(f"{FOLDER}/"):
+                    found.add(os.stat(descriptor.path).st_ino)
+    return found
