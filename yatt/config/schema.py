@@ -215,7 +215,8 @@ class AlgorithmSection:
     """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
 
     max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
-    """Give up refilling after so many times the batch; the run stops and says the acceptance rate."""
+    """Give up refilling after so many times the batch; the run stops and says how many were accepted. Where
+    twice as many would do at the acceptance rate of late, bad luck may take up to four times as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,13 @@
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, strategies as st
 
 from yatt.core.prompts import (
+    LEAST_OPENED,
     MOST_AHEAD,
+    PATIENCE,
     Acceptance,
     InOrder,
     Quota,
@@ -58,7 +61,7 @@ def test_a_quota_ends_filled_or_exhausted_and_never_above_its_limit(fate: list[b
     quota = Quota(target=target, limit=3 * target)
     for accepted in fate:
         quota = quota.opened(quota.num_to_open())
-        assert quota.accepted + quota.dropped + quota.in_flight <= quota.limit
+        assert quota.accepted + quota.dropped + quota.in_flight <= PATIENCE * quota.limit
         if not quota.in_flight:
             break
         quota = quota.resolved(accepted=accepted)
@@ -107,6 +110,24 @@ def test_a_hundred_iterations_of_dropped_groups_never_use_up_a_limit_of_one_iter
             needed = 100 * target / share_accepted
             assert opened < 1.3 * needed + MOST_AHEAD * target, (share_accepted, target, opened, needed)
             assert max(carried for _, carried in found) <= target, "what is carried over is not a flood"
+
+
+def test_a_small_share_lives_through_bad_luck() -> None:
+    for share_accepted in (0.15, 0.21, 0.3):
+        found = iterations_until_exhausted(share_accepted, iterations=5000, target=4)
+        assert max(opened for opened, _ in found) > LEAST_OPENED or share_accepted == 0.3
+
+
+@pytest.mark.parametrize("worked_before", [0, 500])
+def test_what_is_never_accepted_any_more_is_given_up(worked_before: int) -> None:
+    acceptance = Acceptance()
+    for _ in range(worked_before):
+        acceptance = acceptance.after(accepted=True)
+    quota = Quota(target=4, limit=opening_limit(4, 10.0), acceptance=acceptance)
+    while not quota.is_exhausted():
+        quota = quota.opened(quota.num_to_open()).resolved(accepted=False)
+    assert quota.dropped <= (PATIENCE if worked_before else 1) * quota.limit
+    assert quota.accepted == 0
 
 
 def test_the_acceptance_rate_forgets() -> None:
