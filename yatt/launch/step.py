@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
@@ -23,6 +24,9 @@ from yatt.launch.network import own_address
 from yatt.launch.plan import read_plan
 from yatt.launch.steps import BLIND
 from yatt.paths import RunPaths
+
+ORPHANS_S = 3.0
+"""How long it may take to end what the workers of a killed controller have started."""
 
 
 def main() -> int:
@@ -47,12 +51,13 @@ def main() -> int:
         log.write_text(f"node{node}: {error}\n")
         _note(paths, arguments.epoch, node, {"ended": error.exit_code})
         return error.exit_code
+    adopt_orphans()
     controller = spawn(argv, env=_environment(paths), log=log)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
-    # A controller that was killed could not.
+    end_orphans((), ORPHANS_S)  # a controller that was killed could not
     scratch.tidy(paths, arguments.epoch, node)
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
