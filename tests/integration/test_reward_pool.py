@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from yatt.errors import EXIT_WILL_CONTINUE
 from yatt.obs.metrics import results
 
 pytestmark = pytest.mark.timeout(300)
@@ -196,3 +198,53 @@ def test_calls_that_catch_their_cancellation_cost_their_own_groups_and_no_other(
     assert len({e["epoch"] for e in events if e["kind"] == "attempt.start"}) == 1
     kills = [e for e in events if e["kind"] == "reward.kill"]
     assert kills, "with many such calls in it, the process was replaced"
+
+
+STARTS_OTHERS = """
+import subprocess, time, zlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    subprocess.Popen(["sleep", "SECONDS"], start_new_session=True, env={})
+    if zlib.crc32(solution_str.encode()) % 16 == 7:
+        time.sleep(1000)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+def sleepers(seconds: str) -> list[int]:
+    """Processes that sleep so long."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().split(b"\0")[:2] == [b"sleep", seconds.encode()]:
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["to the end", "controller killed"])
+def test_what_functions_start_in_sessions_of_their_own_ends_with_the_run(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    seconds = f"600.{os.getpid()}{int(is_killed)}"
+    settings = {"trainer": {"total_iterations": 400 if is_killed else 3}, "launch": {"nodes": 1}}
+    run = run_file(tmp_path, STARTS_OTHERS.replace("SECONDS", seconds), **settings)
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: sleepers(seconds), timeout_s=60, what="something to be started")
+        if is_killed:
+            wait_for(lambda: rows(run.run_dir / "metrics.jsonl"), timeout_s=60, what="an iteration")
+            (controller,) = [pid for pid, name in living(run.run_dir).items() if name == "yatt.control"]
+            kill(controller)
+            process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        left = sleepers(seconds)
+        for pid in left:
+            kill(pid)
+    assert process.returncode == (EXIT_WILL_CONTINUE if is_killed else 0), output
+    assert not left

@@ -3,7 +3,8 @@
 `Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
 worker's end is `yatt.adapters.worker_link`. Every frame carries (epoch, seq): a receiver refuses an epoch
 below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
-stale attempt is not heard. What is no frame is dropped; that and stale frames are counted.
+stale attempt is not heard. What is no frame is dropped; that and stale frames are counted. A request whose
+envelope alone can be read is answered with Failed.
 
 `Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
 not a task.

@@ -13,6 +13,7 @@ from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
+from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
@@ -94,6 +95,7 @@ def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
 
 
 def _attempt(node: Node) -> int:
+    adopt_orphans()
     try:
         scratch.create(node)
         return asyncio.run(_run(node))

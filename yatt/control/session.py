@@ -181,7 +181,7 @@ class Session:
             self._peers.failure(),
             watch_epoch(node.paths, node.epoch, node.index), self._watch_stop(), self._watch_launcher(),
             self._report_trouble(), self._report_losses(), watch_writer(self._writer, self._events),
-            self._parts.supervisor.shared_memory.run(),
+            self._parts.supervisor.shared_memory.run(), self._parts.supervisor.orphans.run(),
         )  # fmt: skip
         tasks: list[asyncio.Future[Any]] = [*lasting, *(asyncio.ensure_future(work) for work in works)]
         if self._coordinator is not None:

@@ -19,10 +19,12 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.interface import interface_of
+from yatt.adapters.orphans import MARK
 from yatt.adapters.patience import is_passing
 from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
+from yatt.control.orphans import OrphanWatch
 from yatt.control.shared_memory import SharedMemoryWatch
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -89,6 +91,7 @@ class Supervisor:
         self._closing = False
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
         self.shared_memory = SharedMemoryWatch(node.scratch, self._groups)
+        self.orphans = OrphanWatch(self._groups)
 
     def of(self, role: str, slab: Slab) -> list[Worker]:
         """The workers that hold `slab` when `role` does."""
@@ -219,6 +222,8 @@ class Supervisor:
         self._closing = True
         await self.shared_memory.look()
         await self._end_all(grace_s)
+        with contextlib.suppress(OSError):  # no thread to be had: the launcher does it
+            await self.orphans.close()
         await self.shared_memory.close()
 
     async def _end_all(self, grace_s: float) -> None:
@@ -240,6 +245,7 @@ class Supervisor:
         worker.child = None
         self._tell_end(worker, how)
         if not self._closing:  # else `close` does it
+            self.orphans.look(has_ended=True)
             self._spawn(self.shared_memory.ended(child.pid))
 
     def _tell_end(self, worker: Worker, how: str) -> None:
@@ -251,8 +257,12 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _groups(self) -> list[int]:
-        return [w.child.pid for w in self.workers.values() if w.child is not None]
+    def _groups(self) -> dict[int, str]:
+        """Process groups of the workers that run, with the mark in their environment."""
+        return {w.child.pid: self._mark(w) for w in self.workers.values() if w.child is not None}
+
+    def _mark(self, worker: Worker) -> str:
+        return f"{self._node.local_name}/{worker.wire}"
 
     async def _report(self, worker: Worker, how: str) -> None:
         await self._on_exit(worker, how)
@@ -270,6 +280,7 @@ class Supervisor:
             if worker.role == TRAINER:  # and so comes back anew each iteration: by 2 MiB, not by 4 KiB
                 tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
                 env["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
+        env[MARK] = self._mark(worker)
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""

@@ -17,6 +17,7 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.ledger import ENDED, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
+from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, describe_exit, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
@@ -40,8 +41,8 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
 END_TOGETHER_S = 15.0
 """After the first controller that trains has ended, the others may take so long."""
 
-ORPHANS_S = 1.0
-"""After one that was killed they only burn time."""
+ORPHANS_S = 3.0
+"""How long it may take to end what the workers of a killed controller have started."""
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class Launcher:
 
     def run(self) -> int:
         """Until finished or given up; gives the exit code."""
+        adopt_orphans()
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._received)
@@ -138,6 +140,7 @@ class Launcher:
             time.sleep(POLL_S)
         self.show()
         launch = self.config.launch
+        end_orphans({child.pid for child in (*children, follower.process) if child is not None}, ORPHANS_S)
         for index in range(launch.nodes):  # a controller that was killed could not
             self._folder(partial(scratch.tidy, self.paths, epoch, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too

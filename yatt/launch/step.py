@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
@@ -31,6 +32,9 @@ from yatt.paths import RunPaths
 T = TypeVar("T")
 PATIENCE_S = 600.0
 """How long each step in the run folder may wait; as long as the launcher waits for the plan."""
+
+ORPHANS_S = 3.0
+"""How long it may take to end what the workers of a killed controller have started."""
 
 
 def main() -> int:
@@ -67,13 +71,14 @@ def _run() -> int:
         _waited_for(partial(log.write_text, f"node{node}: {error}\n"))
         _note(paths, arguments.epoch, node, {"ended": code})
         return code
+    adopt_orphans()
     environment = _waited_for(partial(_environment, paths))
     controller = _waited_for(partial(spawn, argv, env=environment, log=log))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
-    # A controller that was killed could not.
+    end_orphans((), ORPHANS_S)  # a controller that was killed could not
     _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
