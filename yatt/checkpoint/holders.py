@@ -3,7 +3,7 @@
 A run is its id, so a new folder with the same `run.id` takes the store over from a folder that is gone.
 Whether that one is gone nobody can see from elsewhere: its run may go on. So each folder has an id of its own
 (`RunPaths.folder_id`), and the store keeps a row of notes, ``holders/NUMBER.FOLDERID.json``, of which the
-last counts. A start whose folder has not left the last one ends itself instead of fighting over the store: when
+last counts. A start whose folder has not left the last one ends itself instead of fighting over it: when
 it begins, and before each commit.
 
 That is a courtesy, as the check of the epoch before a commit is: what a former holder commits in the moment
