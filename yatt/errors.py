@@ -13,6 +13,7 @@ YattError
 |- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
 |- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
 |- NoCheckpointLeft   the operator's: checkpoints were committed, and none of them can be restored
+|- StoreTakenOver     nobody's: another folder of the same run.id has the checkpoint store now
 |- StoreUnreachable   nobody's: the checkpoint store did not answer; what lies there may be whole
    |- CheckpointsMissing the operator's: the ledger has commits and the store has none; is it mounted?
 """
@@ -88,6 +89,12 @@ class CheckpointError(YattError):
 
 class NoCheckpointLeft(CheckpointError):
     """Checkpoints were committed and none of them can be restored. Training from the start would hide it."""
+
+    exit_code = EXIT_DO_NOT_RESTART
+
+
+class StoreTakenOver(YattError):
+    """Another run folder with the same id has taken the checkpoint store over; this one's run is over."""
 
     exit_code = EXIT_DO_NOT_RESTART
 

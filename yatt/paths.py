@@ -25,6 +25,11 @@ class RunPaths:
         return self.root / "keys"
 
     @property
+    def folder_id(self) -> Path:
+        """The folder's own id, by which a checkpoint store knows it (`yatt.checkpoint.holders`)."""
+        return self.root / "folder_id"
+
+    @property
     def epochs(self) -> Path:
         """One claim a start."""
         return self.root / "epochs"

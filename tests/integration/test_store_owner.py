@@ -3,20 +3,26 @@
 import hashlib
 import json
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file
 
 from tests.runs import RunFile, rows, yatt
+from yatt.adapters.ledger import STARTED, note
+from yatt.checkpoint.holders import Holder, Place, check_held, hold
+from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.ownership import claim_store, owner_of
-from yatt.checkpoint.run_store import claimed_run_store
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.run_store import claimed_run_store, own_folder_id
+from yatt.checkpoint.store import FolderStore, Store
 from yatt.config.load import load, load_resolved
+from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
-from yatt.errors import ConfigError
+from yatt.errors import EXIT_DO_NOT_RESTART, ConfigError, StoreTakenOver
 from yatt.launch.folder import completed, open_folder
 from yatt.launch.submit import _with_store
 from yatt.obs.metrics import results
@@ -189,3 +195,67 @@ def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_pat
         assert _with_store(replace(config), site).checkpoint.url in urls
     assert len(urls) == 2
     assert all(url.startswith("s3://team/ckpt/exp1-r") for url in urls)
+
+
+def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(tmp_path, capsys) -> None:
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    old = open_folder(first)
+    store = claimed_run_store(first, old.root, print)
+    note(old, 1, STARTED, {"committed": 0})
+    at_work = Checkpoints(store, 1, first.run.id, own_folder_id(old, store))
+    at_work.adopt(None)
+    at_work.commit(manifest_of(first, store, iteration=1, epoch=1))
+    assert "yatt:" not in capsys.readouterr().err
+
+    second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
+    new = open_folder(second)
+    said = capsys.readouterr().err
+    assert f"were those of {old.root} of {socket.gethostname()}; {new.root} goes on with them" in said
+    with pytest.raises(StoreTakenOver, match=f"was taken over by {new.root} of ") as caught:
+        at_work.commit(manifest_of(first, store, iteration=2, epoch=1))
+    assert caught.value.exit_code == EXIT_DO_NOT_RESTART
+    assert at_work.newest().manifest.iteration == 1
+    for begin in (lambda: claimed_run_store(first, old.root, print), lambda: open_folder(first)):
+        with pytest.raises(StoreTakenOver):
+            begin()
+    claimed_run_store(second, new.root, print)
+    assert open_folder(second) == new, "the new folder goes on, however often it is started"
+
+
+def test_a_folder_that_lost_its_id_is_known_by_its_place(tmp_path) -> None:
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    old = open_folder(first)
+    claimed_run_store(first, old.root, print)
+    note(old, 1, STARTED, {"committed": 0})
+    known = old.folder_id.read_text()
+    for damage in (old.folder_id.unlink, lambda: old.folder_id.write_text("")):
+        damage()
+        claimed_run_store(first, old.root, print)
+        assert old.folder_id.read_text() == known
+
+
+def test_a_store_from_before_there_were_notes_belongs_to_the_folder_that_goes_on(tmp_path) -> None:
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    old = open_folder(first)
+    note(old, 1, STARTED, {"committed": 0})
+    shutil.rmtree(tmp_path / "store" / "holders")
+    old.folder_id.unlink()
+    store = claimed_run_store(first, old.root, print)
+    assert len(store.names("holders")) == 1
+
+
+def test_of_two_folders_that_take_over_at_once_one_goes_on(tmp_path) -> None:
+    store = FolderStore(tmp_path)
+    hold(store, "a", Place("/a", "h"), takes_over=False)
+    for folder_id in ("c", "b"):  # both have seen the first note only
+        store.create(Holder(2, folder_id).name, b"{}")
+    check_held(store, "c", "run")
+    with pytest.raises(StoreTakenOver):
+        check_held(store, "b", "run")
+
+
+def manifest_of(config: RunConfig, store: Store, *, iteration: int, epoch: int) -> Manifest:
+    return Manifest(
+        iteration=iteration, epoch=epoch, run_id=config.run.id, config_hash="x", files=(),
+        common=msgspec.Raw(b"{}"), nodes=(),
+    )  # fmt: skip

@@ -1,12 +1,16 @@
 """The wandb follower: the real package, offline, in its own process; and what happens without it."""
 
 import json
+import math
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from tests.faults.test_folder_between_attempts import Process
 from tests.obs_runs import make_run, metrics
 from yatt.config.load import load_resolved
 from yatt.launch.follower import Follower
@@ -153,3 +157,30 @@ def test_only_an_online_run_asks_wandb_to_resume(tmp_path):
     paths.wandb.mkdir()
     settings = settings_of(paths, load_resolved(paths.config))
     assert (settings["resume"], settings["name"], settings["id"]) == ("allow", "mine", run_id(paths))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_folder_that_fails_for_a_while_costs_the_follower_time(tmp_path):
+    pytest.importorskip("wandb")
+    row = {STEP: 4, "actor/pg_loss": math.nan, "actor/grad_norm": math.inf}
+    paths = make_run(tmp_path, rows=(*metrics(3), row), logging=OFFLINE)
+    weather = tmp_path / "weather"
+    weather.write_text("error config.yaml")
+    argv = [sys.executable, "-m", "yatt.obs.wandb", "--run", str(paths.root)]
+    follower = Process(argv, paths.root, weather)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            follower.process.wait(timeout=10)
+        weather.write_text("error .last_step.")
+        until(lambda: list(paths.wandb.glob("offline-run-*")), "wandb did not begin")
+        with pytest.raises(subprocess.TimeoutExpired):
+            follower.process.wait(timeout=3)
+        weather.unlink()
+        append(paths, [{STEP: 5}])
+        until(lambda: last_step(paths) == 5, "the row after the trouble was not logged")
+        follower.process.terminate()
+        assert follower.process.wait(timeout=LIMIT_S) == 0, follower.said
+    finally:
+        follower.close()
+    assert [step for _, step in logged_steps(paths)] == [1, 2, 3, 4, 5]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from yatt import clock
-from yatt.errors import StoreUnreachable, YattError
+from yatt.errors import EXIT_FAILED, StoreUnreachable, YattError
 
 T = TypeVar("T")
 PASSING = frozenset(
@@ -33,6 +33,11 @@ def is_passing(error: BaseException) -> bool:
         return True
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in PASSING
+
+
+def exit_code_of(error: YattError) -> int:
+    """Of who ends with it: what may pass is nobody's mistake, in whatever words it is told."""
+    return EXIT_FAILED if is_passing(error) else error.exit_code
 
 
 def patiently(

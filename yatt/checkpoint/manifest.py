@@ -7,6 +7,7 @@ Layout under the checkpoint URL::
     manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
     adopted/EPOCH.json                             what a start resumed from, written before it works
     run_id                                         whose store this is (`yatt.checkpoint.ownership`)
+    holders/NUMBER.FOLDERID.json                   which of the run's folders has it
     started_from                                   the manifest of another run that this one started from
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
@@ -23,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from yatt.checkpoint.holders import check_held
 from yatt.checkpoint.store import Store
 from yatt.core.epochs import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError, StoreUnreachable
@@ -100,10 +102,11 @@ class Checkpoints:
     Args:
         epoch: of this attempt; 0 only reads.
         run_id: manifests of any other run are refused; empty reads any run's.
+        folder_id: nothing is committed once another folder has the store; empty does not ask.
     """
 
-    def __init__(self, store: Store, epoch: int, run_id: str = "") -> None:
-        self._store, self._epoch, self._run_id = store, epoch, run_id
+    def __init__(self, store: Store, epoch: int, run_id: str = "", folder_id: str = "") -> None:
+        self._store, self._epoch, self._run_id, self._folder_id = store, epoch, run_id, folder_id
         self._has_looked = False
         self.parent = (0, 0)
         """(iteration, epoch) of what this start adopted."""
@@ -117,7 +120,10 @@ class Checkpoints:
 
         Raises:
             CheckpointError: a file is not there as promised, or another attempt committed this iteration.
+            StoreTakenOver: another folder has the store now.
         """
+        if self._folder_id:
+            check_held(self._store, self._folder_id, self._run_id)
         reason = self._fault(manifest)
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")

@@ -1,7 +1,8 @@
 """A checkpoint store belongs to one run: the first to create the name `run_id` in it. No torch.
 
 Nothing is read from a store or written to it before that name holds one's own id. A run is its id, not its
-folder: a run whose folder is gone is taken over by a new folder that has the same id.
+folder: a run whose folder is gone is taken over by a new folder that has the same id
+(`yatt.checkpoint.holders`).
 """
 
 from yatt.checkpoint.manifest import MANIFESTS
@@ -39,7 +40,8 @@ def check_owner(store: Store, url: str, run_id: str) -> None:
     if owner not in ("", run_id):
         raise ConfigError(
             f"checkpoint.url: {url} belongs to run {owner}; this run is {run_id}. Name another place. To go "
-            f"on with run {owner} because its folder is gone, write run.id: {owner}. To start a new run from "
+            f"on with run {owner} because its folder is gone, write run.id: {owner}; a run that goes on in "
+            f"another folder all the same ends at its next checkpoint. To start a new run from "
             f"its weights or whole state, write run.from_checkpoint.url: {url} and another checkpoint.url."
         )
 

@@ -4,12 +4,15 @@ A folder that is not mounted is an empty folder. What the run's ledger knows tel
 without that check a run would start from iteration 0 again and say nothing.
 """
 
+import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.ledger import known_commit
+from yatt.adapters.files import claim
+from yatt.adapters.ledger import attempts, known_commit
 from yatt.adapters.patience import patiently
+from yatt.checkpoint.holders import Place, check_held, hold, holder_of, place_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.patient import PatientStore
@@ -70,13 +73,54 @@ def claimed_run_store(config: RunConfig, root: Path, say: Callable[[str], None])
 
     Raises:
         ConfigError: it belongs to another run.
+        StoreTakenOver: another folder of this run has it.
         CheckpointsMissing: as `check_presence`; then nothing was written there.
         StoreUnreachable: it does not answer.
     """
     store, url = Stores(config, root, say).of(is_origin=False), store_url(config, root)
     check_presence(store, url, RunPaths(root))
     claim_store(store, url, config.run.id)
+    paths, limit_s = RunPaths(root), config.launch.phase_timeout_s
+    folder_id = patiently(partial(own_folder_id, paths, store), limit_s=limit_s)
+    hold(store, folder_id, Place.here(str(root)), takes_over=False)
+    check_held(store, folder_id, config.run.id)
     return store
+
+
+def take_hold(store: Store, paths: RunPaths, run_id: str) -> Place | None:
+    """Make the store this folder's. One that has not begun takes it over from another folder.
+
+    Returns:
+        The folder it was taken from, if any.
+
+    Raises:
+        StoreTakenOver: this folder has begun, and another one has the store.
+        StoreUnreachable: the store does not answer.
+    """
+    folder_id = own_folder_id(paths, store)
+    before = hold(store, folder_id, Place.here(str(paths.root)), takes_over=not attempts(paths))
+    check_held(store, folder_id, run_id)
+    return before
+
+
+def own_folder_id(paths: RunPaths, store: Store) -> str:
+    """The run folder's id, drawn at its first start. If the folder has lost it, the store knows it by the
+    folder's place.
+
+    Raises:
+        OSError: the run folder does not say.
+    """
+    try:
+        if known := paths.folder_id.read_text().strip():
+            return known
+        paths.folder_id.unlink()
+    except FileNotFoundError:
+        pass
+    holder = holder_of(store)
+    is_ours = holder is not None and place_of(store, holder).folder == str(paths.root)
+    fresh = holder.folder_id if holder is not None and is_ours else secrets.token_hex(6)
+    claim(paths.folder_id, f"{fresh}\n".encode())
+    return paths.folder_id.read_text().strip()
 
 
 def check_presence(store: Store, url: str, paths: RunPaths) -> None:

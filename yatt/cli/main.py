@@ -26,13 +26,18 @@ def main() -> int:
         return EXIT_INTERRUPTED
     except YattError as error:
         sys.stderr.write(f"yatt: {printable_lines(str(error))}\n")
-        return EXIT_FAILED if is_passing(error) else error.exit_code
+        is_ours = is_passing(error) and not _is_full(error.__cause__)
+        return EXIT_FAILED if is_ours else error.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return EXIT_USER_MISTAKE if is_full or not is_passing(error) else EXIT_FAILED
+        return EXIT_USER_MISTAKE if _is_full(error) or not is_passing(error) else EXIT_FAILED
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a disk is full: who typed the command makes room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parsed() -> argparse.Namespace:

@@ -14,7 +14,7 @@ from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.orphans import adopt_orphans
-from yatt.adapters.patience import is_passing, patiently
+from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
@@ -54,7 +54,7 @@ def _outcome(arguments: argparse.Namespace, name: str) -> int:
         return _attempt(node)
     except YattError as error:
         sys.stderr.write(f"{name}: {error}\n")
-        return EXIT_FAILED if is_passing(error) else error.exit_code  # no mistake of the user's
+        return exit_code_of(error)
     except OSError as error:
         sys.stderr.write(f"{name}: {error.filename or 'a file'}: {error.strerror or error}\n")
         return EXIT_FAILED

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 
+from yatt.adapters.patience import exit_code_of
 from yatt.adapters.wire import Channel
 from yatt.control.arbiter import Arbiter, Holding
 from yatt.control.engines import Bounced, LocalEngines, Router
@@ -118,7 +119,7 @@ class Controller:
         try:
             return await order(body)
         except YattError as error:
-            return c.OrderFailed(error=str(error), exit_code=error.exit_code)
+            return c.OrderFailed(error=str(error), exit_code=exit_code_of(error))
         except asyncio.CancelledError:
             error_text = f"{type(body).__name__} from {sender} was broken off"
             return c.OrderFailed(error=error_text, exit_code=EXIT_FAILED)

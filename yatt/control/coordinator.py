@@ -13,7 +13,7 @@ from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.acts import Acts
 from yatt.control.metrics_row import MetricsRow
@@ -187,7 +187,7 @@ class Coordinator:
             try:
                 await work
             except YattError as error:
-                self.fail(str(error), error.exit_code, is_symptom=isinstance(error, WorkerFailed))
+                self.fail(str(error), exit_code_of(error), is_symptom=isinstance(error, WorkerFailed))
             except OSError as error:  # a filesystem's trouble: another attempt may meet none
                 self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
 

@@ -23,7 +23,7 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.wire import Answer, Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.run_store import Stores, claimed_run_store
+from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
 from yatt.control.acts import Acts
 from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
@@ -136,9 +136,11 @@ class Session:
                 node, self._controller.handle, self._peers, self._gave_up, parts.progress.whole, parts.lose
             )
             store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, say))
+            folder_id = await call_in_thread(partial(patiently, partial(own_folder_id, node.paths, store)))
+            checkpoints = Checkpoints(store, node.epoch, node.config.run.id, folder_id)
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
             acts = Acts(
-                node, ports, Checkpoints(store, node.epoch, node.config.run.id), self._events,
+                node, ports, checkpoints, self._events,
                 await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path))), row,
             )  # fmt: skip
             self._coordinator = Coordinator(node, ports, acts, row, self._events)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from yatt.adapters.lines import make_ready
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
+from yatt.checkpoint.run_store import check_presence, open_run_store, store_url, take_hold
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
@@ -182,6 +183,11 @@ def _claim_store(config: RunConfig, paths: RunPaths) -> None:
     store, url = open_run_store(config, paths.root), store_url(config, paths.root)
     check_presence(store, url, paths)
     claim_store(store, url, config.run.id)
+    if (before := take_hold(store, paths, config.run.id)) is not None:
+        sys.stderr.write(
+            f"yatt: the checkpoints in {url} were those of {before}; {paths.root} goes on with them. A run "
+            "that still goes on there ends at its next checkpoint.\n"
+        )
     if newest := Checkpoints(store, 0).newest_epoch():
         skip_epochs(paths, newest)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.orphans import adopt_orphans, end_orphans
-from yatt.adapters.patience import is_passing, patiently
+from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
@@ -43,7 +43,7 @@ def main() -> int:
         return _run()
     except YattError as error:
         sys.stderr.write(f"yatt: {error}\n")
-        return EXIT_FAILED if is_passing(error) else error.exit_code
+        return exit_code_of(error)
     except OSError as error:
         sys.stderr.write(f"yatt: {error.filename or 'a file'}: {error.strerror or error}\n")
         return EXIT_FAILED
@@ -66,7 +66,7 @@ def _run() -> int:
     try:
         argv = _waited_for(partial(_controller, paths, arguments.epoch, node, arguments.absent))
     except ConfigError as error:
-        code = EXIT_FAILED if is_passing(error) else error.exit_code
+        code = exit_code_of(error)
         _waited_for(partial(make_within, paths.root, log.parent))
         _waited_for(partial(log.write_text, f"node{node}: {error}\n"))
         _note(paths, arguments.epoch, node, {"ended": code})

@@ -9,6 +9,7 @@ again, so wandb shows the first take of such an iteration and the report the las
 """
 
 import argparse
+import contextlib
 import re
 import secrets
 import signal
@@ -16,11 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.files import make_within, publish, read_or_none
 from yatt.adapters.lines import Tail
+from yatt.adapters.patience import patiently
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
@@ -39,20 +42,21 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
     """
     import wandb
 
-    config = load_resolved(paths.config)
-    make_within(paths.root, paths.wandb)
-    run = wandb.init(**settings_of(paths, config), settings=wandb.Settings(
+    config = patiently(partial(load_resolved, paths.config))
+    patiently(partial(make_within, paths.root, paths.wandb))
+    run = wandb.init(**patiently(partial(settings_of, paths, config)), settings=wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip
     run.define_metric(STEP)
     run.define_metric("*", step_metric=STEP)
-    tail, last = Tail(paths.metrics, as_row), last_step(paths)
+    tail, last = Tail(paths.metrics, as_row), patiently(partial(last_step, paths))
     while True:
         is_last_turn = bool(told)
         rows, _ = tail.read()
         for row in new_rows(rows, last):
             run.log(row)
             last = row[STEP]
-            publish(paths.wandb / "last_step", str(last).encode())
+            with contextlib.suppress(OSError):  # at worst a later start logs the row again
+                publish(paths.wandb / "last_step", str(last).encode())
         if is_last_turn:
             break
         time.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 import sys
 
+from yatt.adapters.patience import exit_code_of
 from yatt.errors import YattError
 from yatt.trainer.main import main
 
@@ -10,4 +11,4 @@ if __name__ == "__main__":
         main()
     except YattError as error:
         sys.stderr.write(f"trainer: {error}\n")
-        sys.exit(error.exit_code)
+        sys.exit(exit_code_of(error))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from yatt.adapters.patience import patiently, until_answered
+from yatt.adapters.patience import exit_code_of, patiently, until_answered
 from yatt.errors import ConfigError
 
 
@@ -102,3 +102,11 @@ def test_what_will_not_pass_is_told_at_once(error):
     with pytest.raises(type(error)):
         patiently(work)
     assert len(times) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EIO, 1), (errno.ENOSPC, 1), (errno.EACCES, 2)])
+def test_what_may_pass_never_has_the_exit_code_of_a_mistake(number, code):
+    error = ConfigError("config.yaml: cannot be read")
+    error.__cause__ = OSError(number, "weather")
+    assert exit_code_of(error) == code
+    assert exit_code_of(ConfigError("rollout.n is 0")) == 2
