@@ -21,7 +21,7 @@ import zmq
 
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import RowReader
-from yatt.adapters.patience import patiently
+from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
 from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
@@ -29,7 +29,15 @@ from yatt.adapters.worker_link import WorkerLink
 from yatt.config.load import load_attempt
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
 from yatt.core.verdict import parse
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, DeadlineExceeded, StaleEpoch, WorkerFailed
+from yatt.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_USER_MISTAKE,
+    ConfigError,
+    DeadlineExceeded,
+    StaleEpoch,
+    WorkerFailed,
+)
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
 from yatt.reward.functions import (
@@ -217,9 +225,10 @@ def main() -> int:
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
-        link.send(m.Failed(error=str(error), user=True))
+        code = exit_code_of(error)
+        link.send(m.Failed(error=str(error), user=code == EXIT_USER_MISTAKE))
         link.close()
-        return error.exit_code
+        return code
     return asyncio.run(serve(arguments, config, functions))
 
 
