@@ -24,10 +24,15 @@ def iterations(run: RunFile) -> int:
 def start_on_a_terminal(run: RunFile) -> "tuple[subprocess.Popen[bytes], int]":
     """The command with a terminal of its own, and the descriptor whose closing closes that terminal."""
     ours, theirs = pty.openpty()
+
+    def prepare() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
+
     process = subprocess.Popen(
         command("run", str(run.write())), env={**environment(), "TERM": "xterm"},
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=prepare,
     )  # fmt: skip
     os.close(theirs)
     return process, ours
