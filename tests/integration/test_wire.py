@@ -311,6 +311,10 @@ def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_
 
     async def scene() -> None:
         async with connected(tmp_path, note) as (hub, line):
+            assert await line.request("node0", m.Stop(), 20.0) == m.Done(), (
+                "no stranger: it was answered before"
+            )
+            acted.clear()
             fraction: Any = 4.5
             ask = m.Ask(genrm="judge", text="", seed=1, max_tokens=fraction, temperature=0.0)
             failed = await line.request("node0", ask, 20.0)

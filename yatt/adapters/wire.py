@@ -301,6 +301,8 @@ class Channel:
             _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
         if frame is None or frame.epoch != self._fence.epoch or frame.reply_to:
             return
+        if not self._seqs[sender]:  # a stranger: to who belongs to the run something was sent before
+            return
         failed = m.Failed(error=f"the request is no valid message: {printable(str(error))}")
         with contextlib.suppress(zmq.ZMQError):
             answer = encode_frame(self._fence.epoch, self._next_seq(sender), frame.seq, failed)
