@@ -120,6 +120,39 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
     ]
 
 
+STARVED_REWARD = """
+import time, zlib
+from pathlib import Path
+
+STALLS = Path(__file__).parent / "stalls"
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    number = zlib.crc32(solution_str.encode())
+    mark = STALLS / str(number)
+    if STALLS.is_dir() and number % 25 == 0 and not mark.exists():
+        mark.touch()
+        time.sleep(1000)  # the machine stands still under this call, once
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+@pytest.mark.slow
+def test_a_call_that_the_machine_was_too_slow_for_changes_no_deterministic_result(tmp_path: Path) -> None:
+    settings = {"trainer": {"total_iterations": 4}, "launch": {"nodes": 1, "reward_processes": 2}}
+    calm = run_file(tmp_path / "calm", STARVED_REWARD, **settings)
+    assert yatt("run", str(calm.write())).returncode == 0
+    starved = run_file(tmp_path / "starved", STARVED_REWARD, **settings)
+    (tmp_path / "starved" / "stalls").mkdir()
+    done = yatt("run", str(starved.write()), timeout_s=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = rows(starved.run_dir / "events.jsonl")
+    assert [event for event in events if event["kind"] == "reward.kill"], "it did stand still"
+    assert drops(starved) == []
+    assert [results(row) for row in rows(starved.run_dir / "metrics.jsonl")] == [
+        results(row) for row in rows(calm.run_dir / "metrics.jsonl")
+    ]
+
+
 ONE_NODE = {"launch": {"nodes": 1}, "trainer": {"train_batch_size": 32, "mini_batch_size": 32}}
 
 

@@ -30,6 +30,10 @@ PATIENCE = 3
 GRACE_S = 1.0
 """What an answer may take beside the function's own limit."""
 
+MOST_OVERRUNS = 2
+"""In deterministic mode a synchronous call that met its limit is asked again so often, each time with twice
+the time: the limit is on the clock, and how busy the machine is must not decide what is trained on."""
+
 MOST_STUCK = 8
 """Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
 
@@ -65,6 +69,8 @@ class RewardPool:
             MOST_KILLED_STARTS, 3 * sum(w.role == REWARD for w in supervisor.workers.values())
         )
         self._hung: set[str] = set()
+        self._most_overruns = MOST_OVERRUNS if config.run.deterministic else 0
+        self._overruns: Counter[str] = Counter()
 
     async def call(self, order: m.Score) -> m.Message:
         """Scored, or Failed with the reason; asked again if its process dies."""
@@ -78,6 +84,7 @@ class RewardPool:
         except asyncio.CancelledError:
             if self._dispatch.withdraw(key):  # else its process is busy with it until it answers
                 self._calls.pop(key, None)
+                self._overruns.pop(key, None)
             raise
 
     def loaded(self, body: m.RewardsLoaded) -> None:
@@ -133,7 +140,8 @@ class RewardPool:
 
     async def _run(self, key: str, server: str) -> None:
         order, _ = self._calls[key]
-        limit_s, is_sync = self._limits[order.reward], order.reward not in self._asynchronous
+        is_sync = order.reward not in self._asynchronous
+        limit_s = self._limits[order.reward] * 2 ** self._overruns[key]
         try:
             answer = await self._hub.request(server, order, limit_s + GRACE_S, is_probed=not is_sync)
         except WorkerFailed:
@@ -149,13 +157,22 @@ class RewardPool:
         self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
             self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
-            self._settle(key, m.Failed(error=f"took longer than its timeout_s {limit_s:g}", user=True))
+            self._overruns[key] += 1
+            if self._overruns[key] > self._most_overruns or self._calls[key][1].done():
+                self._settle(key, m.Failed(error=self._too_slow(key), user=True))
+            self._pump()
         if worker is not None:
             self._hung.add(server)
             self._supervisor.end(worker)
 
+    def _too_slow(self, key: str) -> str:
+        limit_s, times = self._limits[self._calls[key][0].reward], self._overruns[key]
+        again = f", and {2 ** (times - 1)} times that when it was asked again" if times > 1 else ""
+        return f"took longer than its timeout_s {limit_s:g}{again}"
+
     def _settle(self, key: str, answer: m.Message) -> None:
         call: Any = self._calls.pop(key, None)
+        self._overruns.pop(key, None)
         self._dispatch.done(key)
         if call is not None and not call[1].done():
             call[1].set_result(answer)
