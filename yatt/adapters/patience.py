@@ -4,6 +4,7 @@ import errno
 import math
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +39,15 @@ def is_passing(error: BaseException) -> bool:
 def exit_code_of(error: YattError) -> int:
     """Of who ends with it: what may pass is nobody's mistake, in whatever words it is told."""
     return EXIT_FAILED if is_passing(error) else error.exit_code
+
+
+def ended_by(error: YattError | OSError, who: str) -> int:
+    """Writes one line about it to stderr, for people; the exit code of a process that ends with it."""
+    if isinstance(error, YattError):
+        sys.stderr.write(f"{who}: {error}\n")
+        return exit_code_of(error)
+    sys.stderr.write(f"{who}: {error.filename or 'a file'}: {error.strerror or error}\n")
+    return EXIT_FAILED
 
 
 def patiently(

@@ -27,14 +27,15 @@ class FileFaults:
     Names without a folder say what a store is, and are never taken for damaged.
 
     Args:
-        limit_s: how long a passing failure of one file may last, counted while the store answers.
+        store_limit_s: how long a store that fails as a whole is waited for. One file that fails while the
+            rest answers is given half of that, and two minutes at most.
         since_s: when each file that fails now did so first; for one that opens the store anew between calls.
     """
 
     def __init__(
-        self, store: Store, *, limit_s: float = LIMIT_S, since_s: dict[str, float] | None = None
+        self, store: Store, *, store_limit_s: float, since_s: dict[str, float] | None = None
     ) -> None:
-        self._store, self._limit_s = store, limit_s
+        self._store, self._limit_s = store, min(LIMIT_S, store_limit_s / 2)
         self._since_s = {} if since_s is None else since_s
 
     def write(self, name: str, data: bytes) -> None:

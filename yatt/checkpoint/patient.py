@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from yatt.adapters.files import Buffer
-from yatt.adapters.patience import LIMIT_S, patiently
+from yatt.adapters.patience import patiently
 from yatt.checkpoint.file_faults import FileFaults
 from yatt.checkpoint.store import Store, Written
 
@@ -38,7 +38,7 @@ class PatientStore:
         tick: Callable[[], None] = _nothing,
         say: Callable[[str], None] = _nothing,
     ) -> None:
-        self._store: Store = FileFaults(store, limit_s=min(LIMIT_S, limit_s / 2))
+        self._store: Store = FileFaults(store, store_limit_s=limit_s)
         self._limit_s, self._tick, self._say = limit_s, tick, say
         self._has_said = False
 

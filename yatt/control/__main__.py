@@ -14,7 +14,7 @@ from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.orphans import adopt_orphans
-from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.patience import ended_by, patiently
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
@@ -52,12 +52,8 @@ def _outcome(arguments: argparse.Namespace, name: str) -> int:
         node, limit = _node(arguments), raise_soft_limit()
         check_descriptors(node, limit)
         return _attempt(node)
-    except YattError as error:
-        sys.stderr.write(f"{name}: {error}\n")
-        return exit_code_of(error)
-    except OSError as error:
-        sys.stderr.write(f"{name}: {error.filename or 'a file'}: {error.strerror or error}\n")
-        return EXIT_FAILED
+    except (YattError, OSError) as error:
+        return ended_by(error, name)
     except Exception:  # noqa: BLE001 (a process's main: recorded, and the process ends)
         sys.stderr.write(f"{name}: a defect:\n{traceback.format_exc()}")
         return EXIT_FAILED

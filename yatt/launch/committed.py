@@ -7,7 +7,7 @@ for a phase of the run, and no attempt is started and fails meanwhile.
 from collections.abc import Callable
 from pathlib import Path
 
-from yatt.adapters.patience import LIMIT_S, until_answered
+from yatt.adapters.patience import until_answered
 from yatt.checkpoint.file_faults import FileFaults
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
@@ -76,8 +76,8 @@ def await_committed(
 
 
 def _committed(config: RunConfig, root: Path, since_s: dict[str, float] | None = None) -> int:
-    limit_s = min(LIMIT_S, config.launch.phase_timeout_s / 2)
-    store = FileFaults(open_run_store(config, root), limit_s=limit_s, since_s=since_s)
+    limit_s = config.launch.phase_timeout_s
+    store = FileFaults(open_run_store(config, root), store_limit_s=limit_s, since_s=since_s)
     if manifest := Checkpoints(store, 0).newest().manifest:
         return manifest.iteration
     check_presence(store, store_url(config, root), RunPaths(root))

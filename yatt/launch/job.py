@@ -19,7 +19,7 @@ from pathlib import Path
 from yatt import clock
 from yatt.adapters.files import share_with
 from yatt.adapters.ledger import ENDED, attempts, look_whether_finished, newest_epoch, note
-from yatt.adapters.patience import is_passing
+from yatt.adapters.patience import ended_by
 from yatt.adapters.slurm import Slurm
 from yatt.adapters.succession import Succession, state_of
 from yatt.config.load import load_resolved
@@ -29,7 +29,6 @@ from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, may_begin
 from yatt.errors import (
-    EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_USER_MISTAKE,
     EXIT_WILL_CONTINUE,
@@ -296,12 +295,8 @@ def main() -> int:
         return EXIT_USER_MISTAKE
     try:
         return Job(RunPaths(Path(sys.argv[1]).absolute())).run()
-    except YattError as error:
-        sys.stderr.write(f"yatt: {error}\n")
-        return EXIT_FAILED if is_passing(error) else error.exit_code
-    except OSError as error:
-        sys.stderr.write(f"yatt: {error.filename or ''}: {error.strerror or error}\n")
-        return EXIT_FAILED
+    except (YattError, OSError) as error:
+        return ended_by(error, "yatt")
 
 
 if __name__ == "__main__":

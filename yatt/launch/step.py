@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.orphans import adopt_orphans, end_orphans
-from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
 from yatt.control import scratch
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
+from yatt.errors import EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.plan import read_plan
@@ -41,12 +41,8 @@ def main() -> int:
     """Run one controller; its exit code is this one's."""
     try:
         return _run()
-    except YattError as error:
-        sys.stderr.write(f"yatt: {error}\n")
-        return exit_code_of(error)
-    except OSError as error:
-        sys.stderr.write(f"yatt: {error.filename or 'a file'}: {error.strerror or error}\n")
-        return EXIT_FAILED
+    except (YattError, OSError) as error:
+        return ended_by(error, "yatt")
 
 
 def _run() -> int:

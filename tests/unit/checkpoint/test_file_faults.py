@@ -89,7 +89,7 @@ def test_a_store_that_does_not_answer_is_never_taken_for_a_damaged_checkpoint(fo
         PatientStore(folder, limit_s=1.0, say=said.append).read(SHARD)
     assert said[-1] == "", "the wait is over, though in vain"
     since_s: dict[str, float] = {}
-    store = FileFaults(folder, limit_s=0.0, since_s=since_s)
+    store = FileFaults(folder, store_limit_s=0.0, since_s=since_s)
     with pytest.raises(StoreUnreachable):
         store.read(SHARD)
     assert since_s == {}, "time without an answer does not count"
@@ -98,7 +98,7 @@ def test_a_store_that_does_not_answer_is_never_taken_for_a_damaged_checkpoint(fo
 def test_what_says_whose_store_it_is_is_never_taken_for_damaged(folder, weather) -> None:
     weather.failing["run_id"] = errno.EUCLEAN
     with pytest.raises(StoreUnreachable):
-        FileFaults(folder, limit_s=0.0).read("run_id")
+        FileFaults(folder, store_limit_s=0.0).read("run_id")
 
 
 class Throttled(Exception):
