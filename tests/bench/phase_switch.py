@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.bench import cluster
+from tests.bench.bare_rounds import pair_seconds
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.curve import make_keys
 from yatt.config.load import load, resolved_text
@@ -63,24 +66,38 @@ def start(root: Path, share: range) -> subprocess.Popen:
         return subprocess.Popen(argv, stdout=log, stderr=log)
 
 
+def end(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=60)
+
+
+@contextmanager
+def starting_processes(is_busy: bool) -> Iterator[None]:
+    """Somebody else starts processes on this machine all the while, if `is_busy`."""
+    starters = [subprocess.Popen([sys.executable, "-c", STARTER])] if is_busy else []
+    try:
+        yield
+    finally:
+        end(starters)
+
+
 def measure(num_nodes: int, *, is_busy: bool = False) -> dict[str, Any]:
-    """Seconds of each switch by phase, and CPU seconds of leader and followers for one iteration.
+    """Seconds of each switch by phase and of bare rounds; CPU seconds of leader and followers an iteration.
 
     `is_busy`: others start processes on this machine all the while.
     """
     with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
         root = Path(folder)
         prepare(root, num_nodes)
-        started = [start(root, share) for share in shares(num_nodes)]
-        if is_busy:
-            started.append(subprocess.Popen([sys.executable, "-c", STARTER]))
-        try:
-            leader_cpu_s = asyncio.run(cluster.lead(root, num_nodes))
-        finally:
-            for process in started:
-                process.terminate()
-            for process in started:
-                process.wait(timeout=60)
+        with starting_processes(is_busy):
+            bare_s = pair_seconds(root, shares(num_nodes), SWITCHES)
+            started = [start(root, share) for share in shares(num_nodes)]
+            try:
+                leader_cpu_s = asyncio.run(cluster.lead(root, num_nodes))
+            finally:
+                end(started)
         taken = defaultdict(list)
         for line in RunPaths(root).events.read_text().splitlines():
             event = json.loads(line)
@@ -90,6 +107,7 @@ def measure(num_nodes: int, *, is_busy: bool = False) -> dict[str, Any]:
     iterations = SWITCHES // 2 + WARM_UP
     return {
         "taken": dict(taken),
+        "bare": bare_s,
         "leader_cpu_s": leader_cpu_s / iterations,
         "follower_cpu_s": followers_cpu_s / iterations / (num_nodes - 1),
     }
@@ -97,6 +115,19 @@ def measure(num_nodes: int, *, is_busy: bool = False) -> dict[str, Any]:
 
 def quantile(times: list[float], share: float) -> float:
     return sorted(times)[min(len(times) - 1, int(share * len(times)))]
+
+
+def costs(nodes: str, seen: dict[str, Any], switch_s: float) -> str:
+    """CPU of an iteration, and a switch against the yardstick."""
+    bare_s, bare_p99_s = quantile(seen["bare"], 0.5), quantile(seen["bare"], 0.99)
+    return (
+        f"{nodes}: one iteration (two switches of holder, two of none) takes "
+        f"{seen['leader_cpu_s'] * 1e3:.1f} ms of CPU in the leader's process and "
+        f"{seen['follower_cpu_s'] * 1e3:.2f} ms in each other controller's; here all of these share the "
+        "machine's cores, on a cluster each node has its own. Two rounds of a frame to each node and its "
+        f"answer over bare libzmq, with no code of ours: p50 {bare_s * 1e3:.1f} ms, p99 "
+        f"{bare_p99_s * 1e3:.1f} ms. A switch takes {switch_s / bare_s:.1f} times that (p50)."
+    )
 
 
 def run() -> dict[str, Any]:
@@ -115,12 +146,7 @@ def run() -> dict[str, Any]:
                 "what": f"switch over {nodes}, {name}", "target": f"<= {TARGET_S * 1e3:.0f} ms",
                 "value": f"{value * 1e3:.1f} ms", "met": value <= TARGET_S,
             })  # fmt: skip
-        notes.append(
-            f"{nodes}: one iteration (two switches of holder, two of none) takes "
-            f"{seen['leader_cpu_s'] * 1e3:.1f} ms of CPU in the leader's process and "
-            f"{seen['follower_cpu_s'] * 1e3:.2f} ms in each other controller's; here all of these share the "
-            "machine's cores, on a cluster each node has its own."
-        )
+        notes.append(costs(nodes, seen, quantile(both, 0.5)))
     notes.append(
         "Left out: each node tells every trainer node how many requests its engines take, at each sleep and "
         "wake. A controller of 64 handles 126 such messages beside a switch; 64 simulated ones on two "
