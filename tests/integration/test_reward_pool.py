@@ -121,32 +121,60 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
 
 
 STARVED_REWARD = """
-import time, zlib
+import asyncio, time, zlib
 from pathlib import Path
 
 STALLS = Path(__file__).parent / "stalls"
 
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+def stands_still(solution_str):  # the machine, under this call, once
     number = zlib.crc32(solution_str.encode())
     mark = STALLS / str(number)
     if STALLS.is_dir() and number % 25 == 0 and not mark.exists():
         mark.touch()
-        time.sleep(1000)  # the machine stands still under this call, once
+        return True
+    return False
+
+def score(solution_str):
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
 
+STARVED_SYNC = (
+    STARVED_REWARD
+    + """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if stands_still(solution_str):
+        time.sleep(1000)
+    return score(solution_str)
+"""
+)
+
+STARVED_ASYNC = (
+    STARVED_REWARD
+    + """
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if stands_still(solution_str):
+        await asyncio.sleep(1000)
+    return score(solution_str)
+"""
+)
+
 
 @pytest.mark.slow
-def test_a_call_that_the_machine_was_too_slow_for_changes_no_deterministic_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reward", [STARVED_SYNC, STARVED_ASYNC], ids=["sync", "async"])
+def test_a_call_that_the_machine_was_too_slow_for_changes_no_deterministic_result(
+    tmp_path: Path, reward: str
+) -> None:
     settings = {"trainer": {"total_iterations": 4}, "launch": {"nodes": 1, "reward_processes": 2}}
-    calm = run_file(tmp_path / "calm", STARVED_REWARD, **settings)
+    calm = run_file(tmp_path / "calm", reward, **settings)
     assert yatt("run", str(calm.write())).returncode == 0
-    starved = run_file(tmp_path / "starved", STARVED_REWARD, **settings)
+    starved = run_file(tmp_path / "starved", reward, **settings)
     (tmp_path / "starved" / "stalls").mkdir()
     done = yatt("run", str(starved.write()), timeout_s=200)
     assert done.returncode == 0, done.stdout + done.stderr
     events = rows(starved.run_dir / "events.jsonl")
-    assert [event for event in events if event["kind"] == "reward.kill"], "it did stand still"
+    stalls = list((tmp_path / "starved" / "stalls").iterdir())
+    kills = [event for event in events if event["kind"] == "reward.kill"]
+    assert stalls and len(kills) == (len(stalls) if reward is STARVED_SYNC else 0)
     assert drops(starved) == []
     assert [results(row) for row in rows(starved.run_dir / "metrics.jsonl")] == [
         results(row) for row in rows(calm.run_dir / "metrics.jsonl")

@@ -67,8 +67,8 @@ class RunSection:
 
     deterministic: bool = False
     """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower. Where ends of
-    engines or reward processes would cost a prompt group, the attempt ends instead. A synchronous reward
-    call that meets its `timeout_s` is asked twice more, with two and four times that."""
+    engines or reward processes would cost a prompt group, the attempt ends instead. A reward call that
+    meets its `timeout_s` is asked twice more, with two and four times that."""
 
     max_attempts_without_progress: Annotated[int, COUNT] = 3
     """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""

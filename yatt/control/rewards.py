@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from yatt.adapters.process import describe_exit
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
@@ -31,8 +33,8 @@ GRACE_S = 1.0
 """What an answer may take beside the function's own limit."""
 
 MOST_OVERRUNS = 2
-"""In deterministic mode a synchronous call that met its limit is asked again so often, each time with twice
-the time: the limit is on the clock, and how busy the machine is must not decide what is trained on."""
+"""In deterministic mode a call that met its limit is asked again so often, each time with twice the time: the
+limit is on the clock, and how busy the machine is must not decide what is trained on."""
 
 MOST_STUCK = 8
 """Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
@@ -141,7 +143,8 @@ class RewardPool:
     async def _run(self, key: str, server: str) -> None:
         order, _ = self._calls[key]
         is_sync = order.reward not in self._asynchronous
-        limit_s = self._limits[order.reward] * 2 ** self._overruns[key]
+        order = msgspec.structs.replace(order, limit_factor=2 ** self._overruns[key])
+        limit_s = self._limits[order.reward] * order.limit_factor
         try:
             answer = await self._hub.request(server, order, limit_s + GRACE_S, is_probed=not is_sync)
         except WorkerFailed:
@@ -149,7 +152,11 @@ class RewardPool:
         except DeadlineExceeded:
             self._overdue(key, server, limit_s, is_sync=is_sync)
             return
-        self._settle(key, answer)
+        if isinstance(answer, m.Failed) and answer.overran and self._may_be_asked_again(key):
+            self._dispatch.bounce(key)
+            self._pump()
+        else:
+            self._settle(key, answer)
 
     def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
         """Nothing came: the process hangs, and only its end helps."""
@@ -157,18 +164,21 @@ class RewardPool:
         self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
             self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
-            self._overruns[key] += 1
-            if self._overruns[key] > self._most_overruns or self._calls[key][1].done():
+            if not self._may_be_asked_again(key):
                 self._settle(key, m.Failed(error=self._too_slow(key), user=True))
             self._pump()
         if worker is not None:
             self._hung.add(server)
             self._supervisor.end(worker)
 
+    def _may_be_asked_again(self, key: str) -> bool:
+        """It has met its limit once more."""
+        self._overruns[key] += 1
+        return self._overruns[key] <= self._most_overruns and not self._calls[key][1].done()
+
     def _too_slow(self, key: str) -> str:
-        limit_s, times = self._limits[self._calls[key][0].reward], self._overruns[key]
-        again = f", and {2 ** (times - 1)} times that when it was asked again" if times > 1 else ""
-        return f"took longer than its timeout_s {limit_s:g}{again}"
+        limit_s, times = self._limits[self._calls[key][0].reward], 2 ** (self._overruns[key] - 1)
+        return f"took longer than {f'{times} times ' if times > 1 else ''}its timeout_s {limit_s:g}"
 
     def _settle(self, key: str, answer: m.Message) -> None:
         call: Any = self._calls.pop(key, None)

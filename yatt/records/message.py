@@ -57,11 +57,13 @@ class Done(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The order failed. `error` is one sentence for people; `user` marks a user's mistake (exit 2)."""
+    """The order failed. `error` is one sentence for people; `user` marks a user's mistake (exit 2), `overran`
+    a reward function that met its limit."""
 
     error: str
     trace: str = ""
     user: bool = False
+    overran: bool = False
 
 
 class Wake(Message, frozen=True, kw_only=True):
@@ -353,7 +355,7 @@ class Score(Message, frozen=True, kw_only=True):
     """Call one reward function, or read one verdict, on one completion. Answer: Scored, or Failed.
 
     The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
-    template `completion` is the GenRM's text.
+    template `completion` is the GenRM's text. The function's limit is `limit_factor` times its `timeout_s`.
     """
 
     reward: str
@@ -361,6 +363,7 @@ class Score(Message, frozen=True, kw_only=True):
     completion: str
     row: RowRef
     is_held_out: bool = False
+    limit_factor: int = 1
     finish_reason: str = ""
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,14 @@ class RewardWorker:
 
     async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
         sample, client = None, self._client(function)
+        function = replace(function, limit_factor=order.limit_factor)
         try:
             sample = self._sample(order)
             score, extra = await call_reward(function, sample, client=client)
         except DeadlineExceeded as error:
             if isinstance(error, CallStuck):
                 self._tell_stuck(error)
-            return m.Failed(error=f"{error}, on {_shown(sample)}", user=True)
+            return m.Failed(error=f"{error}, on {_shown(sample)}", user=True, overran=True)
         except WorkerFailed as error:  # a row that cannot be read, or a GenRM that cannot answer
             return m.Failed(error=str(error))
         except BaseException as error:

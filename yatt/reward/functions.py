@@ -81,6 +81,8 @@ class RewardFunction:
     style: Literal["verl", "trl", "genrm"]
     kwargs: dict[str, Any]
     timeout_s: float
+    limit_factor: int = 1
+    """An asynchronous call may take so many times `timeout_s`."""
 
     @property
     def is_async(self) -> bool:
@@ -251,7 +253,7 @@ async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: 
     """
     task = asyncio.create_task(_outcome(function, arguments))
     try:
-        async with asyncio.timeout(function.timeout_s) as limit:
+        async with asyncio.timeout(function.timeout_s * function.limit_factor) as limit:
             if client is not None:
                 client.pauses(limit)
             result, error = await asyncio.shield(task)
@@ -261,7 +263,8 @@ async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: 
         task.cancel()
     if limit.expired():
         await asyncio.wait({task}, timeout=CANCEL_S)
-        says = f"{function.place} took longer than its timeout_s {function.timeout_s:g}"
+        times = f"{function.limit_factor} times " if function.limit_factor > 1 else ""
+        says = f"{function.place} took longer than {times}its timeout_s {function.timeout_s:g}"
         if task.done():
             raise DeadlineExceeded(says)
         raise CallStuck(f"{says} and goes on after it was cancelled", task, function.timeout_s)
