@@ -296,6 +296,22 @@ def test_a_wrong_argument_of_complete_is_named_as_the_functions_mistake(run, tmp
     over_rewards(run, scene, answer)
 
 
+def test_a_function_that_asks_its_genrm_without_end_fails_its_sample(run, tmp_path):
+    async def answer(sender, ask):
+        return m.Answered(text="maybe", finish_reason="stop")
+
+    code = (
+        "\nasync def judged(client, **_):\n    while await client.complete('sure?') != 'yes':\n        pass\n"
+    )
+
+    async def scene(hub):
+        failed = await hub.order(order("judge"), 100.0)
+        assert failed.user and "client.complete was called 1000 times for this sample" in failed.error
+
+    (tmp_path / "rewards.py").write_text(FUNCTIONS + code)
+    over_rewards(run, scene, answer)
+
+
 def test_a_genrm_that_cannot_answer_fails_the_sample(run):
     async def answer(sender, ask):
         return m.Failed(error="no engine")

@@ -22,6 +22,10 @@ CONTROLLER = "controller"
 MOST_TEMPERATURE = 100.0
 """As in the run file."""
 
+MOST_ASKS = 1000
+"""For one sample. Waiting for a GenRM is not counted against a function's limit, so one that asks without end
+would never meet it."""
+
 
 class GenRMClient:
     """One GenRM, for one sample.
@@ -50,11 +54,16 @@ class GenRMClient:
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the GenRM cannot take this text
                 (it is too long, say).
+            RuntimeError: the function asks without end.
             WorkerFailed: the GenRM could not answer, or not in time.
         """
         text = _text(text)
         most = self._genrm.max_tokens if max_tokens is None else _max_tokens(max_tokens)
         warmth = self._genrm.temperature if temperature is None else _temperature(temperature)
+        if self.asked >= MOST_ASKS:
+            raise RuntimeError(
+                f"client.complete was called {MOST_ASKS} times for this sample; that is the most"
+            )
         number, self.asked = self.asked, self.asked + 1
         seed = _seed(self._run_seed, text, number)
         ask = m.Ask(genrm=self._genrm.name, text=text, seed=seed, max_tokens=most, temperature=warmth)
