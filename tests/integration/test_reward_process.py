@@ -74,6 +74,12 @@ async def judged(data_source, solution_str, ground_truth, extra_info, prompt, cl
     first = await client.complete("is it right? " + solution_str)
     second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
     return float(first == "yes") + 0.5 * float(second == "yes")
+
+async def judged_slowly(data_source, solution_str, ground_truth, extra_info, prompt, client):
+    first = await client.complete("is it right? " + solution_str)
+    if solution_str == "rest":
+        await asyncio.sleep(60)
+    return float(first == "yes")
 """
 NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled", "halved"]
 QUICK = ["deaf", "covering"]
@@ -112,8 +118,9 @@ def run(tmp_path):
     genrm = {"name": "judge", "model": judge, "path": str(file), "function": "judged", "max_tokens": 9}
     pointwise = {"name": "template", "model": judge, "template": "{completion}",
                  "verdict": {"pattern": "score: (.*)"}}  # fmt: skip
+    slow = genrm | {"name": "slow", "function": "judged_slowly", "timeout_s": 0.5}
     data = {"train_files": [str(DATA)]}
-    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm, pointwise], "data": data})
+    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm, pointwise, slow], "data": data})
 
 
 def over_rewards(run, scene, handler=None):
@@ -293,6 +300,19 @@ def test_a_wrong_argument_of_complete_is_named_as_the_functions_mistake(run, tmp
         assert (await hub.order(order("judge", **row), 10.0)).score == 1.0
 
     (tmp_path / "rewards.py").write_text(FUNCTIONS + code)
+    over_rewards(run, scene, answer)
+
+
+def test_a_genrms_function_has_a_limit_and_waiting_for_the_genrm_does_not_count(run):
+    async def answer(sender, ask):
+        await asyncio.sleep(1.5)
+        return m.Answered(text="yes", finish_reason="stop")
+
+    async def scene(hub):
+        assert (await hub.order(order("slow"))).score == 1.0
+        failed = await hub.order(order("slow", completion="rest"))
+        assert "took longer than its timeout_s 0.5" in failed.error
+
     over_rewards(run, scene, answer)
 
 

@@ -55,11 +55,13 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
 def _rewards(config: RunConfig) -> Iterator[Doubt]:
     weighed = [(f"rewards[{i}]", r.weight) for i, r in enumerate(config.rewards)]
     weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
-    for i, reward in enumerate(config.rewards):
-        if reward.timeout_s >= config.launch.phase_timeout_s:
+    limits = [(f"rewards[{i}]", r.timeout_s) for i, r in enumerate(config.rewards)]
+    limits += [(f"genrms[{i}]", g.timeout_s) for i, g in enumerate(config.genrms) if g.path]
+    for key, limit_s in limits:
+        if limit_s >= config.launch.phase_timeout_s:
             yield (
-                f"rewards[{i}].timeout_s",
-                f"is {reward.timeout_s:g}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
+                f"{key}.timeout_s",
+                f"is {limit_s:g}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
                 "nothing else gets on meanwhile, a call ends the attempt before its own limit ends the call.",
             )
     for key, weight in weighed:

@@ -87,6 +87,9 @@ class GenRMSection:
     """A Python file with a function that is handed a GenRM client, instead of template and verdict."""
 
     function: Annotated[str, LINE] = "compute_score"
+    timeout_s: Annotated[float, SECONDS] = 60.0
+    """How long the function may take for one completion, beside waiting for the GenRM."""
+
     verdict: VerdictSection = field(default_factory=lambda: VerdictSection(pattern=""))
     weight: Annotated[float, FINITE] = 1.0
     max_tokens: Annotated[int, COUNT] = 512

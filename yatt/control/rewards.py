@@ -39,7 +39,6 @@ limit is on the clock, and how busy the machine is must not decide what is train
 MOST_STUCK = 8
 """Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
 
-GENRM_FUNCTION_S = 60.0
 MOST_FAILED_STARTS = 3
 MOST_KILLED_STARTS = 8
 """In a row, of all processes; killed ones need not have done anything."""
@@ -60,7 +59,7 @@ class RewardPool:
     ) -> None:  # fmt: skip
         self._supervisor, self._hub, self._events, self._trouble = supervisor, hub, events, trouble
         self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
-        self._limits |= {g.name: GENRM_FUNCTION_S if g.path else g.verdict.timeout_s for g in config.genrms}
+        self._limits |= {g.name: g.timeout_s if g.path else g.verdict.timeout_s for g in config.genrms}
         self._asynchronous = {genrm.name for genrm in config.genrms if genrm.path}
         self._dispatch = Dispatch(patience=PATIENCE)
         self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}

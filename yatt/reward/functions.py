@@ -30,9 +30,6 @@ _BUILTIN = "builtin:"
 MOST_SCORE = 1e9
 """Beyond this, sums of rewards and their squares are not finite in float32."""
 
-GENRM_FUNCTION_S = 60.0
-"""How long a GenRM's function may take beside waiting for the GenRM."""
-
 
 CANCEL_S = 1.0
 """How long an asynchronous function may take to end after it was cancelled."""
@@ -147,7 +144,7 @@ def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
         path=path,
         style="genrm",
         kwargs={},
-        timeout_s=GENRM_FUNCTION_S,
+        timeout_s=genrm.timeout_s,
     )
 
 

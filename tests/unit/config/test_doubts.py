@@ -1,5 +1,6 @@
 """Settings that are allowed but often not meant are said once, with what follows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,10 @@ def test_a_doubtful_setting_is_named_and_what_follows_is_said(arguments: list[st
 def test_the_examples_are_not_doubted() -> None:
     assert doubts(load([QUICKSTART], [])) == []
     assert doubts(load([QUICKSTART, QUICKSTART.with_name("quickstart-slurm.yaml")], [])) == []
+
+
+def test_a_genrms_function_that_may_take_as_long_as_the_phase_is_doubted(tmp_path: Path) -> None:
+    judge = {"name": "judge", "model": "models/judge", "path": "judge.py", "timeout_s": 90}
+    (tmp_path / "more.yaml").write_text(json.dumps({"genrms": [judge], "launch": {"phase_timeout_s": 80}}))
+    found = [key for key, _ in doubts(load([QUICKSTART, tmp_path / "more.yaml"], []))]
+    assert found == ["genrms[0].timeout_s"]
