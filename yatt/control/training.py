@@ -6,7 +6,7 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from yatt.adapters.process import describe_exit
 from yatt.control.groups import PromptGroup
@@ -16,6 +16,9 @@ from yatt.control.supervisor import Worker
 from yatt.control.workers import Workers
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
+
+PORTION_BYTES = 4 << 20
+"""Of samples in one message: while it is under way they are there again."""
 
 
 class NodeTraining:
@@ -79,10 +82,7 @@ class NodeTraining:
         await self._send_away(order, mine, wanted)
         local = await self._gather(order, mine, wanted)
         answers = await asyncio.gather(
-            *(
-                self._workers.order(worker, self._order_of_rank(order, rank, local))
-                for rank, worker in self._local_ranks()
-            )
+            *(self._train_on(worker, order, local.get(rank, ())) for rank, worker in self._local_ranks())
         )
         self._parcels = {i: p for i, p in self._parcels.items() if i > order.iteration}
         trained = [answer for answer in answers if isinstance(answer, m.Trained)]
@@ -125,16 +125,22 @@ class NodeTraining:
         self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> None:
         sends = []
-        node_of, limit_s = self._node.placement.node_of, self._node.config.launch.phase_timeout_s
+        node_of = self._node.placement.node_of
         by_node: dict[int, set[int]] = {}
         for head, ids in wanted.items():
             by_node.setdefault(node_of(head), set()).update(ids)
         for index, ids in by_node.items():
             rollouts = tuple(mine[i] for i in sorted(ids & mine.keys()))
             if rollouts and index != self._node.index:
-                body = c.Parcel(iteration=order.iteration, rollouts=rollouts)
-                sends.append(self._peers.request(index, body, limit_s))
-        for answer in await asyncio.gather(*sends):
+                sends.append(self._send_to(index, order.iteration, rollouts))
+        await asyncio.gather(*sends)
+
+    async def _send_to(self, index: int, iteration: int, rollouts: tuple[m.Rollout, ...]) -> None:
+        limit_s = self._node.config.launch.phase_timeout_s
+        for portion in portions(rollouts):
+            answer = await self._peers.request(
+                index, c.Parcel(iteration=iteration, rollouts=portion), limit_s
+            )
             if isinstance(answer, c.OrderFailed):
                 raise WorkerFailed(f"a peer refused samples: {answer.error}")
 
@@ -168,13 +174,35 @@ class NodeTraining:
         samples = have()
         return {head: tuple(samples[i] for i in sorted(ids)) for head, ids in heads.items()}
 
-    def _order_of_rank(
-        self, order: c.TrainOrder, rank: int, local: dict[int, tuple[m.Rollout, ...]]
-    ) -> m.Train:
-        return m.Train(
-            token=0, iteration=order.iteration, facts=order.facts, plan=order.plan,
-            rollouts=local.get(rank, ()),
-        )  # fmt: skip
+    async def _train_on(
+        self, worker: Worker, order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]
+    ) -> m.Message:
+        answer: m.Message = m.Done()
+        for body in orders_of_rank(order, rollouts):
+            answer = await self._workers.order(worker, body)
+        return answer
+
+
+def orders_of_rank(order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]) -> Iterator[m.Message]:
+    """What a rank is sent, one after the other is answered: samples in portions, the last with Train."""
+    *before, last = portions(rollouts) or [()]
+    for portion in before:
+        yield c.Parcel(iteration=order.iteration, rollouts=portion)
+    yield m.Train(token=0, iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
+
+
+def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -> list[tuple[m.Rollout, ...]]:
+    """The samples in their order, cut so that none is over `most_bytes`, if one sample is not."""
+    cut: list[list[m.Rollout]] = []
+    room = 0
+    for rollout in rollouts:
+        size = len(rollout.prompt_ids) + len(rollout.completion_ids) + len(rollout.sampler_logprobs)
+        if not cut or size > room:
+            cut.append([])
+            room = most_bytes
+        cut[-1].append(rollout)
+        room -= size
+    return [tuple(portion) for portion in cut]
 
 
 def head_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

@@ -115,7 +115,8 @@ class TrainOrder(Message, frozen=True, kw_only=True):
 
 
 class Parcel(Message, frozen=True, kw_only=True):
-    """Samples that another node's ranks train on, from the controller that owns them. Answer: Done."""
+    """Samples to train on: from the controller that owns them to another node's, or to a trainer rank
+    ahead of its Train. Answer: Done."""
 
     iteration: int
     rollouts: tuple[Rollout, ...]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 
 from yatt.adapters.patience import patiently
@@ -21,7 +22,7 @@ from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, LeaseLost, StoreUnreachable, WorkerFailed
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.offload import HostSwap, swap_of
@@ -62,6 +63,8 @@ class TrainerRank:
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
+        self._parcels: tuple[int, dict[int, m.Rollout]] = (0, {})
+        """Iteration, and its samples that came before its Train."""
         self._newest_token = 0
         self.held_token = 0
         """Token of the lease under which this rank is on the device; 0 while it is off."""
@@ -72,6 +75,7 @@ class TrainerRank:
             m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
+            c.Parcel: self._parcel,
             m.Train: self._train,
             m.Publish: self._publish,
             m.SaveShards: self._save_shards,
@@ -172,9 +176,20 @@ class TrainerRank:
         self.held_token = 0
         return m.Done()
 
+    def _parcel(self, order: c.Parcel) -> m.Message:
+        iteration, samples = self._parcels
+        if iteration != order.iteration:
+            samples = {}
+        self._parcels = order.iteration, samples | {r.sample_id: r for r in order.rollouts}
+        return m.Done()
+
     def _train(self, order: m.Train) -> m.Message:
         """An order that comes again gets its answer again; training twice would not be the same."""
         if self._trained is None or self._trained[0] != order.iteration:
+            iteration, samples = self._parcels
+            self._parcels = 0, {}
+            if iteration == order.iteration:
+                order = replace(order, rollouts=(*samples.values(), *order.rollouts))
             answer = train_iteration(self._ready.learner, order, self._tick)
             self._trained = (order.iteration, answer)
         return self._trained[1]

@@ -31,7 +31,7 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
@@ -116,6 +116,18 @@ def train_order(iteration: int, token: int, num_steps: int, masked: tuple[int, .
     return m.Train(token=token, iteration=iteration, facts=facts, plan=plan, rollouts=held)
 
 
+def with_parcels(worker, order: m.Train) -> m.Train:
+    """Parcels of a third each, one twice and one of another iteration; gives the order with the rest."""
+    third = len(order.rollouts) // 3
+    first, second = order.rollouts[:third], order.rollouts[third : 2 * third]
+    for iteration, rollouts in (
+        (7, order.rollouts),
+        *((order.iteration, part) for part in (first, second, first)),
+    ):
+        assert worker.handle(c.Parcel(iteration=iteration, rollouts=rollouts)) == m.Done()
+    return msgspec.structs.replace(order, rollouts=order.rollouts[2 * third :])
+
+
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from yatt.trainer import cpu_matmul, logprobs, model
     from yatt.trainer.device import prepare_process
@@ -139,7 +151,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     for action, argument in job["actions"]:
         before = len(ticks)
-        act(Place(config, worker, store, place, rank, tuple(job.get("masked", ()))), action, argument, notes)
+        at = Place(config, worker, store, place, rank, tuple(job.get("masked", ())), "parcels" in job)
+        act(at, action, argument, notes)
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
@@ -154,6 +167,8 @@ class Place(NamedTuple):
     folder: Path
     rank: int
     masked: tuple[int, ...]
+    has_parcels: bool
+    """Most samples come before the order to train."""
 
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
@@ -162,7 +177,10 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
     def train() -> None:
-        notes["metrics"].append(worker.handle(train_order(argument, 1, num_steps, at.masked)).metrics)
+        order = train_order(argument, 1, num_steps, at.masked)
+        if at.has_parcels:
+            order = with_parcels(worker, order)
+        notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient() -> None:
         order = train_order(1, 1, num_steps)

@@ -47,6 +47,7 @@ def alone(models, tmp_path_factory):
         {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
         {"name": "recompute", "model": qwen3, "layout": {"recompute": True}, "actions": LEARN},
         {"name": "onednn", "model": qwen3, "min_rows": 4, "actions": LEARN},
+        {"name": "parcels", "model": qwen3, "parcels": True, "actions": LEARN},
         {
             "name": "export",
             "model": qwen3,
@@ -95,6 +96,8 @@ def pair(models, alone, tmp_path_factory):
         {"name": "kl-in-reward", "model": qwen3, "layout": {CP: 2}, "algorithm": algorithm, "actions": LEARN}
     )
     for name in ("tp2", "dp2"):
+        job = {"model": qwen3, "layout": TWO[name], "parcels": True, "actions": LEARN}
+        jobs.append({"name": f"{name}-parcels", **job})
         common = {"model": qwen3, "layout": TWO[name], "min_rows": 4}
         jobs.append({"name": f"{name}-onednn", "actions": LEARN, **common})
     return folder, run_world(folder, 2, jobs)
@@ -270,6 +273,14 @@ def test_an_exported_folder_is_read_by_transformers(alone):
 
 def test_recomputing_activations_changes_no_bit(alone):
     assert_bit_equal(alone[1]["recompute"].weights("final"), alone[1]["one"].weights("final"))
+
+
+def test_samples_that_come_ahead_of_the_order_are_trained_on_the_same(alone, pair):
+    for job, whole in [(alone[1]["parcels"], alone[1]["one"])] + [
+        (pair[1][f"{name}-parcels"], pair[1][name]) for name in ("tp2", "dp2")
+    ]:
+        assert_bit_equal(job.weights("final"), whole.weights("final"))
+        assert job.notes[0]["metrics"] == whole.notes[0]["metrics"]
 
 
 def test_progress_is_told_once_a_micro_batch(alone):

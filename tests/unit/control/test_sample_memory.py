@@ -1,5 +1,6 @@
 """What a controller keeps of a token: tests/bench/memory.py at a small size."""
 
+import itertools
 import json
 import os
 import random
@@ -7,7 +8,11 @@ import subprocess
 import sys
 import tracemalloc
 
-from tests.bench.memory import KEPT, SAMPLES, filled, travelled
+from hypothesis import given, strategies as st
+
+from tests.bench.memory import KEPT, PEAK, SAMPLES, filled, travelled
+from yatt.control.training import orders_of_rank, portions
+from yatt.records import cluster as c, message as m
 
 TOKEN_BYTES = 8
 """An id and a log-prob, packed."""
@@ -27,12 +32,32 @@ def test_a_completion_token_is_kept_in_little_more_than_its_packed_bytes() -> No
     assert TOKEN_BYTES <= kept <= 12, f"{kept:.2f} bytes a token"
 
 
-def test_samples_on_their_way_to_the_ranks_are_there_twice_at_most() -> None:
-    """Not a third and fourth time, in a frame kept to be sent again and in a copy of zmq's."""
-    argv = [sys.executable, "-m", "tests.bench.memory", "32", "8192"]
+def test_samples_on_their_way_to_the_ranks_are_a_portion_at_a_time() -> None:
+    """And not a third and fourth time, in a frame kept to be sent again and in a copy of zmq's."""
+    argv = [sys.executable, "-m", "tests.bench.memory", "128", "8192"]
     env = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env=env)
     seen = json.loads(done.stdout)
-    assert seen[KEPT] <= 12, seen
-    # A third copy would be TOKEN_BYTES more; half of that is left to the allocator.
-    assert seen["handing over, at most"] <= seen[KEPT] + 1.5 * TOKEN_BYTES, seen
+    assert seen[KEPT] <= seen[PEAK] <= 12, seen
+
+
+def rollout(number: int, size: int) -> m.Rollout:
+    return m.Rollout(
+        sample_id=number, prompt_ids=bytes(4), completion_ids=bytes(size), sampler_logprobs=bytes(size),
+        policy_versions=((0, 0, size // 4),), finish_reason="stop",
+    )  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 40).map(lambda words: 4 * words), max_size=20))
+def test_portions_hold_every_sample_once_and_are_as_few_as_the_order_allows(sizes: list[int]) -> None:
+    rollouts = tuple(rollout(number, size) for number, size in enumerate(sizes))
+    cut = portions(rollouts, most_bytes=200)
+    assert tuple(r for portion in cut for r in portion) == rollouts
+    weights = [[4 + 2 * len(r.completion_ids) for r in portion] for portion in cut]
+    assert all(sum(each) <= 200 or len(each) == 1 for each in weights)
+    assert all(sum(each) + after[0] > 200 for each, after in itertools.pairwise(weights))
+
+
+def test_a_rank_without_samples_is_sent_only_its_order() -> None:
+    order = c.TrainOrder(iteration=3, facts=(), plan=(), heads=(0,))
+    assert list(orders_of_rank(order, ())) == [m.Train(token=0, iteration=3, facts=(), plan=())]
