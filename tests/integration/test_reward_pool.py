@@ -309,3 +309,27 @@ def test_what_functions_start_in_sessions_of_their_own_ends_with_the_run(
             kill(pid)
     assert process.returncode == (EXIT_WILL_CONTINUE if is_killed else 0), output
     assert not left
+
+
+TAKES_LONG = """
+import asyncio
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if extra_info["index"] == 1:
+        await asyncio.sleep(5.5)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+@pytest.mark.slow
+def test_a_call_that_is_asked_again_may_take_longer_in_all_than_nothing_may_get_on(tmp_path: Path) -> None:
+    """1.5 + 3 + 6 seconds: each limit that it meets counts as progress."""
+    run = run_file(
+        tmp_path, TAKES_LONG, run={"deterministic": True}, trainer={"total_iterations": 1},
+        launch={"nodes": 1, "phase_timeout_s": 9}, data={"shuffle": False},
+    )  # fmt: skip
+    done = yatt("run", str(run.write()), timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = rows(run.run_dir / "events.jsonl")
+    assert len({e["epoch"] for e in events if e["kind"] == "attempt.start"}) == 1
+    assert drops(run) == []

@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runs import RunFile, rows, yatt
-from yatt.adapters.ledger import STARTED, note
+from yatt.adapters.ledger import STARTED, newest_epoch, note
 from yatt.checkpoint.holders import Holder, Place, check_held, hold
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.ownership import claim_store, owner_of
@@ -23,6 +24,7 @@ from yatt.config.load import load, load_resolved
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_DO_NOT_RESTART, ConfigError, StoreTakenOver
+from yatt.launch.committed import await_committed
 from yatt.launch.folder import completed, open_folder
 from yatt.launch.submit import _with_store
 from yatt.obs.metrics import results
@@ -228,10 +230,49 @@ def test_a_folder_that_lost_its_id_is_known_by_its_place(tmp_path) -> None:
     claimed_run_store(first, old.root, print)
     note(old, 1, STARTED, {"committed": 0})
     known = old.folder_id.read_text()
-    for damage in (old.folder_id.unlink, lambda: old.folder_id.write_text("")):
+    damaged = [partial(old.folder_id.write_bytes, bad) for bad in (b"", bytes(13), b"\xff" * 13, b"none")]
+    for damage in (old.folder_id.unlink, *damaged):
         damage()
         claimed_run_store(first, old.root, print)
         assert old.folder_id.read_text() == known
+
+
+def test_a_new_folder_of_the_same_path_on_another_machine_takes_over(tmp_path, monkeypatch) -> None:
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    old = open_folder(first)
+    claimed_run_store(first, old.root, print)
+    note(old, 1, STARTED, {"committed": 0})
+    known = old.folder_id.read_text().strip()
+    old.root.rename(tmp_path / "of-machine-a")
+    monkeypatch.setattr(socket, "gethostname", lambda: "machine-b")
+    new = open_folder(first)
+    assert new.root == old.root and new.folder_id.read_text().strip() != known
+    with pytest.raises(StoreTakenOver, match=f"was taken over by {new.root} of machine-b"):
+        check_held(FolderStore(tmp_path / "store"), known, first.run.id)
+
+
+def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp_path, capsys) -> None:
+    """A job may wait for days, or be refused; the folder that has the store may go on meanwhile."""
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    old = open_folder(first)
+    store = claimed_run_store(first, old.root, print)
+    note(old, 1, STARTED, {"committed": 0})
+    second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
+    new = open_folder(second, starts_now=False)
+    check_held(store, own_folder_id(old, store), first.run.id)
+    at_work = Checkpoints(store, 3, first.run.id, own_folder_id(old, store))
+    at_work.adopt(None)
+    at_work.commit(manifest_of(first, store, iteration=1, epoch=3))
+    capsys.readouterr()
+
+    assert await_committed(second, new.root, is_told=lambda: False, say=print) == 1
+    assert f"were those of {old.root} of" in capsys.readouterr().err
+    claimed_run_store(second, new.root, print)
+    assert newest_epoch(new) == 3, "the next attempt is numbered above those of the other folder"
+    with pytest.raises(StoreTakenOver):
+        at_work.commit(manifest_of(first, store, iteration=2, epoch=3))
+    with pytest.raises(StoreTakenOver):
+        open_folder(first, starts_now=False)
 
 
 def test_a_store_from_before_there_were_notes_belongs_to_the_folder_that_goes_on(tmp_path) -> None:

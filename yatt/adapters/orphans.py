@@ -10,67 +10,131 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from yatt import clock
 from yatt.core.orphans import Orphan
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 MARK = "YATT_WORKER"
 """In the environment of a worker, and so of what it starts: which worker it is."""
 
 CHECK_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    """A child of this process that it has not started, or not any more."""
+
+    pid: int
+    session: int
+    has_ended: bool
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent ends. Where the kernel refuses, init stays it."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def orphans(own: Collection[int]) -> list[Orphan]:
-    """The orphans that live; those that have ended are reaped.
+@contextlib.contextmanager
+def orphans_of_marked(limit_s: float) -> Iterator[None]:
+    """Adopt orphans meanwhile, and at the end kill those that have the mark."""
+    before = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        end_marked_orphans((), limit_s)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def orphans(own: Collection[int]) -> tuple[list[Orphan], list[int]]:
+    """The orphans that live, and those that have ended and are to be reaped. May block: it reads what belongs
+    to other processes.
 
     Args:
         own: children that this process has started in sessions of their own.
     """
-    found, session = [], os.getsid(0)
-    for pid in _children() - set(own):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, _, its_session, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if int(its_session) == session:
-                continue
-            if state in "ZX":
-                os.waitpid(pid, os.WNOHANG)
-            else:
-                found.append(Orphan(pid=pid, session=int(its_session), worker=_worker(pid)))
-    return found
+    found = list(_strays(own))
+    living = [
+        Orphan(pid=each.pid, session=each.session, worker=_worker(each.pid))
+        for each in found
+        if not each.has_ended
+    ]
+    return living, [each.pid for each in found if each.has_ended]
 
 
 def end_orphans(own: Collection[int], limit_s: float) -> bool:
-    """Kill and reap all orphans, and what becomes an orphan by that; whether none is left after `limit_s`."""
+    """Kill and reap all orphans, and what becomes an orphan by that; whether none is left after `limit_s`.
+
+    For a process whose children all come from what it has started: a controller.
+    """
+    return _end(own, limit_s, lambda _: True)
+
+
+def end_marked_orphans(own: Collection[int], limit_s: float) -> bool:
+    """As `end_orphans`, but only those that a worker has started, by the mark in their environment.
+
+    A launcher may have other children: of a shell that became it by `exec`, of a container as process 1.
+    """
+    return _end(own, limit_s, lambda pid: bool(_worker(pid)))
+
+
+def _end(own: Collection[int], limit_s: float, is_ours: Callable[[int], bool]) -> bool:
     until_s = clock.monotonic_s() + limit_s
-    while found := orphans(own):
-        for each in found:
-            kill_orphan(each.pid)
+    while True:
+        found = list(_strays(own))
+        ended = [each.pid for each in found if each.has_ended]
+        reap(ended)  # what these have left may have become an orphan since the look
+        ours = [each.pid for each in found if not each.has_ended and is_ours(each.pid)]
+        for pid in ours:
+            kill_orphan(pid)
+        if not ended and not ours:
+            return True
         if clock.monotonic_s() >= until_s:
-            return False
-        time.sleep(CHECK_S)
-    return True
+            return not ours
+        if ours:
+            time.sleep(CHECK_S)
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Take note of the end of children, so that their numbers are free."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def kill_orphan(pid: int) -> None:
-    """Kill a child of this process; its number is not given again before it is reaped here."""
+    """Kill a child of this process, if it still is one: its number is not given again before it is reaped."""
     with contextlib.suppress(OSError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # of nobody else's child
         os.kill(pid, signal.SIGKILL)
+
+
+def _strays(own: Collection[int]) -> Iterator[_Stray]:
+    session = os.getsid(0)
+    for pid in _children() - set(own):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, _, its_session, *_ = _stat(pid)
+            if int(its_session) != session:
+                yield _Stray(pid, int(its_session), state in b"ZX")
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What follows the name, which may be half a character."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _children() -> set[int]:
     """This process's children, by the kernel's own list."""
     found: set[int] = set()
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= set(map(int, listed.read_text().split()))
+    with contextlib.suppress(OSError):
+        for listed in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found |= set(map(int, listed.read_text().split()))
     return found
 
 

@@ -4,6 +4,7 @@ A folder that is not mounted is an empty folder. What the run's ledger knows tel
 without that check a run would start from iteration 0 again and say nothing.
 """
 
+import re
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,8 @@ from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointsMissing
 from yatt.paths import RunPaths
+
+FOLDER_ID = re.compile(rb"\s*([0-9a-f]{12})\s*")
 
 
 def store_url(config: RunConfig, root: Path) -> str:
@@ -104,23 +107,30 @@ def take_hold(store: Store, paths: RunPaths, run_id: str) -> Place | None:
 
 
 def own_folder_id(paths: RunPaths, store: Store) -> str:
-    """The run folder's id, drawn at its first start. If the folder has lost it, the store knows it by the
-    folder's place.
+    """The run folder's id, drawn at its first start. If a folder that has begun has lost it, or it is
+    damaged, the store knows it by the folder's place. One that has not begun draws its own: a folder of
+    another machine may have the same path.
 
     Raises:
         OSError: the run folder does not say.
     """
     try:
-        if known := paths.folder_id.read_text().strip():
+        if known := _folder_id(paths):
             return known
         paths.folder_id.unlink()
     except FileNotFoundError:
         pass
     holder = holder_of(store)
-    is_ours = holder is not None and place_of(store, holder).folder == str(paths.root)
+    is_ours = holder is not None and place_of(store, holder).folder == str(paths.root) and attempts(paths)
     fresh = holder.folder_id if holder is not None and is_ours else secrets.token_hex(6)
     claim(paths.folder_id, f"{fresh}\n".encode())
-    return paths.folder_id.read_text().strip()
+    return _folder_id(paths)
+
+
+def _folder_id(paths: RunPaths) -> str:
+    """What the file says; empty if that is none."""
+    found = FOLDER_ID.fullmatch(paths.folder_id.read_bytes())
+    return found.group(1).decode() if found else ""
 
 
 def check_presence(store: Store, url: str, paths: RunPaths) -> None:

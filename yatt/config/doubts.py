@@ -57,11 +57,13 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
     weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
     limits = [(f"rewards[{i}]", r.timeout_s) for i, r in enumerate(config.rewards)]
     limits += [(f"genrms[{i}]", g.timeout_s) for i, g in enumerate(config.genrms) if g.path]
-    for key, limit_s in limits:
-        if limit_s >= config.launch.phase_timeout_s:
+    again = ", four times that when a call is asked again" if config.run.deterministic else ""
+    for key, timeout_s in limits:
+        longest_s = 4 * timeout_s if again else timeout_s
+        if longest_s >= config.launch.phase_timeout_s:
             yield (
                 f"{key}.timeout_s",
-                f"is {limit_s:g}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
+                f"is {timeout_s:g}{again}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
                 "nothing else gets on meanwhile, a call ends the attempt before its own limit ends the call.",
             )
     for key, weight in weighed:

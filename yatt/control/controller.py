@@ -44,7 +44,7 @@ class Parts:
         self.progress = Progress(self.supervisor.work)
         self.publications = Publications(node, peers, events, self.progress)
         self.workers = Workers(node, self.supervisor, self.engines, self.publications, events, trouble)
-        self.rewards = RewardPool(node.config, self.supervisor, hub, events, trouble)
+        self.rewards = RewardPool(node.config, self.supervisor, hub, events, trouble, self.progress.done)
         self.router = Router(node, self.engines, peers, self.progress)
         self.peers, self.trouble, self._node = peers, trouble, node
         self._tasks: set[asyncio.Task[None]] = set()

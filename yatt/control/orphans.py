@@ -1,10 +1,11 @@
 """Ends what this node's workers have started and left: `yatt.core.orphans` says what has to end."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from yatt.adapters.orphans import end_orphans, kill_orphan, orphans
+from yatt.adapters.orphans import end_orphans, kill_orphan, orphans, reap
 from yatt.adapters.thread_call import call_in_thread
 from yatt.core.orphans import doomed
 
@@ -22,22 +23,39 @@ class OrphanWatch:
     def __init__(self, living: Callable[[], dict[int, str]]) -> None:
         self._living = living
         self._known: set[int] = set()
+        self._has_ended = False
+        self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Reap and end orphans, for ever."""
+        """Reap and end orphans, for ever. Without descriptors or threads it is tried again later."""
         while True:
-            self.look(has_ended=False)
-            await asyncio.sleep(CHECK_S)
+            self._wake.clear()
+            with contextlib.suppress(OSError):
+                await self.look()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), CHECK_S)
 
-    def look(self, *, has_ended: bool) -> None:
-        """End the orphans that have to.
+    def worker_ended(self) -> None:
+        """A worker has just ended."""
+        self._has_ended = True
+        self._wake.set()
 
-        Args:
-            has_ended: a worker has just ended.
+    async def look(self) -> None:
+        """End the orphans that have to. It reads in a thread: a process that hangs may keep who reads of it.
+
+        Raises:
+            OSError: no thread to be had.
         """
-        living = self._living()
-        found = orphans(living)
-        ending = doomed(found, living, known=self._known, has_ended=has_ended)
+        had_ended, self._has_ended = self._has_ended, False
+        try:
+            found, ended = await call_in_thread(partial(orphans, frozenset(self._living())))
+        except OSError:
+            self._has_ended |= had_ended
+            raise
+        living = self._living()  # a worker may have been started, or have ended, meanwhile
+        reap(set(ended) - living.keys())
+        found = [each for each in found if each.pid not in living]
+        ending = doomed(found, living, known=self._known, has_ended=had_ended or self._has_ended)
         for pid in ending:
             kill_orphan(pid)
         self._known = {each.pid for each in found}.difference(ending)

@@ -142,7 +142,7 @@ class Sampler:
         self._quota = Quota(
             target=order.target, accepted=len(self._accepted), dropped=self._quota.dropped,
             in_flight=len(self._unfinished), limit=opening_limit(order.target, factor),
-            acceptance=self._quota.acceptance,
+            is_patient=self._node.config.run.deterministic, acceptance=self._quota.acceptance,
         )  # fmt: skip
         self._in_order = InOrder(self._accepted, self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)

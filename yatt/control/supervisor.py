@@ -245,7 +245,7 @@ class Supervisor:
         worker.child = None
         self._tell_end(worker, how)
         if not self._closing:  # else `close` does it
-            self.orphans.look(has_ended=True)
+            self.orphans.worker_ended()
             self._spawn(self.shared_memory.ended(child.pid))
 
     def _tell_end(self, worker: Worker, how: str) -> None:

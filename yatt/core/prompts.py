@@ -85,6 +85,9 @@ class Quota:
     limit: int = 0
     """Groups that may be opened in one iteration, whatever the acceptance rate is."""
 
+    is_patient: bool = False
+    """Bad luck is always waited out: the rate of late depends on what ended first, and on restarts."""
+
     acceptance: Acceptance = Acceptance()
     """Outlives the iteration: the next one begins with what this one learnt."""
 
@@ -92,7 +95,7 @@ class Quota:
     def most(self) -> int:
         """Groups that may be opened in one iteration: more than the limit if twice the limit would give the
         target at the acceptance rate of late. Then it is bad luck that is waited out, but not for ever."""
-        is_bad_luck = 2 * self.limit * self.acceptance.rate >= self.target
+        is_bad_luck = self.is_patient or 2 * self.limit * self.acceptance.rate >= self.target
         return PATIENCE * self.limit if is_bad_luck else self.limit
 
     def num_to_open(self) -> int:

@@ -7,12 +7,15 @@ for a phase of the run, and no attempt is started and fails meanwhile.
 from collections.abc import Callable
 from pathlib import Path
 
+from yatt.adapters.ledger import attempts
 from yatt.adapters.patience import until_answered
 from yatt.checkpoint.file_faults import FileFaults
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointsMissing, StoreUnreachable
+from yatt.launch.folder import take_over
 from yatt.paths import RunPaths
 
 ANSWER_S = 10.0
@@ -34,6 +37,7 @@ def await_committed(
     config: RunConfig, root: Path, *, is_told: Callable[[], bool], say: Callable[[str], None]
 ) -> int | None:
     """The newest committed iteration, 0 if there is none, however long the store is down, within limits.
+    Before a folder's first attempt the store is made this folder's.
 
     Args:
         is_told: whether the launcher has to end; the wait ends then, with None.
@@ -42,6 +46,7 @@ def await_committed(
     Raises:
         StoreUnreachable: no answer within `launch.phase_timeout_s`.
         CheckpointsMissing: it answers, and the checkpoints that the ledger knows of are not in it.
+        StoreTakenOver: another folder has taken it over.
     """
     url, limit_s = store_url(config, root), config.launch.phase_timeout_s
     has_waited = is_missing = False
@@ -50,7 +55,7 @@ def await_committed(
     def look() -> int:
         nonlocal is_missing
         try:
-            return _committed(config, root, since_s)
+            return _committed(config, root, since_s, begins=True)
         except CheckpointsMissing:
             is_missing = True
             raise
@@ -75,9 +80,13 @@ def await_committed(
     return found
 
 
-def _committed(config: RunConfig, root: Path, since_s: dict[str, float] | None = None) -> int:
+def _committed(
+    config: RunConfig, root: Path, since_s: dict[str, float] | None = None, *, begins: bool = False
+) -> int:
     limit_s = config.launch.phase_timeout_s
     store = FileFaults(open_run_store(config, root), store_limit_s=limit_s, since_s=since_s)
+    if begins and not attempts(RunPaths(root)) and owner_of(store) == config.run.id:
+        take_over(store, config, RunPaths(root))
     if manifest := Checkpoints(store, 0).newest().manifest:
         return manifest.iteration
     check_presence(store, store_url(config, root), RunPaths(root))

@@ -13,12 +13,13 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
-from yatt.adapters.ledger import STARTED, note
+from yatt.adapters.ledger import STARTED, attempts, note
 from yatt.adapters.lines import make_ready
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url, take_hold
+from yatt.checkpoint.store import Store
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
@@ -99,8 +100,12 @@ def check_folder(config: RunConfig) -> RunPaths:
     return paths
 
 
-def open_folder(config: RunConfig) -> RunPaths:
+def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
     """Make the run's folder, or find it with the same config; claim its checkpoint store.
+
+    Args:
+        starts_now: take the store over from another folder of the run; else the first start does it, in
+            `await_committed`, and until then the other one may go on.
 
     Raises:
         ConfigError: the folder cannot be written to, or it or the store belongs to another run.
@@ -112,7 +117,7 @@ def open_folder(config: RunConfig) -> RunPaths:
         is_new = False  # another start has made it meanwhile
         _compare(_config_of(paths), config, paths.root)
     try:
-        _claim_store(config, paths)
+        _claim_store(config, paths, starts_now=starts_now)
     except YattError as error:
         if is_new:  # with another config the next try would be refused for this one's sake
             shutil.rmtree(paths.root)
@@ -177,12 +182,23 @@ def make_root(root: Path, share: str) -> None:
         root.chmod(0o750)
 
 
-def _claim_store(config: RunConfig, paths: RunPaths) -> None:
-    """A store that outlived its run's folder has commits of attempts that the new folder knows nothing of:
-    its attempts are numbered from there on."""
+def _claim_store(config: RunConfig, paths: RunPaths, *, starts_now: bool) -> None:
     store, url = open_run_store(config, paths.root), store_url(config, paths.root)
     check_presence(store, url, paths)
     claim_store(store, url, config.run.id)
+    if starts_now or attempts(paths):
+        take_over(store, config, paths)
+
+
+def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
+    """Make the store this folder's. A store that outlived its run's folder has commits of attempts that the
+    new folder knows nothing of: its attempts are numbered from there on.
+
+    Raises:
+        StoreTakenOver: this folder has begun, and another one has the store.
+        StoreUnreachable: the store does not answer.
+    """
+    url = store_url(config, paths.root)
     if (before := take_hold(store, paths, config.run.id)) is not None:
         sys.stderr.write(
             f"yatt: the checkpoints in {url} were those of {before}; {paths.root} goes on with them. A run "

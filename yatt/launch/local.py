@@ -17,7 +17,7 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.ledger import ENDED, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
-from yatt.adapters.orphans import adopt_orphans, end_orphans
+from yatt.adapters.orphans import adopt_orphans, end_marked_orphans
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, describe_exit, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
@@ -140,7 +140,9 @@ class Launcher:
             time.sleep(POLL_S)
         self.show()
         launch = self.config.launch
-        end_orphans({child.pid for child in (*children, follower.process) if child is not None}, ORPHANS_S)
+        end_marked_orphans(
+            {each.pid for each in (*children, follower.process) if each is not None}, ORPHANS_S
+        )
         for index in range(launch.nodes):  # a controller that was killed could not
             self._folder(partial(scratch.tidy, self.paths, epoch, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too

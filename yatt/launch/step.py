@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.orphans import adopt_orphans, end_orphans
+from yatt.adapters.orphans import adopt_orphans, end_marked_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
@@ -74,7 +74,7 @@ def _run() -> int:
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
-    end_orphans((), ORPHANS_S)  # a controller that was killed could not
+    end_marked_orphans((), ORPHANS_S)  # a controller that was killed could not
     _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code

@@ -50,7 +50,7 @@ def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over:
         return _show(config, plan)
     make_way(check_folder(config), take_over=take_over)
     is_new = not Path(config.run.dir).exists()
-    paths = open_folder(config)
+    paths = open_folder(config, starts_now=False)
     try:
         return _submit(paths, config, plan)
     except ConfigError:
@@ -66,7 +66,7 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
         ConfigError: as `submit_run`.
     """
     config, plan = _checked(config, site)
-    paths = open_folder(config)
+    paths = open_folder(config, starts_now=False)
     write_plan(paths, plan)
     remember(paths.root)
     script = "train.sbatch" if plan.layout == "flat" else "train-het.sbatch"

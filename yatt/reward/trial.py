@@ -12,12 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from yatt.adapters.orphans import MARK, orphans_of_marked
 from yatt.adapters.process import describe_exit, log_tail, spawn
 from yatt.errors import ConfigError
 from yatt.reward.functions import load_function
 
 _LINES = 5
 """Of what the process said last, for a message."""
+
+ORPHANS_S = 3.0
+"""How long it may take to end what a file has started."""
 
 
 def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_s: float) -> None:
@@ -34,18 +38,19 @@ def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_
         found, log = Path(folder) / "found", Path(folder) / "log"
         arguments = json.dumps([str(path), name, key, must_be_async, str(found)])
         argv = [sys.executable, "-P", "-m", "yatt.reward.trial", arguments]
-        process = spawn(argv, env=os.environ, log=log)
-        try:
-            how = describe_exit(process.wait(limit_s))
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"{key}.path: {path} was not loaded within {limit_s:g} s (launch.start_timeout_s). "
-                "Do at the first call what takes long, or give it more time."
-            ) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what the file has started
-            process.wait()
+        with orphans_of_marked(ORPHANS_S):  # what the file has started in sessions of their own
+            process = spawn(argv, env={**os.environ, MARK: "trial"}, log=log)
+            try:
+                how = describe_exit(process.wait(limit_s))
+            except subprocess.TimeoutExpired:
+                raise ConfigError(
+                    f"{key}.path: {path} was not loaded within {limit_s:g} s (launch.start_timeout_s). "
+                    "Do at the first call what takes long, or give it more time."
+                ) from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and in its own
+                process.wait()
         if not found.exists():
             said = "; ".join(log_tail(log, _LINES).splitlines())
             raise ConfigError(

@@ -23,6 +23,7 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
         (["algorithm.tis_clip=0.5"], "algorithm.tis_clip"),
         (["optimizer.lr_warmup_steps=1000000"], "optimizer.lr_warmup_steps"),
         (["launch.phase_timeout_s=50"], "rewards[0].timeout_s"),
+        (["launch.phase_timeout_s=200", "run.deterministic=true"], "rewards[0].timeout_s"),
     ],
 )
 def test_a_doubtful_setting_is_named_and_what_follows_is_said(arguments: list[str], key: str) -> None:

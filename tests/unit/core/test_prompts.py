@@ -130,6 +130,28 @@ def test_what_is_never_accepted_any_more_is_given_up(worked_before: int) -> None
     assert quota.accepted == 0
 
 
+@given(st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 3), st.integers(0, 300), st.randoms())
+def test_a_patient_quota_is_exhausted_by_what_was_sampled_not_by_what_ended_first(
+    fate: list[bool], target: int, failed_before: int, draw: random.Random
+) -> None:
+    """Group i is accepted if fate[i]; they end in any order, after any history."""
+    acceptance = Acceptance()
+    for _ in range(failed_before):
+        acceptance = acceptance.after(accepted=False)
+    quota = Quota(target=target, limit=2, is_patient=True, acceptance=acceptance)
+    under_way: list[bool] = []
+    num_opened = 0
+    while not quota.is_exhausted() and quota.accepted < target:
+        num = quota.num_to_open()
+        under_way += fate[num_opened : num_opened + num]
+        num_opened += num
+        quota = quota.opened(num)
+        quota = quota.resolved(accepted=under_way.pop(draw.randrange(len(under_way))))
+    while under_way and quota.accepted < target:  # exhausted is looked at when nothing is under way
+        quota = quota.resolved(accepted=under_way.pop())
+    assert (quota.accepted >= target) == (sum(fate) >= target)
+
+
 def test_the_acceptance_rate_forgets() -> None:
     acceptance = Acceptance()
     for _ in range(500):

@@ -1,5 +1,6 @@
 """What a user's file may do while it is loaded, and what is said of it. None of it may harm this process."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_a_file_that_closes_descriptors_and_starts_threads_passes(tmp_path: Path
 def test_a_file_that_is_not_loaded_in_time_is_told_and_ended(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"was not loaded within 0.5 s \(launch.start_timeout_s\)"):
         tried(tmp_path, "import time\ntime.sleep(600)\n" + GOOD, limit_s=0.5)
+
+
+@pytest.mark.parametrize("ending", ["", "import time\ntime.sleep(600)\n", "os._exit(0)\n"])
+def test_what_a_file_starts_in_a_session_of_its_own_ends_with_the_trial(tmp_path: Path, ending: str) -> None:
+    starts = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    starts += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+    with contextlib.suppress(ConfigError):
+        tried(tmp_path, starts + ending + GOOD, limit_s=3.0)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
 def test_a_genrms_function_must_be_async(tmp_path: Path) -> None:
