@@ -159,7 +159,7 @@ def living(run_dir: Path) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
-            state = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            state = (path.parent / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
         if str(run_dir) in words and state != "Z":

@@ -25,6 +25,14 @@ EXIT_WILL_CONTINUE = 75
 EXIT_DO_NOT_RESTART = 93
 
 
+def words_of(error: BaseException) -> str:
+    """Kind and text of any exception. Its text is made by whoever wrote it, and that may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as another:  # noqa: BLE001 - whatever it is, there are no words
+        return f"{type(error).__name__}, whose text cannot be had ({type(another).__name__})"
+
+
 class YattError(Exception):
     """Base class, so that one ``except`` at a process's top can tell ours from a bug."""
 

@@ -1,12 +1,15 @@
 """Files that cannot be read for a while: who starts waits for them, and blames nobody with exit code 2."""
 
+import errno
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.faults.test_folder_between_attempts import Process
-from tests.runs import wait_for
+from tests.runs import REWARD, RunFile, command, rows, wait_for
 from tests.tiny_models import make_qwen3
 from yatt.adapters.files import unsealed_any
 from yatt.paths import RunPaths
@@ -85,3 +88,63 @@ def test_a_models_files_are_waited_for_with_ticks(tmp_path):
         wait_for(lambda: "read\n" in reader.said, timeout_s=5, what="the last line")
     finally:
         reader.close()
+
+
+@pytest.mark.parametrize("name", ["reward.py", "policy/tokenizer.json", "policy/config.json"])
+def test_a_file_that_fails_before_the_start_is_nobodys_mistake(tmp_path, name):
+    run = RunFile(tmp_path / "a", {"launch": {"nodes": 1}, "trainer": {"total_iterations": 1}})
+    argv, weather = command("run", str(run.write())), tmp_path / "weather"
+    weather.write_text("error")
+    started = Process(argv, run.folder / name, weather)
+    try:
+        code = started.process.wait(timeout=60)
+    finally:
+        started.close()
+    is_full = os.strerror(errno.ENOSPC) in "".join(started.said)  # one of the weather's: who typed makes room
+    assert code == (2 if is_full else 1), started.said
+    assert name.rpartition("/")[2] in "".join(started.said)
+    assert "Traceback" not in "".join(started.said)
+    assert not run.run_dir.exists()
+
+
+@pytest.mark.slow
+def test_a_data_file_that_fails_for_a_while_costs_no_sample(tmp_path):
+    """The reward processes read rows; the time that takes is not their functions'."""
+    settings = {"launch": {"nodes": 1, "reward_processes": 1}, "trainer": {"total_iterations": 3}}
+    run, marks = RunFile(tmp_path / "a", settings), tmp_path / "called"
+    run.folder.mkdir()
+    # Its process has no row open yet when it is killed by its first call, and the weather turns bad.
+    once = f"""
+import os, pathlib
+weather, called = pathlib.Path({str(tmp_path / "weather")!r}), pathlib.Path({str(marks)!r})
+inner = compute_score
+def compute_score(**arguments):
+    if not called.exists():
+        called.touch()
+        weather.write_text("error")
+        os._exit(1)
+    return inner(**arguments)
+"""
+    (run.folder / "reward.py").write_text(REWARD + once)
+    section = {"name": "digits", "path": str(run.folder / "reward.py"), "timeout_s": 1.0}
+    run.settings = {"rewards": [section], **settings}
+    argv, weather, events = (
+        command("run", str(run.write())),
+        tmp_path / "weather",
+        run.run_dir / "events.jsonl",
+    )
+    started = Process(argv, run.folder / "train.jsonl", weather)
+    try:
+        wait_for(marks.exists, timeout_s=60, what="the first call")
+        time.sleep(10.0)
+        assert not rows(run.run_dir / "metrics.jsonl"), "the weather came too late"
+        weather.unlink()
+        assert started.process.wait(timeout=90) == 0, started.said
+    finally:
+        started.close()
+    assert kinds(events, "rollout.group.drop") == kinds(events, "reward.kill") == []
+    assert len(kinds(events, "attempt.start")) == 1
+
+
+def kinds(events, kind):
+    return [event for event in rows(events) if event["kind"] == kind]

@@ -55,7 +55,7 @@ def test_calls_that_hang_or_crash_cost_their_own_groups_and_no_other(tmp_path: P
     done = yatt("run", str(run.write()), timeout_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = drops(run)
-    hung = [reason for reason in found if "took longer than its timeout_s 1.5" in reason]
+    hung = [reason for reason in found if "took longer than 4 times its timeout_s 1.5" in reason]
     crashed = [reason for reason in found if "ended its process each time" in reason]
     assert found and len(hung) + len(crashed) == len(found), found
     events = rows(run.run_dir / "events.jsonl")
@@ -77,7 +77,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def age_s(pid: int) -> float:
     """Since a process was started; 0 if it is gone."""
     try:
-        began = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        began = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[19])
     except OSError:
         return 0.0
     return float(Path("/proc/uptime").read_text().split()[0]) - began / os.sysconf("SC_CLK_TCK")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
@@ -67,6 +68,13 @@ def halved(data_source, solution_str, ground_truth, extra_info=None):
         raise ValueError("half \\ud800")
     return {"score": 1, "half \\ud800": 2, 5: 6}
 
+class Unprintable(Exception):
+    def __str__(self):
+        return self.text
+
+def unprintable(data_source, solution_str, ground_truth, extra_info=None):
+    raise Unprintable
+
 def trl_style(prompts, completions, answer, **columns):
     return [float(completion[0]["content"] == right) for completion, right in zip(completions, answer)]
 
@@ -75,6 +83,14 @@ async def judged(data_source, solution_str, ground_truth, extra_info, prompt, cl
     second = await client.complete("sure? " + prompt, max_tokens=3, temperature=1.0)
     return float(first == "yes") + 0.5 * float(second == "yes")
 
+async def judged_stubbornly(data_source, solution_str, ground_truth, extra_info, prompt, client):
+    while True:
+        try:
+            await client.complete(extra_info.get("text", "sure?"))
+        except Exception as error:
+            if solution_str == "once":
+                return 0.0
+
 async def judged_slowly(data_source, solution_str, ground_truth, extra_info, prompt, client):
     first = await client.complete("is it right? " + solution_str)
     if solution_str == "rest":
@@ -82,6 +98,7 @@ async def judged_slowly(data_source, solution_str, ground_truth, extra_info, pro
     return float(first == "yes")
 """
 NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled", "halved"]
+NAMES += ["unprintable"]
 QUICK = ["deaf", "covering"]
 
 
@@ -119,8 +136,11 @@ def run(tmp_path):
     pointwise = {"name": "template", "model": judge, "template": "{completion}",
                  "verdict": {"pattern": "score: (.*)"}}  # fmt: skip
     slow = genrm | {"name": "slow", "function": "judged_slowly", "timeout_s": 0.5}
+    stubborn = genrm | {"name": "stubborn", "function": "judged_stubbornly", "timeout_s": 2.0}
     data = {"train_files": [str(DATA)]}
-    return write_run(tmp_path, {"rewards": rewards, "genrms": [genrm, pointwise, slow], "data": data})
+    return write_run(
+        tmp_path, {"rewards": rewards, "genrms": [genrm, pointwise, slow, stubborn], "data": data}
+    )
 
 
 def over_rewards(run, scene, handler=None):
@@ -330,6 +350,60 @@ def test_a_function_that_asks_its_genrm_without_end_fails_its_sample(run, tmp_pa
 
     (tmp_path / "rewards.py").write_text(FUNCTIONS + code)
     over_rewards(run, scene, answer)
+
+
+def test_a_function_that_never_gives_in_meets_its_limit_and_holds_nobody_up(run):
+    async def answer(sender, ask):
+        return m.Answered(text="maybe", finish_reason="stop")
+
+    async def scene(hub):
+        without_end = asyncio.create_task(hub.order(order("stubborn"), 100.0))
+        wrong = asyncio.create_task(hub.order(order("stubborn", extra_info={"text": 5}), 100.0))
+        assert (await hub.order(order("patient"), 10.0)).score == 0.25
+        assert "took longer than its timeout_s 2" in (await wrong).error
+        failed = await without_end
+        assert failed.user and "client.complete was called 1000 times" in failed.error
+        assert (await hub.order(order("patient"), 10.0)).score == 0.25
+
+    over_rewards(run, scene, answer)
+
+
+def test_a_judge_that_takes_a_lost_genrm_for_a_verdict_is_not_believed(run):
+    async def answer(sender, ask):
+        return m.Failed(error="no engine")
+
+    async def scene(hub):
+        failed = await hub.order(order("stubborn", completion="once"))
+        assert failed == m.Failed(error="GenRM 'stubborn' could not answer: no engine")
+
+    over_rewards(run, scene, answer)
+
+
+def test_an_exception_without_words_is_the_users_mistake(run):
+    async def scene(hub):
+        failed = await hub.order(order("unprintable"))
+        assert failed.user and "Unprintable, whose text cannot be had (AttributeError)" in failed.error
+
+    over_rewards(run, scene)
+
+
+def test_a_row_that_hangs_costs_its_call_a_repeat_and_no_other_call_anything(run):
+    async def scene(hub):
+        good, hanging = order("patient"), order("patient", extra_info={"value": 0.5})
+        whole = DATA.read_bytes()
+        DATA.unlink()
+        os.mkfifo(DATA)
+        began_s = time.monotonic()
+        failed = await hub.order(hanging)
+        assert failed.waits and not failed.user and "was not read within 0.5 s" in failed.error
+        assert time.monotonic() - began_s < 3.0, "less than the function's own limit"
+        DATA.rename(DATA.with_suffix(".fifo"))
+        DATA.write_bytes(whole)
+        os.close(os.open(DATA.with_suffix(".fifo"), os.O_WRONLY | os.O_NONBLOCK))  # what hangs ends
+        answers = [await hub.order(each) for each in (good, hanging, hanging)]
+        assert [answer.score for answer in answers[::2]] == [0.25, 0.5]
+
+    over_rewards(run, scene)
 
 
 def test_a_genrm_that_cannot_answer_fails_the_sample(run):

@@ -256,10 +256,10 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
     async def scene() -> None:
         async with connected(tmp_path, handler, later) as (hub, line):
             failed = await line.request("node0", m.Done(), 5.0)
-            assert failed == m.Failed(error="a defect at Done: RuntimeError('at once')")
+            assert failed == m.Failed(error="a defect at Done: RuntimeError: at once")
             assert await line.request("node0", m.Stop(), 5.0) == m.Stop()
             failed = await hub.request("node1", m.Stop(), 5.0)
-            assert failed == m.Failed(error="a defect at Stop: KeyError('later')")
+            assert failed == m.Failed(error="a defect at Stop: KeyError: 'later'")
 
     asyncio.run(scene())
 

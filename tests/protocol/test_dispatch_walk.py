@@ -2,7 +2,7 @@
 
 A server answers, dies of the poison in it, is killed from outside once, is put to sleep, or comes back; calls
 are withdrawn. In all of it a call is in one place, a server is never over its room, the poison is soon over,
-and no other call ever is.
+and no other call ever is. With two poisons that holds where suspects are isolated.
 """
 
 import copy
@@ -14,8 +14,9 @@ import pytest
 from yatt.core.dispatch import SUSPECT, Dispatch
 
 ROOM, PATIENCE, DEPTH = 2, SUSPECT + 1, 14
-POISON = "poison"
+POISON, VENOM = "poison", "venom"
 CALLS = {"a": "x", "b": "x", "c": "y", POISON: "y"}
+TWO_POISONS = {"a": "", POISON: "", VENOM: ""}
 
 
 @dataclass
@@ -28,15 +29,16 @@ class World:
     kills_left: int = 1
     sleeps_left: int = 1
     deaths: int = 0
+    isolates: bool = False
     story: list[str] = field(default_factory=list)
 
 
-def begin(kind: type[Dispatch]) -> World:
-    world = World(kind(patience=PATIENCE))
+def begin(kind: type[Dispatch], calls: dict[str, str], *, isolates: bool) -> World:
+    world = World(kind(patience=PATIENCE, isolates=isolates), isolates=isolates)
     for server in ("s", "t"):
         world.dispatch.serve(server, "pool", ROOM)
         world.up.add(server)
-    for key, group in CALLS.items():
+    for key, group in calls.items():
         world.dispatch.submit(key, "pool", group)
         world.under_way.add(key)
     return settled(world)
@@ -55,10 +57,14 @@ def settled(world: World) -> World:
         assert sorted(world.dispatch.keys(server)) == running
         suspects = [key for key in running if world.dispatch.suspicion(key) >= SUSPECT]
         assert len(suspects) < 2, f"two suspects in one server: {suspects} {world.story}"
+        if world.isolates and suspects:
+            assert running == suspects, f"a suspect and others in one server: {running} {world.story}"
     free = sum(ROOM - list(world.at.values()).count(server) for server in world.up)
     waiting = world.under_way - world.at.keys()
     unsuspected = [key for key in waiting if world.dispatch.suspicion(key) < SUSPECT]
-    assert not (free and unsuspected), f"room, and {unsuspected} waits: {world.story}"
+    if not world.isolates:
+        assert not (free and unsuspected), f"room, and {unsuspected} waits: {world.story}"
+    assert not (free and waiting and not world.at), f"nothing runs, and {waiting} waits: {world.story}"
     return world
 
 
@@ -73,7 +79,7 @@ def died(world: World, server: str) -> None:
 
 def moves(world: World) -> Iterator[tuple[str, Callable[[World], None]]]:
     for key, server in world.at.items():
-        if key != POISON:
+        if key not in (POISON, VENOM):
             yield f"{key} answered", lambda w, key=key: finish(w, key)
         else:
             yield f"{server} dies of it", lambda w, server=server: died(w, server)
@@ -118,10 +124,12 @@ def signature(world: World) -> object:
     )
 
 
-def walk(kind: type[Dispatch], depth: int = DEPTH) -> dict[str, int]:
+def walk(
+    kind: type[Dispatch], depth: int = DEPTH, calls: dict[str, str] = CALLS, *, isolates: bool = False
+) -> dict[str, int]:
     seen: set[object] = set()
     counts = {"states": 0, "poison over": 0, "finished": 0}
-    todo = [begin(kind)]
+    todo = [begin(kind, calls, isolates=isolates)]
     while todo:
         world = todo.pop()
         if (mark := signature(world)) in seen or len(world.story) >= depth:
@@ -130,7 +138,7 @@ def walk(kind: type[Dispatch], depth: int = DEPTH) -> dict[str, int]:
         counts["states"] += 1
         counts["poison over"] += POISON in world.over
         counts["finished"] += not world.under_way
-        assert world.over <= {POISON}, f"an innocent call is over: {world.over} {world.story}"
+        assert world.over <= {POISON, VENOM}, f"an innocent call is over: {world.over} {world.story}"
         for name, move in moves(world):
             after = copy.deepcopy(world)
             after.story.append(name)
@@ -144,6 +152,14 @@ def test_every_schedule_ends_the_poison_and_spares_the_others() -> None:
     assert counts["states"] > 1000
     assert counts["poison over"] > 50
     assert counts["finished"] > 10
+
+
+def test_two_poisons_spare_the_others_where_suspects_are_isolated() -> None:
+    counts = walk(Dispatch, calls=TWO_POISONS, isolates=True)
+    assert counts["poison over"] > 50
+    assert counts["finished"] > 2
+    with pytest.raises(AssertionError, match="an innocent call is over"):
+        walk(Dispatch, calls=TWO_POISONS)
 
 
 class BlamesNobody(Dispatch):
@@ -179,6 +195,16 @@ class NeverGivesUp(Dispatch):
     def suspect(self, key: str) -> bool:
         self._patience += 1
         return super().suspect(key)
+
+
+class LetsOthersIn(Dispatch):
+    def _has_suspect(self, server: object) -> bool:
+        return False
+
+
+def test_the_walk_catches_calls_that_join_a_suspect() -> None:
+    with pytest.raises(AssertionError, match="a suspect and others"):
+        walk(LetsOthersIn, calls=TWO_POISONS, isolates=True)
 
 
 class KeepsTheDead(Dispatch):

@@ -85,16 +85,23 @@ class RowReader:
         self._lines: dict[int, FileIO] = {}
         self._tables: dict[int, Any] = {}
 
-    def read(self, ref: RowRef) -> Row:
+    def path(self, ref: RowRef) -> Path:
+        """The file of a row."""
+        return self._paths[ref.file]
+
+    def read(self, ref: RowRef, *, limit_s: float = LIMIT_S) -> Row:
         """One row.
+
+        Args:
+            limit_s: how long passing errors are waited for; 0 is one try.
 
         Raises:
             WorkerFailed: the file cannot be read (any more), or has changed.
         """
-        path = self._paths[ref.file]
+        path = self.path(ref)
         find = self._parquet_row if path.suffix == ".parquet" else self._line
         try:
-            return _row(patiently(partial(find, ref)), str(path), self._data)
+            return _row(patiently(partial(find, ref), limit_s=limit_s), str(path), self._data)
         except (OSError, ValueError, ConfigError) as error:
             raise WorkerFailed(f"{path}: a row that was there cannot be read: {error}") from error
 

@@ -110,7 +110,7 @@ def check_memory(folder: Path, key: str) -> None:
     """
     if not folder.is_dir():
         raise ConfigError(f"{key}: there is no folder {folder}. Write /dev/shm.")
-    kind = mount_of(os.path.realpath(folder), Path("/proc/self/mounts").read_text())
+    kind = mount_of(os.path.realpath(folder), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     if kind not in MEMORY:
         raise ConfigError(
             f"{key}: {folder} is on {kind}, which is no memory filesystem; weights would go through a disk. "

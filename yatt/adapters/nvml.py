@@ -110,6 +110,6 @@ def sees_host_pids() -> bool:
 def process_name(pid: int) -> str:
     """What a process is called, for a message."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return "not visible from here"

@@ -54,7 +54,7 @@ class Identity:
     def of(cls, pid: int) -> "Identity | None":
         """Of a process seen from here, None if there is none."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
         except OSError:
             return None
         if fields[0] in "ZX":

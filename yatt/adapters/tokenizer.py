@@ -248,7 +248,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(data.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
@@ -262,10 +262,19 @@ def _token_text(entry: Any) -> str:
 def _chat_template(root: Path, config: dict[str, Any]) -> str:
     own_file = root / "chat_template.jinja"
     if (data := _bytes_or_none(own_file)) is not None:
-        return io.StringIO(data.decode(), newline=None).read()  # as a text file is read
+        try:
+            return io.StringIO(data.decode(), newline=None).read()  # as a text file is read
+        except ValueError as error:
+            raise ConfigError(f"{own_file} is not UTF-8: {error}") from error
     entry = config.get("chat_template")
     if isinstance(entry, list):
-        named = {item["name"]: item["template"] for item in entry}
+        try:
+            named = {item["name"]: item["template"] for item in entry}
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{root / 'tokenizer_config.json'}: chat_template is a list whose entries are not all "
+                "{name, template}."
+            ) from error
         return str(named.get("default", ""))
     return entry if isinstance(entry, str) else ""
 

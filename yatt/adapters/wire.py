@@ -26,7 +26,7 @@ import zmq
 from yatt.adapters.curve import Socket
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing, Seen
-from yatt.errors import DeadlineExceeded, StaleEpoch
+from yatt.errors import DeadlineExceeded, StaleEpoch, words_of
 from yatt.printable import printable
 from yatt.records import message as m
 from yatt.records.codec import (
@@ -378,4 +378,4 @@ class Channel:
 
 def _defect(body: m.Message, error: Exception) -> m.Message:
     _LOG.error("a defect in answering %s", type(body).__name__, exc_info=error)
-    return m.Failed(error=f"a defect at {type(body).__name__}: {error!r}")
+    return m.Failed(error=f"a defect at {type(body).__name__}: {words_of(error)}")

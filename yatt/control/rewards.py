@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from yatt import clock
 from yatt.adapters.process import describe_exit
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
@@ -35,6 +36,9 @@ GRACE_S = 1.0
 MOST_OVERRUNS = 2
 """In deterministic mode a call that met its limit is asked again so often, each time with twice the time: the
 limit is on the clock, and how busy the machine is must not decide what is trained on."""
+
+ROW_RETRY_S = 1.0
+"""Between two tries of a call whose data row cannot be read."""
 
 MOST_STUCK = 8
 """Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
@@ -63,7 +67,7 @@ class RewardPool:
         self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
         self._limits |= {g.name: g.timeout_s if g.path else g.verdict.timeout_s for g in config.genrms}
         self._asynchronous = {genrm.name for genrm in config.genrms if genrm.path}
-        self._dispatch = Dispatch(patience=PATIENCE)
+        self._dispatch = Dispatch(patience=PATIENCE, isolates=True)
         self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,6 +78,8 @@ class RewardPool:
         self._hung: set[str] = set()
         self._most_overruns = MOST_OVERRUNS if config.run.deterministic else 0
         self._overruns: Counter[str] = Counter()
+        self._waits_since: dict[str, float] = {}
+        self._row_limit_s = config.launch.phase_timeout_s
 
     async def call(self, order: m.Score) -> m.Message:
         """Scored, or Failed with the reason; asked again if its process dies."""
@@ -88,6 +94,7 @@ class RewardPool:
             if self._dispatch.withdraw(key):  # else its process is busy with it until it answers
                 self._calls.pop(key, None)
                 self._overruns.pop(key, None)
+                self._waits_since.pop(key, None)
             raise
 
     def loaded(self, body: m.RewardsLoaded) -> None:
@@ -153,16 +160,29 @@ class RewardPool:
         except DeadlineExceeded:
             self._overdue(key, server, limit_s, is_sync=is_sync)
             return
-        if isinstance(answer, m.Failed) and answer.overran and self._may_be_asked_again(key):
-            self._dispatch.bounce(key)
-            self._pump()
+        if isinstance(answer, m.Failed) and answer.waits and self._may_wait(key):
+            await asyncio.sleep(ROW_RETRY_S)
+            self._ask_again(key, server)
+        elif isinstance(answer, m.Failed) and answer.overran and self._may_be_asked_again(key):
+            self._ask_again(key, server)
         else:
             self._settle(key, answer)
+
+    def _ask_again(self, key: str, server: str) -> None:
+        if key in self._dispatch.keys(server):  # else its process has ended meanwhile, and it waits already
+            self._dispatch.bounce(key)
+        self._pump()
+
+    def _may_wait(self, key: str) -> bool:
+        """Its data row cannot be read now; that costs time, not the sample."""
+        since_s = self._waits_since.setdefault(key, clock.monotonic_s())
+        return clock.monotonic_s() - since_s < self._row_limit_s and not self._calls[key][1].done()
 
     def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
         """Nothing came: the process hangs, and only its end helps."""
         worker = self._supervisor.by_wire(server)
-        self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
+        if server not in self._hung:  # of those that shared it one event is enough
+            self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
             self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
             if not self._may_be_asked_again(key):
@@ -185,6 +205,7 @@ class RewardPool:
     def _settle(self, key: str, answer: m.Message) -> None:
         call: Any = self._calls.pop(key, None)
         self._overruns.pop(key, None)
+        self._waits_since.pop(key, None)
         self._dispatch.done(key)
         if call is not None and not call[1].done():
             call[1].set_result(answer)

@@ -7,7 +7,8 @@ is taken, counting what it has to do for others.
 A server that dies fails the calls in it, and one of them may be why. Each gets one *suspicion* and is asked
 again; calls with `SUSPECT` suspicions or more never share a server. So a call that kills its server meets
 each other call at most `SUSPECT` times, and cannot use up the others' patience. A call with more than
-`patience` suspicions is over.
+`patience` suspicions is over. Where many calls may be poison (reward functions, which users write), a suspect
+has its server to itself: else it would be blamed for each poison that is new to its server.
 
 Holds no clock and does no I/O; the same calls in the same order give the same answers.
 """
@@ -90,9 +91,14 @@ class Dispatch:
         patience: suspicions that a call may gather and still be asked again.
         near: servers preferred among equally loaded ones.
         salt: makes two processes choose differently among equals.
+        isolates: suspects share their server with no call at all. While one waits for that, none of its pool
+            is bound, so that a server empties.
     """
 
-    def __init__(self, *, patience: int, near: frozenset[str] = frozenset(), salt: str = "") -> None:
+    def __init__(
+        self, *, patience: int, near: frozenset[str] = frozenset(), salt: str = "", isolates: bool = False
+    ) -> None:
+        self._isolates = isolates
         self._patience, self._near, self._draw = patience, near, random.Random(salt)
         self._calls: dict[str, _Call] = {}
         self._servers: dict[str, _Server] = {}
@@ -200,6 +206,8 @@ class Dispatch:
                 else:  # a suspect, and every server with room has one
                     passed_over.append(key)
                     del waiting[key]
+                    if self._isolates:
+                        break
             for key in reversed(passed_over):
                 waiting[key] = None
                 waiting.move_to_end(key, last=False)
@@ -244,9 +252,15 @@ class Dispatch:
         known = self._servers.get(server)
         if known is None or not known.free:
             return False
+        if self._isolates:
+            return not known.running or not (call.suspicion >= SUSPECT or self._has_suspect(known))
         if call.suspicion < SUSPECT:
             return True
         return not any(self._calls[key].suspicion >= SUSPECT for key in known.running)
+
+    def _has_suspect(self, server: _Server) -> bool:
+        """Where suspects are isolated, one that runs is alone."""
+        return len(server.running) == 1 and self._calls[next(iter(server.running))].suspicion >= SUSPECT
 
     def _choose(self, key: str) -> str:
         """The server for a call, empty if none takes it now."""

@@ -135,7 +135,7 @@ def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
     there = _nearest(path)
     if not try_it and there != path:
         return Folder(key=key, path=str(path), filesystem="unknown", problem="it does not exist")
-    kind = mount_of(str(there.resolve()), Path("/proc/self/mounts").read_text())
+    kind = mount_of(str(there.resolve()), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")

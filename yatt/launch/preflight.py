@@ -42,15 +42,16 @@ def preflight(config: RunConfig, *, runs_here: bool = True) -> None:
         runs_here: the run's processes start on this machine, under its limits.
 
     Raises:
-        ConfigError: everything that is wrong, one line each.
+        ConfigError: everything that is wrong, one line each; made from a passing error if nothing else is.
     """
     checks = list(_checks(config))
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
-    faults = [fault for check in checks if (fault := _fault(check))]
+    faults = [fault for check in checks if (fault := _fault(check)) is not None]
     if faults:
-        listed = "\n".join(f"  {line}" for fault in faults for line in fault.splitlines())
-        raise ConfigError(f"nothing was started:\n{listed}")
+        listed = "\n".join(f"  {line}" for fault in faults for line in str(fault).splitlines())
+        passing = faults[0].__cause__ if all(map(is_passing, faults)) else None
+        raise ConfigError(f"nothing was started:\n{listed}") from passing
 
 
 def show_doubts(config: RunConfig) -> None:
@@ -59,12 +60,12 @@ def show_doubts(config: RunConfig) -> None:
         sys.stderr.write(f"yatt: note: {key} {says}\n")
 
 
-def _fault(check: Callable[[], object]) -> str:
+def _fault(check: Callable[[], object]) -> ConfigError | None:
     try:
         check()
     except ConfigError as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:

@@ -58,12 +58,13 @@ class Done(Message, frozen=True, kw_only=True):
 
 class Failed(Message, frozen=True, kw_only=True):
     """The order failed. `error` is one sentence for people; `user` marks a user's mistake (exit 2), `overran`
-    a reward function that met its limit."""
+    a reward function that met its limit, `waits` a data file that may be read later."""
 
     error: str
     trace: str = ""
     user: bool = False
     overran: bool = False
+    waits: bool = False
 
 
 class Wake(Message, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ after they were cancelled. A function that raises fails its sample with one sent
 """
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -21,9 +22,10 @@ from typing import Any
 import zmq
 
 from yatt.adapters.curve import calling_socket
-from yatt.adapters.dataset import RowReader
-from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.dataset import Row, RowReader
+from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import die_with_parent, leave_notice_to_controller
+from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_link import WorkerLink
@@ -38,6 +40,7 @@ from yatt.errors import (
     DeadlineExceeded,
     StaleEpoch,
     WorkerFailed,
+    words_of,
 )
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
@@ -53,6 +56,12 @@ from yatt.reward.functions import (
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
 
 PARENT_CHECK_S = 1.0
+ROW_S = 0.5
+"""How long a data row may take to read, until the controller asks again."""
+
+MOST_READING = 256
+"""Reads under way, each in a thread; those that hang count too."""
+
 _SHOWN_CHARACTERS = 60
 _LOG = logging.getLogger("yatt.reward")
 
@@ -74,6 +83,7 @@ class RewardWorker:
         }
         self._channel: Channel | None = None
         self._stuck: set[asyncio.Task[Any]] = set()
+        self._reading: set[object] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopped = asyncio.Event()
 
@@ -97,23 +107,29 @@ class RewardWorker:
         return await self._score(function, body)
 
     async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
-        sample, client = None, self._client(function)
+        client = self._client(function)
         function = replace(function, limit_factor=order.limit_factor)
         try:
-            sample = self._sample(order)
+            sample = await self._sample(order)
+        except WorkerFailed as error:  # a row that cannot be read
+            return m.Failed(error=str(error), waits=is_passing(error))
+        answer = await self._answer(function, sample, client)
+        return client.failure if client is not None and client.failure is not None else answer
+
+    async def _answer(
+        self, function: RewardFunction, sample: ScoredSample, client: GenRMClient | None
+    ) -> m.Message:
+        try:
             score, extra = await call_reward(function, sample, client=client)
         except DeadlineExceeded as error:
             if isinstance(error, CallStuck):
                 self._tell_stuck(error)
             return m.Failed(error=f"{error}, on {_shown(sample)}", user=True, overran=True)
-        except WorkerFailed as error:  # a row that cannot be read, or a GenRM that cannot answer
-            return m.Failed(error=str(error))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             place = where_raised(error, function.path)
-            cause = f"{type(error).__name__}: {error}"
-            says = f"{function.place} failed at {place} on {_shown(sample)}: {cause}"
+            says = f"{function.place} failed at {place} on {_shown(sample)}: {words_of(error)}"
             trace = "".join(traceback.format_exception(error))
             return m.Failed(error=encodable(says), trace=encodable(trace), user=True)
         return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
@@ -128,8 +144,8 @@ class RewardWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _sample(self, order: m.Score) -> ScoredSample:
-        row = self._rows[order.is_held_out].read(order.row)
+    async def _sample(self, order: m.Score) -> ScoredSample:
+        row = await self._row(order)
         return ScoredSample(
             prompt=order.prompt, completion=order.completion, data_source=row.data_source,
             ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
@@ -139,6 +155,32 @@ class RewardWorker:
                 "max_response_tokens": self._config.rollout.max_response_tokens,
             },
         )  # fmt: skip
+
+    async def _row(self, order: m.Score) -> Row:
+        """The data row. One try of bounded length: a call's time is its function's, and others wait here.
+
+        Raises:
+            WorkerFailed: it cannot be read; made from a passing error, if it can be later.
+        """
+        path = self._rows[order.is_held_out].path(order.row)
+        try:
+            if len(self._reading) >= MOST_READING:
+                raise OSError(errno.EAGAIN, f"{MOST_READING} reads hang")
+            self._reading.add(mark := object())
+            row: Row = await asyncio.wait_for(call_in_thread(partial(self._read, order, mark)), ROW_S)
+            return row
+        except TimeoutError:
+            raise WorkerFailed(f"{path}: a row was not read within {ROW_S:g} s") from OSError(
+                errno.EAGAIN, ""
+            )
+        except OSError as error:
+            raise WorkerFailed(f"{path}: a row cannot be read: {error}") from error
+
+    def _read(self, order: m.Score, mark: object) -> Row:
+        try:
+            return self._rows[order.is_held_out].read(order.row, limit_s=0.0)
+        finally:
+            self._reading.discard(mark)
 
     def _client(self, function: RewardFunction) -> GenRMClient | None:
         genrm = self._genrms.get(function.name)
@@ -165,9 +207,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _shown(sample: ScoredSample | None) -> str:
-    if sample is None:
-        return "a sample"
+def _shown(sample: ScoredSample) -> str:
     end = "..." if len(sample.prompt) > _SHOWN_CHARACTERS else ""
     return f"the {sample.data_source} sample with prompt {sample.prompt[:_SHOWN_CHARACTERS]!r}{end}"
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
-from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.errors import ConfigError, DeadlineExceeded, words_of
 from yatt.reward.builtins import BUILTINS
 
 if TYPE_CHECKING:
@@ -195,12 +195,10 @@ def _load_module(path: Path, key: str) -> ModuleType:
     except SystemExit as error:
         raise ConfigError(
             f"{key}.path: {where_raised(error, path)}: loading the file ends the process "
-            f"(SystemExit: {error}). Leave that to `if __name__ == '__main__':`."
+            f"({words_of(error)}). Leave that to `if __name__ == '__main__':`."
         ) from error
     except Exception as error:
-        raise ConfigError(
-            f"{key}.path: {where_raised(error, path)}: {type(error).__name__}: {error}."
-        ) from error
+        raise ConfigError(f"{key}.path: {where_raised(error, path)}: {words_of(error)}.") from error
     return module
 
 

@@ -39,6 +39,9 @@ class GenRMClient:
         self._run_seed, self._limit_s = run_seed, limit_s
         self.asked = 0
         """Completions that the function asked for so far."""
+        self.failure: m.Failed | None = None
+        """Why the call has failed, whatever its function makes of that: a judge that takes an exception for a
+        verdict must not be believed."""
         self._function_limit: asyncio.Timeout | None = None
         self._under_way, self._left_s = 0, 0.0
 
@@ -57,13 +60,14 @@ class GenRMClient:
             RuntimeError: the function asks without end.
             WorkerFailed: the GenRM could not answer, or not in time.
         """
+        await asyncio.sleep(0)  # a function that tries again and again must meet its limit
         text = _text(text)
         most = self._genrm.max_tokens if max_tokens is None else _max_tokens(max_tokens)
         warmth = self._genrm.temperature if temperature is None else _temperature(temperature)
         if self.asked >= MOST_ASKS:
-            raise RuntimeError(
-                f"client.complete was called {MOST_ASKS} times for this sample; that is the most"
-            )
+            says = f"client.complete was called {MOST_ASKS} times for this sample; that is the most"
+            self.failure = self.failure or m.Failed(error=says, user=True)
+            raise RuntimeError(says)
         number, self.asked = self.asked, self.asked + 1
         seed = _seed(self._run_seed, text, number)
         ask = m.Ask(genrm=self._genrm.name, text=text, seed=seed, max_tokens=most, temperature=warmth)
@@ -71,13 +75,17 @@ class GenRMClient:
             with self._paused():
                 answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
         except DeadlineExceeded as error:  # the machines', not the function's own limit
-            raise WorkerFailed(str(error)) from error
+            raise self._failed(str(error)) from error
         if isinstance(answer, m.Failed) and answer.user:
             raise ValueError(f"GenRM '{self._genrm.name}' refuses this text: {answer.error}")
         if isinstance(answer, m.Failed):
-            raise WorkerFailed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
+            raise self._failed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
         assert isinstance(answer, m.Answered), f"an Ask is answered by Answered, not {answer!r}"
         return answer.text
+
+    def _failed(self, says: str) -> WorkerFailed:
+        self.failure = self.failure or m.Failed(error=says)
+        return WorkerFailed(says)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:

@@ -32,7 +32,8 @@ def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_
         limit_s: how long loading may take.
 
     Raises:
-        ConfigError: as `load_function`; or the file ended the process, or was not loaded in time.
+        ConfigError: as `load_function`; or the file ended the process, or was not loaded in time. Made from
+            the error of a filesystem, if that is the cause.
     """
     with tempfile.TemporaryDirectory(prefix="yatt-trial-") as folder:
         found, log = Path(folder) / "found", Path(folder) / "log"
@@ -56,19 +57,23 @@ def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_
             raise ConfigError(
                 f"{key}.path: loading {path} ended the process ({how}){f': {said}' if said else ''}."
             )
-        if error := found.read_text():
-            raise ConfigError(error)
+        error, number = json.loads(found.read_text())
+        if error:
+            raise ConfigError(error) from (OSError(number, error) if number else None)
 
 
 def main() -> None:
     """Load one function and write what is wrong with it, nothing if it can be used."""
     path, name, key, must_be_async, found = json.loads(sys.argv[1])
+    said: tuple[str, int | None] = "", None
     try:
         load_function(Path(path), name, key, must_be_async=must_be_async)
-        error = ""
     except ConfigError as mistake:
-        error = str(mistake)
-    Path(found).write_text(error, errors="replace")
+        cause = mistake.__cause__
+        said = str(mistake), cause.errno if isinstance(cause, OSError) else None
+    except OSError as error:
+        said = f"{key}.path: {path} cannot be read: {error.strerror or error}.", error.errno
+    Path(found).write_text(json.dumps(said))
     os._exit(0)  # not waiting for threads that the file has started
 
 

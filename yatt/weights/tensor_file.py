@@ -6,6 +6,7 @@ and a file that cannot be opened is told as one that is not there.
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ DTYPES = {
 class _Place:
     """Where one tensor is; `begin` counts from the start of the file."""
 
-    dtype: torch.dtype
+    dtype: str
+    """As the format writes it; one that nobody reads need not be known."""
+
     shape: tuple[int, ...]
     begin: int
     size_bytes: int
@@ -66,9 +69,12 @@ class TensorFile:
 
         Raises:
             OSError: it cannot be read.
-            ConfigError: the file ends before.
+            ConfigError: the file ends before, or its dtype is not known here.
         """
         place = self._places[name]
+        if (dtype := DTYPES.get(place.dtype)) is None:
+            known = ", ".join(DTYPES)
+            raise ConfigError(f"model.path: {self._path}: tensor {name} is {place.dtype}; known are {known}.")
         data = torch.empty(place.size_bytes, dtype=torch.uint8)
         view = data.numpy().data
         with self._path.open("rb", buffering=0) as file:
@@ -80,7 +86,7 @@ class TensorFile:
                     raise self._fault(f"ends within tensor {name}")
                 at += count
                 tick()
-        return data.view(place.dtype).view(place.shape)
+        return data.view(dtype).view(place.shape)
 
     def _read_header(self, file: BinaryIO) -> dict[str, _Place]:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -90,7 +96,8 @@ class TensorFile:
         if len(body) != length:
             raise self._fault("ends within its header")
         try:
-            return dict(_places(json.loads(body), LENGTH_BYTES + length))
+            first, size_bytes = LENGTH_BYTES + length, os.fstat(file.fileno()).st_size
+            return dict(_places(json.loads(body), first, size_bytes))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._fault(f"has a header that cannot be read ({error!r})") from error
 
@@ -100,13 +107,23 @@ class TensorFile:
         )
 
 
-def _places(header: dict[str, Any], first: int) -> Iterator[tuple[str, _Place]]:
+def _places(header: dict[str, Any], first: int, end_of_file: int) -> Iterator[tuple[str, _Place]]:
     """Raises ValueError, KeyError, TypeError or AttributeError for what is no header."""
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
-        begin, end = map(int, entry["data_offsets"])
-        if begin < 0 or any(size < 0 for size in shape) or end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} has {end - begin} bytes for shape {shape} of {entry['dtype']}")
-        yield name, _Place(dtype, shape, first + begin, end - begin)
+    found = [(name, _place(entry, first)) for name, entry in header.items() if name != "__metadata__"]
+    at = first
+    for name, place in sorted(found, key=lambda each: (each[1].begin, each[1].size_bytes)):
+        if place.begin != at:
+            raise ValueError(f"{name} begins at {place.begin}, not at {at}")
+        at += place.size_bytes
+    if at != end_of_file:
+        raise ValueError(f"its tensors end at {at}, the file at {end_of_file}")
+    yield from found
+
+
+def _place(entry: dict[str, Any], first: int) -> _Place:
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in (*shape, begin, end - begin)):
+        raise TypeError(f"{dtype!r}, {shape}, {begin}, {end}")
+    if dtype in DTYPES and end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise ValueError(f"{end - begin} bytes for shape {shape} of {dtype}")
+    return _Place(dtype, shape, first + begin, end - begin)
