@@ -84,7 +84,7 @@ def test_what_a_worker_left_ends_with_it_and_all_else_goes_on() -> None:
 
 LAUNCHER = """
 import json, os, subprocess, sys, time
-from yatt.adapters.orphans import MARK, adopt_orphans, end_marked_orphans
+from yatt.adapters.orphans import MARK, adopt_orphans, end_orphans
 
 adopt_orphans()
 pids = []
@@ -93,7 +93,7 @@ for program, marks in (("sleep", {MARK: "node/reward-p0.1"}), (sys.argv[1], {MAR
     env = {**os.environ, **marks}
     pids.append(int(subprocess.run(["sh", "-c", shell, program], capture_output=True, env=env).stdout))
 time.sleep(0.3)
-is_done = end_marked_orphans((), 5.0)
+is_done = end_orphans((), 5.0, only_marked=True)
 print(json.dumps([is_done, pids[2], [os.path.exists(f"/proc/{pid}") for pid in pids]]))
 """
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +33,16 @@ class _Stray:
     has_ended: bool
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent ends. Where the kernel refuses, init stays it."""
+def adopt_orphans() -> bool:
+    """Become the parent of every descendant whose parent ends. Where the kernel refuses, init stays it.
+
+    Returns:
+        Whether every orphan will come from what this process starts. A shell that became it by `exec` may
+        have left it children, which may have others; and process 1 of a container gets everybody's.
+    """
+    is_alone = os.getpid() != 1 and not _children()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return is_alone
 
 
 @contextlib.contextmanager
@@ -47,7 +54,7 @@ def orphans_of_marked(limit_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        end_marked_orphans((), limit_s)
+        end_orphans((), limit_s, only_marked=True)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
@@ -67,29 +74,19 @@ def orphans(own: Collection[int]) -> tuple[list[Orphan], list[int]]:
     return living, [each.pid for each in found if each.has_ended]
 
 
-def end_orphans(own: Collection[int], limit_s: float) -> bool:
+def end_orphans(own: Collection[int], limit_s: float, *, only_marked: bool = False) -> bool:
     """Kill and reap all orphans, and what becomes an orphan by that; whether none is left after `limit_s`.
 
-    For a process whose children all come from what it has started: a controller.
+    Args:
+        only_marked: only those that a worker has started, by the mark in their environment.
     """
-    return _end(own, limit_s, lambda _: True)
-
-
-def end_marked_orphans(own: Collection[int], limit_s: float) -> bool:
-    """As `end_orphans`, but only those that a worker has started, by the mark in their environment.
-
-    A launcher may have other children: of a shell that became it by `exec`, of a container as process 1.
-    """
-    return _end(own, limit_s, lambda pid: bool(_worker(pid)))
-
-
-def _end(own: Collection[int], limit_s: float, is_ours: Callable[[int], bool]) -> bool:
     until_s = clock.monotonic_s() + limit_s
     while True:
         found = list(_strays(own))
         ended = [each.pid for each in found if each.has_ended]
         reap(ended)  # what these have left may have become an orphan since the look
-        ours = [each.pid for each in found if not each.has_ended and is_ours(each.pid)]
+        living = [each.pid for each in found if not each.has_ended]
+        ours = [pid for pid in living if not only_marked or _worker(pid)]
         for pid in ours:
             kill_orphan(pid)
         if not ended and not ours:

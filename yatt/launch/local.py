@@ -17,7 +17,7 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.ledger import ENDED, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
-from yatt.adapters.orphans import adopt_orphans, end_marked_orphans
+from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, describe_exit, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
@@ -52,6 +52,7 @@ class Launcher:
     Attributes:
         show: called often while an attempt runs, to update what a person sees.
         say: prints one line for people.
+        owns_orphans: whether every orphan is of this run.
     """
 
     config: RunConfig
@@ -60,10 +61,11 @@ class Launcher:
     show: Callable[[], None]
     say: Callable[[str], None]
     signals: list[int] = field(default_factory=list)
+    owns_orphans: bool = False
 
     def run(self) -> int:
         """Until finished or given up; gives the exit code."""
-        adopt_orphans()
+        self.owns_orphans = adopt_orphans()
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._received)
@@ -140,9 +142,8 @@ class Launcher:
             time.sleep(POLL_S)
         self.show()
         launch = self.config.launch
-        end_marked_orphans(
-            {each.pid for each in (*children, follower.process) if each is not None}, ORPHANS_S
-        )
+        own = {each.pid for each in (*children, follower.process) if each is not None}
+        end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
         for index in range(launch.nodes):  # a controller that was killed could not
             self._folder(partial(scratch.tidy, self.paths, epoch, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too

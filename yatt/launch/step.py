@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.orphans import adopt_orphans, end_marked_orphans
+from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.config.load import load_attempt
@@ -67,14 +67,14 @@ def _run() -> int:
         _waited_for(partial(log.write_text, f"node{node}: {error}\n"))
         _note(paths, arguments.epoch, node, {"ended": code})
         return code
-    adopt_orphans()
+    owns_orphans = adopt_orphans()
     environment = _waited_for(partial(_environment, paths))
     controller = _waited_for(partial(spawn, argv, env=environment, log=log))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, _frame: controller.send_signal(received))
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
-    end_marked_orphans((), ORPHANS_S)  # a controller that was killed could not
+    end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
     _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
     return code if code >= 0 else 128 - code
