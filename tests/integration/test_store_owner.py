@@ -265,7 +265,7 @@ def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp
     at_work.commit(manifest_of(first, store, iteration=1, epoch=3))
     capsys.readouterr()
 
-    assert await_committed(second, new.root, is_told=lambda: False, say=print) == 1
+    assert await_committed(second, new.root, is_told=lambda: False, say=print, begins=True) == 1
     assert f"were those of {old.root} of" in capsys.readouterr().err
     claimed_run_store(second, new.root, print)
     assert newest_epoch(new) == 3, "the next attempt is numbered above those of the other folder"

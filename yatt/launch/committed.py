@@ -7,7 +7,6 @@ for a phase of the run, and no attempt is started and fails meanwhile.
 from collections.abc import Callable
 from pathlib import Path
 
-from yatt.adapters.ledger import attempts
 from yatt.adapters.patience import until_answered
 from yatt.checkpoint.file_faults import FileFaults
 from yatt.checkpoint.manifest import Checkpoints
@@ -34,12 +33,17 @@ def committed_if_known(config: RunConfig, root: Path, *, otherwise: int) -> int:
 
 
 def await_committed(
-    config: RunConfig, root: Path, *, is_told: Callable[[], bool], say: Callable[[str], None]
+    config: RunConfig,
+    root: Path,
+    *,
+    is_told: Callable[[], bool],
+    say: Callable[[str], None],
+    begins: bool = False,
 ) -> int | None:
     """The newest committed iteration, 0 if there is none, however long the store is down, within limits.
-    Before a folder's first attempt the store is made this folder's.
 
     Args:
+        begins: before the folder's first attempt: the store is made this folder's.
         is_told: whether the launcher has to end; the wait ends then, with None.
         say: prints one line for people.
 
@@ -55,7 +59,7 @@ def await_committed(
     def look() -> int:
         nonlocal is_missing
         try:
-            return _committed(config, root, since_s, begins=True)
+            return _committed(config, root, since_s, begins=begins)
         except CheckpointsMissing:
             is_missing = True
             raise
@@ -85,7 +89,7 @@ def _committed(
 ) -> int:
     limit_s = config.launch.phase_timeout_s
     store = FileFaults(open_run_store(config, root), store_limit_s=limit_s, since_s=since_s)
-    if begins and not attempts(RunPaths(root)) and owner_of(store) == config.run.id:
+    if begins and owner_of(store) == config.run.id:
         take_over(store, config, RunPaths(root))
     if manifest := Checkpoints(store, 0).newest().manifest:
         return manifest.iteration

@@ -105,7 +105,10 @@ class Job:
             say(superseded)
             return EXIT_WILL_CONTINUE
         try:
-            committed = await_committed(config, self.paths.root, is_told=self._is_told_anything, say=say)
+            begins = not self._folder(partial(attempts, self.paths))
+            committed = await_committed(
+                config, self.paths.root, is_told=self._is_told_anything, say=say, begins=begins
+            )
         except StoreUnreachable as error:
             say(str(error))
             return EXIT_WILL_CONTINUE

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.ledger import ENDED, look_whether_finished, note
+from yatt.adapters.ledger import ENDED, attempts, look_whether_finished, note
 from yatt.adapters.nvml import visible_devices
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import patiently
@@ -206,9 +206,10 @@ class Launcher:
 
     def _has_store(self) -> bool:
         """Wait until the checkpoint store answers and has what the ledger knows of; whether it does."""
+        begins = not self._folder(partial(attempts, self.paths))
         try:
             found = await_committed(
-                self.config, self.paths.root, is_told=lambda: bool(self.signals), say=self.say
+                self.config, self.paths.root, is_told=lambda: bool(self.signals), say=self.say, begins=begins
             )
         except StoreUnreachable as error:
             self.say(str(error))
