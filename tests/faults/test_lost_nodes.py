@@ -88,7 +88,6 @@ class Disturbed:
     run: RunFile
     output: str = ""
     code: int = -1
-    killed_ns: int = 0
     losses: list[dict[str, Any]] = field(default_factory=list)
     orphans: set[int] = field(default_factory=set)
 
@@ -98,7 +97,6 @@ class Disturbed:
             wait_for(lambda: events(self.run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
             self._pause_leader()
             victims = [controller(self.run, 3), *workers(self.run, 3)]
-            self.killed_ns = time.monotonic_ns()
             for pid in victims:
                 kill(pid)
             self.losses.append(lost(self.run, 3))
@@ -157,8 +155,6 @@ def test_a_leader_that_stood_still_blames_nobody(disturbed: Disturbed) -> None:
 
 def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> None:
     assert [(e["node"], e["goes_on"]) for e in disturbed.losses] == [(3, True), (4, True)]
-    after_s = (disturbed.losses[0]["t"] - disturbed.killed_ns) / 1e9
-    assert after_s >= SILENCE_S - 1.5, "not before its time; that it comes at all, `lost` has waited for"
     for event in disturbed.losses:
         assert event["silence_s"] >= SILENCE_S
         path = RunPaths(disturbed.run.run_dir).lost(1, event["node"])
