@@ -203,7 +203,7 @@ class Dispatch:
                 if server := self._choose(key):
                     self._bind(key, server)
                     found.append(Assignment(key, server))
-                else:  # a suspect, and every server with room has one
+                else:  # a suspect, or among suspects: no server with room may take it
                     passed_over.append(key)
                     del waiting[key]
                     if self._isolates:
