@@ -2,6 +2,7 @@
 
 import importlib
 
+from yatt.adapters.collector import importing
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 
 
@@ -27,5 +28,6 @@ def import_library(kind: EngineKind) -> None:
         "transformers": ("torch", "transformers"),
         "scripted": (),
     }
-    for name in modules[kind]:
-        importlib.import_module(name)
+    with importing():
+        for name in modules[kind]:
+            importlib.import_module(name)

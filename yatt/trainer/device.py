@@ -16,14 +16,17 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
     if config.launch.device == "cuda" and not has_cuda:
         raise ConfigError("launch.device is cuda, but torch sees no CUDA device; write auto or cpu.")
     torch.set_num_threads(config.launch.threads_per_worker)
-    torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
     if has_cuda:
+        torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
         # A controller shows each worker its own GPUs only; then this rank's is the first.
         device = torch.device("cuda", local_rank if local_rank < torch.cuda.device_count() else 0)
         torch.cuda.set_device(device)
     else:
         from yatt.trainer import cpu_shim
 
+        # The same without the compiler's own setting, for which torch would import the compiler: it is not
+        # used on CPU.
+        torch.set_deterministic_debug_mode("warn" if config.run.deterministic else "default")
         cpu_shim.install()
         device = torch.device("cpu")
     return device

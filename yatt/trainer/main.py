@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from yatt.adapters.collector import importing
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
@@ -39,10 +40,11 @@ def main() -> None:
     config = patiently(partial(load_attempt, RunPaths(run), arguments.epoch))
     opened = patiently(partial(open_run_store, config, run))
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.
-    from yatt.trainer.device import prepare_process
+    with importing():
+        from yatt.trainer.device import prepare_process
 
-    device = prepare_process(config, arguments.local_rank)
-    from yatt.trainer.worker import TrainerRank
+        device = prepare_process(config, arguments.local_rank)
+        from yatt.trainer.worker import TrainerRank
 
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
 

@@ -127,3 +127,28 @@ def check_costs(costs):
 def train(token, iteration=1):
     facts, rollouts = samples(iteration)
     return m.Train(token=token, iteration=iteration, facts=facts, plan=plans(1), rollouts=rollouts)
+
+
+STARTED = """
+import sys
+from tests.integration.trainer.program import make_config
+from yatt.config.schema import RunSection
+import dataclasses
+config = dataclasses.replace(make_config("", {}), run=RunSection(dir="", deterministic=sys.argv[1] == "True"))
+
+from yatt.trainer.device import prepare_process
+prepare_process(config, 0)
+import torch, yatt.trainer.worker
+print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_a_rank_on_cpu_starts_without_the_compiler_and_is_as_deterministic_as_asked(is_deterministic):
+    """It took a third of the start, for functions that are not used."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STARTED, str(is_deterministic)],
+        env=child_environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"{is_deterministic} {is_deterministic}", "[]"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from yatt.adapters.collector import collect_rarely
+from yatt.adapters.collector import collect_rarely, importing
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,27 @@ def test_cyclic_garbage_is_found_all_the_same() -> None:
         cycle: list[object] = []
         cycle.append(cycle)
     assert len(gc.get_objects()) - before < 100_000
+
+
+def test_an_import_is_not_gone_through_and_what_it_made_never_again() -> None:
+    counted = []
+    gc.callbacks.append(lambda phase, _: counted.append(phase))
+    try:
+        with pytest.raises(ImportError), importing():
+            kept: list[list[object]] = [[] for _ in range(200_000)]
+            raise ImportError
+    finally:
+        gc.callbacks.pop()
+    assert counted == []
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= len(kept)
+
+
+def test_who_collects_by_itself_goes_on_doing_so() -> None:
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
