@@ -17,6 +17,7 @@ training, so this stays for the versions we support (0.16 to 0.19).
 """
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,6 +87,13 @@ def _uncompiled() -> Iterator[None]:
         torch.compile = compiler
 
 
+def _uncompile_optimizers() -> None:
+    """torch keeps these methods out of compiled code, for which it imports the compiler when one is first
+    called: half a second of each rank's start."""
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+
+
 def _current_device() -> torch.device:
     return CPU
 
@@ -122,6 +130,7 @@ def install() -> None:
         generator.set_state(state)
 
     mcore_random._set_cuda_rng_state = set_rng_state
+    _uncompile_optimizers()
     _keep_mode_in_backward()
     mode: Any = CudaLiteralsInMegatron()
     mode.__enter__()
