@@ -147,6 +147,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
                 sample_id=self.sample_id(s), prompt_group=self.number, reward=reward,
                 num_prompt_tokens=self.num_prompt_tokens, num_completion_tokens=s.num_tokens,
                 is_masked=shaping.masks_truncated and s.finish_reason == TRUNCATED,
+                is_cut=s.finish_reason == TRUNCATED,
             )
             for s, reward in zip(self.samples, rewards, strict=True)
         )  # fmt: skip

@@ -222,6 +222,9 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     is_masked: bool = False
     """Its reward counts in its group's baseline; its tokens are not trained on."""
 
+    is_cut: bool = False
+    """It met a limit of tokens before its end."""
+
 
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One optimizer step: for each dp_rank its micro-batches, each a list of sample ids.

@@ -8,10 +8,12 @@ from torch import Tensor
 from yatt.records.message import SampleFact
 
 
-def batch_metrics(
-    facts: Sequence[SampleFact], advantages_F: Tensor, max_response_tokens: int
-) -> dict[str, float]:
+def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str, float]:
     """What the table of facts says.
+
+    `response_length/clip_ratio` counts completions that were cut. verl's counts lengths that are the longest
+    allowed, and so those too that end with the last token they may have, but not those that a long prompt
+    left less room.
 
     Args:
         advantages_F: of all completion tokens.
@@ -24,7 +26,7 @@ def batch_metrics(
         "critic/advantages/min": float(advantages_F.min()),
         **_spread("response_length", lengths),
         "response_length/masked_ratio": sum(fact.is_masked for fact in facts) / len(facts),
-        "response_length/clip_ratio": sum(length >= max_response_tokens for length in lengths) / len(lengths),
+        "response_length/clip_ratio": sum(fact.is_cut for fact in facts) / len(facts),
         "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
     }
 

@@ -86,7 +86,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         gather_parameters(learner.policy)
 
     _timed(timing, "update_actor", update)
-    metrics = batch_metrics(order.facts, advantages_F, learner.config.rollout.max_response_tokens)
+    metrics = batch_metrics(order.facts, advantages_F)
     metrics |= update_metrics(totals(measured, learner.policy.device), norms)
     metrics["actor/lr"] = learning_rate(learner.policy)
     if kl_penalty is not None:

@@ -1,0 +1,26 @@
+"""Metrics of an iteration that are counted from the table of facts."""
+
+import pytest
+import torch
+
+from yatt.control.groups import new_group
+from yatt.core.rewards import Shaping
+from yatt.records.message import pack_floats, pack_ids
+from yatt.trainer.stats import batch_metrics
+
+LONGEST = 4
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_completion_is_cut_if_its_engine_says_so_however_long_it_is(masks):
+    """One may end with the last token it may have; a long prompt may leave less room than is allowed."""
+    group = new_group(0, 0, "prompt", [1, 2], 4)
+    ends = [(LONGEST, "stop"), (LONGEST, "length"), (LONGEST - 1, "length"), (1, "stop")]
+    for sample, (length, reason) in zip(group.samples, ends, strict=True):
+        sample.extend(pack_ids([7] * length), pack_floats([-1.0] * length), 0)
+        sample.finish_reason, sample.scores = reason, {"exact": 0.0}
+    facts = group.facts({"exact": 1.0}, Shaping(max_tokens=LONGEST, masks_truncated=masks))
+    metrics = batch_metrics(facts, torch.zeros(1))
+    assert metrics["response_length/clip_ratio"] == 0.5
+    assert metrics["response_length/masked_ratio"] == 0.5 * masks
+    assert metrics["response_length/max"] == LONGEST
