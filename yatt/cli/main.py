@@ -20,8 +20,6 @@ def main() -> int:
     try:
         action: Callable[[argparse.Namespace], int] = arguments.action
         return action(arguments)
-    except BrokenPipeError:
-        return 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except YattError as error:
@@ -29,6 +27,8 @@ def main() -> int:
         is_ours = is_passing(error) and not _is_full(error.__cause__)
         return EXIT_FAILED if is_ours else error.exit_code
     except OSError as error:
+        if error.errno == errno.EPIPE:  # whoever read our lines has gone; BrokenPipeError is ESHUTDOWN too
+            return 0
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")

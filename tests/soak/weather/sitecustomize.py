@@ -3,7 +3,8 @@ told so.
 
 Python imports this module in every process that has its folder in PYTHONPATH. `YATT_SOAK_RUN` names the run
 folder, `YATT_SOAK_WEATHER` a file elsewhere: while that holds ``stall`` every call waits, while it holds
-``error`` every call fails, with one error of several; with ``error WORD`` only on paths that have the word.
+``error`` every call fails, with one error of several or that of `YATT_SOAK_ERROR`; with ``error WORD`` only
+on paths that have the word.
 """
 
 import builtins
@@ -16,6 +17,8 @@ import time
 
 RUN, WEATHER = os.environ.get("YATT_SOAK_RUN", ""), os.environ.get("YATT_SOAK_WEATHER", "")
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ESHUTDOWN)
+if "YATT_SOAK_ERROR" in os.environ:
+    ERRORS = (int(os.environ["YATT_SOAK_ERROR"]),)
 CALLS = (
     "open", "write", "replace", "rename", "link", "unlink", "remove", "listdir", "scandir", "stat", "lstat",
     "mkdir", "fsync", "utime", "rmdir",
