@@ -149,7 +149,7 @@ print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modu
 
 @pytest.mark.parametrize("is_deterministic", [True, False])
 def test_a_rank_on_cpu_starts_without_the_compiler_and_is_as_deterministic_as_asked(is_deterministic):
-    """It took a third of the start, for functions that are not used."""
+    """Its import takes more than a second, for functions that are not used."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", STARTED, str(is_deterministic)],
         env=child_environment(), capture_output=True, text=True, check=True,
