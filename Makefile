@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm demo slurm-demo test soak quick check lint type layers bench
+.PHONY: setup slurm newer-slurm demo slurm-demo test soak quick check lint type layers bench
 setup:
 	@$(PYTHON) tools/setup_env.py
 
 slurm:
 	@$(PYTHON) tools/install_slurm.py
+
+# Beside the machine's own, for tests/slurm/test_newer.py; installs nothing.
+newer-slurm: setup
+	@$(BIN)/python tools/other_slurm.py
 
 demo: setup
 	@$(BIN)/python tools/demo.py
@@ -16,14 +20,14 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
-# Two at a time: one waits (for Slurm, for a lease to run out) while another computes. One by one to whoever is free;
-# tests/conftest.py says which stay together.
-test: setup slurm
-	@$(BIN)/python -m pytest -n 2 --dist loadscope
+# Three at a time on two cores: some wait (for Slurm, for a lease to run out) while another computes. One by one to whoever
+# is free; tests/conftest.py says which stay together.
+test: setup slurm newer-slurm
+	@$(BIN)/python -m pytest -n 3 --dist loadscope
 
 # The long proofs whole, which `make test` samples; a storm of faults; the tests that kill things, ROUNDS times.
 ROUNDS ?= 5
-soak: setup slurm
+soak: setup slurm newer-slurm
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/property tests/protocol

@@ -103,7 +103,7 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield endpoint
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=40)
 
 
 def wait_for_port(port: int, *, limit_s: float) -> None:

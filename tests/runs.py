@@ -21,6 +21,8 @@ from tests.tiny_models import make_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_PROMPTS = 64
+LOADED = 3
+"""How many times as long everything may take as on a machine with nothing else to do."""
 
 
 @dataclass
@@ -124,7 +126,12 @@ def environment() -> dict[str, str]:
 def yatt(*arguments: str, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end."""
     return subprocess.run(
-        command(*arguments), env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        command(*arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s * LOADED,
+        check=False,
     )
 
 
@@ -144,7 +151,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(holds: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
-    """Until `holds()` is true; gives its value."""
+    """Until `holds()` is true; gives its value. `timeout_s` is for a machine with nothing else to do."""
+    timeout_s *= LOADED
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if value := holds():

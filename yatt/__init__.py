@@ -1,3 +1,14 @@
 """Reinforcement learning of language models with generative reward models, as Slurm batch jobs."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`yatt.submit`, which needs libraries that nothing else here does."""
+    if name == "submit":
+        from yatt.launch.api import submit
+
+        return submit
+    raise AttributeError(f"module 'yatt' has no attribute '{name}'")

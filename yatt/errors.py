@@ -49,6 +49,10 @@ class WorkerFailed(YattError):
     """A child process ended, hung or answered with an error. The message says where its log is."""
 
 
+class AlreadyGoing(ConfigError):
+    """The run has a process or a job already; nothing was started beside it."""
+
+
 class LeaseLost(YattError):
     """A newer grant exists, or this one ran out. Stop using the resource at once."""
 

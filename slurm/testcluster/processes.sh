@@ -1,6 +1,9 @@
 # Shared by the scripts beside it: which processes belong to the cluster in $ROOT. To be sourced.
 export PATH="$PATH:/usr/sbin:/sbin"  # Debian keeps daemons there
 export SLURM_CONF="$ROOT/etc/slurm.conf"
+# Another Slurm than this machine's: tools/other_slurm.py has made its folder.
+OTHER=$(cat "$ROOT/etc/other" 2>/dev/null || true)
+[[ -z $OTHER ]] || export PATH="$OTHER/bin:$PATH"
 
 # alive PID: it runs. A PID 1 that reaps nobody leaves dead daemons behind as zombies; those are not alive.
 alive() {

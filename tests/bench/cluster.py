@@ -21,7 +21,7 @@ import zmq
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
-from yatt.adapters.process import open_log, start_child
+from yatt.adapters.process import ChildStart, open_log
 from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
@@ -82,15 +82,13 @@ class SimulatedNode:
         # No phase of the benchmark samples or trains, so there is nothing to own.
         self.controller = Controller(self.node, self.parts, None)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Idle processes as workers, and a socket that answers in the name of each."""
         for worker in self.parts.supervisor.workers.values():
             worker.starts = 1
             log = self.node.paths.log(EPOCH, worker.name)
-            worker.child = start_child(
-                worker.name, ["/bin/sleep", "600"], env={}, output=open_log(log), log=log,
-                on_exit=lambda child, code: None,
-            )  # fmt: skip
+            idle = ChildStart(worker.name, ["/bin/sleep", "600"], env={}, output=open_log(log), log=log)
+            worker.child = await idle.begun
             worker.hello_bytes = self.parts.arbiter.weigh(worker)
             worker.hello.set()
             socket = calling_socket(self.context, self.node.endpoint, worker.wire)
@@ -110,7 +108,7 @@ class SimulatedNode:
         for worker in self.parts.supervisor.workers.values():
             if worker.child is not None:
                 worker.child.signal_group(signal.SIGKILL)
-                worker.child.process.wait()
+                await worker.child.ended
         await self.sender.close()
         for task in self.tasks:
             task.cancel()
@@ -163,7 +161,7 @@ async def nodes(
     try:
         collect_rarely()  # as a session does
         for each in made:
-            each.start()
+            await each.start()
             publish(root / f"address-{each.node.index}", each.address.encode())
         yield made
     finally:

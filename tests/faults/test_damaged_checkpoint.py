@@ -10,7 +10,7 @@ from tests.faults.test_folder_between_attempts import Process
 from tests.runs import RunFile, command, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import results
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 ITERATIONS = 60
 
 
@@ -93,7 +93,7 @@ def test_a_bad_block_costs_one_checkpoint_although_it_fails_for_ever(tmp_path: P
     try:
         wait_for(lambda: len(events(run, "attempt.resume")) == 2, timeout_s=120, what="the resumed run")
         resumed.process.terminate()
-        resumed.process.wait(timeout=60)
+        resumed.process.wait(timeout=120)
     finally:
         resumed.close()
     assert len(events(run, "attempt.start")) == 2, "one attempt found a whole checkpoint"

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from tests.runs import ROOT, RunFile, command, environment, rows, wait_for, yatt
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 WEATHER = ROOT / "tests" / "soak" / "weather"
 ITERATIONS = 3
 
@@ -45,7 +45,7 @@ def test_a_folder_that_fails_for_a_while_is_waited_for(tmp_path: Path) -> None:
         wait_for(lambda: "save" in phases(run, 1), timeout_s=120, what="the last save")
         time.sleep(4.0)
         os.unlink(weather)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -62,7 +62,7 @@ def test_what_cannot_be_written_for_good_costs_no_training(tmp_path: Path) -> No
     try:
         wait_for(lambda: phases(run, 1), timeout_s=120, what="the first phase")
         (run.run_dir / "model").write_text("something of the user's")
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 93, said

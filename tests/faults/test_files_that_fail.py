@@ -13,7 +13,7 @@ from tests.tiny_models import make_qwen3
 from yatt.adapters.files import unsealed_any
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 
 def step_of(paths: RunPaths) -> list[str]:
@@ -38,7 +38,7 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
         with pytest.raises(subprocess.TimeoutExpired):
             step.process.wait(timeout=2)
         weather.unlink()
-        assert step.process.wait(timeout=30) == 2, step.said
+        assert step.process.wait(timeout=60) == 2, step.said
         assert unsealed_any(paths.seat(1, 0).read_bytes())["ended"] == 2
     finally:
         step.close()
@@ -83,7 +83,7 @@ def test_a_models_files_are_waited_for_with_ticks(tmp_path):
     argv = [sys.executable, "-c", READ_MODEL, str(folder), str(weather)]
     reader = Process(argv, folder, weather)
     try:
-        assert reader.process.wait(timeout=60) == 0, reader.said
+        assert reader.process.wait(timeout=120) == 0, reader.said
         wait_for(lambda: "read\n" in reader.said, timeout_s=5, what="the last line")
     finally:
         reader.close()
@@ -99,7 +99,7 @@ def test_a_file_that_fails_before_the_start_is_nobodys_mistake(tmp_path, monkeyp
     weather.write_text("error")
     started = Process(argv, run.folder / name, weather)
     try:
-        code = started.process.wait(timeout=60)
+        code = started.process.wait(timeout=120)
     finally:
         started.close()
     assert code == (2 if number == errno.ENOSPC else 1), started.said  # who typed makes room on a full disk
@@ -140,7 +140,7 @@ def compute_score(**arguments):
         time.sleep(10.0)
         assert not rows(run.run_dir / "metrics.jsonl"), "the weather came too late"
         weather.unlink()
-        assert started.process.wait(timeout=90) == 0, started.said
+        assert started.process.wait(timeout=180) == 0, started.said
     finally:
         started.close()
     assert kinds(events, "rollout.group.drop") == kinds(events, "reward.kill") == []

@@ -20,7 +20,7 @@ from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleEpoch, 
 from yatt.launch.folder_wait import FolderWait
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(480)]
 WEATHER = ROOT / "tests" / "soak" / "weather"
 
 
@@ -43,7 +43,7 @@ class Process:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
         self._reader.join(timeout=30)
         self.process.stdout.close()
 
@@ -77,7 +77,7 @@ def test_a_run_folder_that_fails_between_two_attempts_is_waited_for(between) -> 
     with contextlib.suppress(subprocess.TimeoutExpired):
         launcher.process.wait(timeout=4)
     launcher.weather.unlink()
-    assert launcher.process.wait(timeout=150) == 0, launcher.said
+    assert launcher.process.wait(timeout=300) == 0, launcher.said
     assert [attempt.ended["exit_code"] for attempt in attempts(RunPaths(run.run_dir))] == [1, 0]
     steps = [row["training/global_step"] for row in rows(run.run_dir / "metrics.jsonl")]
     assert steps == list(range(1, 7))
@@ -86,7 +86,7 @@ def test_a_run_folder_that_fails_between_two_attempts_is_waited_for(between) -> 
 def test_a_signal_ends_the_wait_for_the_run_folder(between) -> None:
     _, launcher = between
     launcher.process.terminate()
-    assert launcher.process.wait(timeout=30) == 75, launcher.said
+    assert launcher.process.wait(timeout=60) == 75, launcher.said
     assert any("stopped by a signal while the run folder" in line for line in launcher.said)
 
 
@@ -101,7 +101,7 @@ def test_the_launcher_of_a_job_waits_for_the_run_folder_too(tmp_path: Path) -> N
     try:
         wait_for(job.waits, timeout_s=60, what="the launcher to wait")
         weather.unlink()
-        assert job.process.wait(timeout=60) == 0, job.said
+        assert job.process.wait(timeout=120) == 0, job.said
         assert any("is finished: nothing to do" in line for line in job.said)
     finally:
         job.close()
@@ -143,7 +143,7 @@ def test_data_files_that_cannot_be_read_for_a_while_are_no_mistake_of_the_users(
     try:
         wait_for(lambda: "passing OSError\n" in reader.said, timeout_s=60, what="the first error")
         weather.unlink()
-        assert reader.process.wait(timeout=60) == 0, reader.said
+        assert reader.process.wait(timeout=120) == 0, reader.said
         wait_for(lambda: "rows 2\n" in reader.said, timeout_s=5, what="the rows")
     finally:
         reader.close()

@@ -8,7 +8,7 @@ import pytest
 from tests.runs import RunFile, kill, rows, start, wait_for
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_paused_holder_loses_its_lease_and_the_run_goes_on(run: RunFile) -> No
         assert kill(engine["pid"], signal.SIGSTOP)
         expired = wait_for(lambda: events(run, "lease.expire"), timeout_s=60, what="the lease to expire")
         kill(engine["pid"], signal.SIGCONT)  # it wakes as the holder of a token that counts no more
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
@@ -63,7 +63,7 @@ def test_a_paused_holder_loses_its_lease_and_the_run_goes_on(run: RunFile) -> No
 def test_tokens_of_a_slab_only_rise(run: RunFile) -> None:
     run.settings["trainer"] = {"total_iterations": 2}
     process = start("run", str(run.write()))
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     for slab in ("n0s0", "n1s0"):
         grants = [e for e in events(run, "lease.grant") if e["slab"] == slab]

@@ -6,6 +6,7 @@ All must end bit-equal, however many engine nodes there are and whatever becomes
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from yatt.control.epochs import claim_epoch
 from yatt.launch.folder import completed, open_folder
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SILENCE_S = 3.0
 ITERATIONS = 16
@@ -109,7 +110,7 @@ class Disturbed:
                 kill(paused, signal.SIGCONT)
             wait_for(lambda: paused not in living(self.run.run_dir), timeout_s=30, what="node4 to end itself")
             self.orphans = living(self.run.run_dir).keys() & set(engines)
-            self.output, _ = process.communicate(timeout=150)
+            self.output, _ = process.communicate(timeout=300)
             self.code = process.returncode
         finally:
             if process.poll() is None:
@@ -197,14 +198,14 @@ def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(t
         for pid in [controller(run, 2), *workers(run, 2)]:
             kill(pid)
         event = lost(run, 2)
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
     assert process.returncode == 0, output
     assert not event["goes_on"]
-    assert "attempt 1 ended: node2 was not heard of for 3" in output
+    assert re.search(r"attempt 1 ended at iteration \d+: node2 was not heard of for 3", output)
     assert "no node is left that can run genrm:judge" in output
     assert "starting again from iteration" in output
     assert [row["training/global_step"] for row in metrics(run)] == list(range(1, ITERATIONS + 1))
@@ -224,7 +225,7 @@ def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(
             return events(run, "node.lost")
 
         (event,) = wait_for(strike, timeout_s=60, what="node2 to give up")
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
@@ -254,7 +255,7 @@ def test_an_attempt_without_two_engine_nodes_ends_bit_equal(calm: RunFile, tmp_p
     run = run_file(tmp_path, 6, SPLIT)
     processes = list(controllers(run, [0, 1, 2, 4], "3,5"))
     try:
-        said = [process.communicate(timeout=150)[1] for process in processes]
+        said = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -274,6 +275,6 @@ def test_an_attempt_without_two_engine_nodes_ends_bit_equal(calm: RunFile, tmp_p
 )
 def test_an_attempt_that_cannot_begin_says_why(tmp_path: Path, absent: str, says: str) -> None:
     (process,) = controllers(run_file(tmp_path, 6, SPLIT), [0], absent)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"node0: this attempt {says}" in said

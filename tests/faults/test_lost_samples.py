@@ -12,7 +12,7 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.control.rewards import PATIENCE
 from yatt.control.workers import MOST_DEATHS
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 HELD_UP = """
 import os, time
@@ -45,7 +45,7 @@ def pids(run: RunFile, module: str) -> list[int]:
 
 def finish(process: "subprocess.Popen[str]") -> str:
     try:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=400)
     finally:
         if process.poll() is None:
             process.kill()

@@ -23,7 +23,7 @@ from yatt.launch.committed import await_committed
 from yatt.launch.folder import completed, open_folder
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 
 def run_file(folder: Path) -> RunFile:
@@ -67,7 +67,7 @@ class Resuming:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
         self._reader.join(timeout=30)
         self.process.stdout.close()
 
@@ -88,7 +88,7 @@ def test_an_unmounted_store_is_waited_for_and_gone_on_from(tmp_path: Path, commi
     assert not list((tmp_path / "mount" / "store").iterdir()), "nothing is written where the store should be"
     (tmp_path / "mount").rename(tmp_path / "bare")
     (tmp_path / "away").rename(tmp_path / "mount")
-    assert resuming.process.wait(timeout=150) == 0, resuming.said
+    assert resuming.process.wait(timeout=300) == 0, resuming.said
     events = rows(committed.run_dir / "events.jsonl")
     assert min(e["iteration"] for e in events if e["kind"] == "attempt.resume" and e["epoch"] > 1) > 0
     steps = [row["training/global_step"] for row in rows(committed.run_dir / "metrics.jsonl")]

@@ -19,7 +19,7 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.adapters.files import temporaries
 from yatt.obs.metrics import results
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 20
 ITERATIONS = 150
@@ -78,7 +78,7 @@ def finish_under_fire(run: RunFile, num_kills: int, seed: int, settle_s: tuple[f
                 assert process.returncode in (-signal.SIGKILL, 1, 93), process.stdout.read()
                 process.stdout.close()
                 process = start("run", file)
-        output, _ = process.communicate(timeout=400)
+        output, _ = process.communicate(timeout=800)
     finally:
         if process.poll() is None:
             process.kill()

@@ -8,7 +8,7 @@ from tests.faults.test_resume_exact import final_state, finish_under_fire, metri
 from tests.runs import RunFile, yatt
 from tests.tiny_models import make_qwen3
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 3
 

@@ -57,7 +57,7 @@ def finish(run: RunFile) -> str:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
     if process.returncode or not killed:
         raise SystemExit(f"exit code {process.returncode}, killed {killed}:\n{output[-4000:]}")
     return output

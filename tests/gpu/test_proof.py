@@ -9,7 +9,7 @@ from yatt.adapters.nvml import sees_host_pids
 from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import WorkerFailed
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(480)]
 
 USER = "tests.nvml.cuda_user"
 PATIENCE = {"ask_s": 60.0, "kill_s": 20.0, "prove_s": 4.0, "slack_bytes": 512 * MIB}

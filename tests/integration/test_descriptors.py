@@ -93,7 +93,7 @@ def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -
         soft_and_hard = {limits(pid) for pid in pids}
     finally:
         launcher.send_signal(signal.SIGINT)
-        launcher.wait(timeout=60)
+        launcher.wait(timeout=120)
     assert len(pids) == 3 and all(soft == hard for soft, hard in soft_and_hard)
     config = load_resolved(RunPaths(run.run_dir).config)
     node = Node(

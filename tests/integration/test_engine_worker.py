@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import zmq
 
+from tests.runs import wait_for
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
 from tests.worker_process import worker_under_hub, write_run
 from yatt.engine.script import scripted_logprobs
@@ -224,7 +224,7 @@ STARTER = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[1:])
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -237,11 +237,11 @@ def test_a_worker_ends_with_its_controller(tmp_path):
         starter = [sys.executable, "-c", STARTER, *command]
         controller = subprocess.Popen(starter, stdout=subprocess.PIPE, text=True)
         pid = int(controller.stdout.readline())
-        assert hub.poll(15_000), "no Hello"
+        assert hub.poll(60_000), "no Hello"
         os.kill(controller.pid, signal.SIGKILL)
         controller.wait()
         controller.stdout.close()
-        wait_until(lambda: not is_alive(pid), "the worker to end")
+        wait_for(lambda: not is_alive(pid), timeout_s=15, what="the worker to end")
 
 
 def is_alive(pid: int) -> bool:
@@ -250,13 +250,6 @@ def is_alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_until(holds, what, limit_s=15.0):
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
-from yatt.adapters.nvml import Nvml, visible_devices
+from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.control.proof import GpuProver
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 pytest.importorskip("pynvml")
 
 AWAKE, ASLEEP, BASE = 4096 * MIB, 300 * MIB, 100 * MIB
@@ -256,3 +257,24 @@ def test_devices_are_those_the_job_was_given(inherited, count, devices):
 def test_too_few_devices_name_the_keys():
     with pytest.raises(ConfigError, match=r"2 GPUs are needed .*CUDA_VISIBLE_DEVICES is '3'"):
         visible_devices("3", 2)
+
+
+def test_workers_run_on_the_cpus_near_their_gpu(make, gpus, tmp_path):
+    own = sorted(os.sched_getaffinity(0))
+    for bus, cpus in (("01", f"{own[-1]}"), ("02", "4000-4095")):
+        device = tmp_path / "sys/bus/pci/devices" / f"0000:{bus}:00.0"
+        device.mkdir(parents=True)
+        (device / "local_cpulist").write_text(f"{cpus}\n")
+    near = cpus_by_device(("0", "1"), tmp_path / "sys")
+    assert near == ({own[-1]}, frozenset(own)), "none of the CPUs near the second are this process's"
+    assert cpus_by_device(("0",), tmp_path / "nowhere") == (frozenset(own),)
+    (gpus / "gpu1" / "lost").touch()
+    assert cpus_by_device(("0", "1"), tmp_path / "sys") == (frozenset(own),) * 2
+
+    async def scenario():
+        async with make(cpus=near).running() as bench:
+            await bench.give(TRAINER)
+            assert os.sched_getaffinity(bench.pid(TRAINER)) == {own[-1]}
+            assert bench.told("worker.start")[0]["cpus"] == f"{own[-1]}"
+
+    asyncio.run(scenario())

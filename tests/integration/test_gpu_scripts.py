@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs import ROOT, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
 
 def figures(script: str, folder: Path) -> list[dict]:

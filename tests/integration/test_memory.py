@@ -113,7 +113,7 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
     supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=print), None)  # type: ignore[arg-type]
     (slab,) = node.slabs
     (engine,) = supervisor.of(ROLLOUT, slab)
-    engine.child = Child("engine", worker, tmp_path / "log", -1)
+    engine.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]
     prover = SlotProver(node, supervisor)
     assert not prover.check(slab, TRAINER).clean, "it said nothing at its Hello, so nothing is allowed to it"
     prover.learn(engine)

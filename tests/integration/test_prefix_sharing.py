@@ -65,7 +65,8 @@ def build(kind, options):
     return engine
 link = WorkerLink(sys.argv[3], worker=sys.argv[4], epoch=1)
 link.send(m.Hello(worker=sys.argv[4], pid=os.getpid()))
-EngineWorker(link, EnginePlan(kind="vllm", options=options, build=build, start_limit_s=60)).serve()
+plan = EnginePlan(kind="vllm", options=options, build=build, start_limit_s=60)
+EngineWorker(link, plan).serve(os.getppid())
 link.close()
 open(sys.argv[2], "w").write(json.dumps(computed))
 """
@@ -153,7 +154,7 @@ def started(program: str, *arguments: Any) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(840)
 def test_groups_on_two_engines_cost_the_prefill_of_one_engine_that_has_them_all(tmp_path: Path) -> None:
     model = make_qwen3(tmp_path / "model", tied=True)
     facts = json.loads((tmp_path / "model" / "config.json").read_text())

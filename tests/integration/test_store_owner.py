@@ -26,7 +26,7 @@ from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_DO_NOT_RESTART, ConfigError, StoreTakenOver
 from yatt.launch.committed import await_committed
 from yatt.launch.folder import completed, open_folder
-from yatt.launch.submit import _with_store
+from yatt.launch.submit import with_store
 from yatt.obs.metrics import results
 
 SMALL = {"launch": {"nodes": 1}, "optimizer": {"lr_decay_style": "constant"}}
@@ -193,8 +193,8 @@ def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_pat
     for user in ("ana", "ben"):
         run = RunFile(tmp_path / user, {"run": {"dir": str(tmp_path / user / "exp1")}})
         config = completed(load([run.write()], []))
-        urls.add(_with_store(config, site).checkpoint.url)
-        assert _with_store(replace(config), site).checkpoint.url in urls
+        urls.add(with_store(config, site).checkpoint.url)
+        assert with_store(replace(config), site).checkpoint.url in urls
     assert len(urls) == 2
     assert all(url.startswith("s3://team/ckpt/exp1-r") for url in urls)
 

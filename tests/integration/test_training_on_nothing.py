@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 ZERO = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -28,7 +28,7 @@ def test_a_reward_that_is_always_0_is_told_everywhere_also_after_a_crash(tmp_pat
     for pid, module in living(run.run_dir).items():
         if module == "yatt.trainer":
             kill(pid)
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
 
     first, again = alarms(run)

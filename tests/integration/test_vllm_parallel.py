@@ -30,7 +30,7 @@ pytest.importorskip("vllm")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_tensor_parallel_workers_serve_updated_weights(tmp_path):
     prepare(device="cpu", threads=1)
     models = [make_qwen3(tmp_path / name, tied=True, seed=seed) for seed, name in enumerate("ab")]
@@ -62,7 +62,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
     (tmp_path / "holds.py").write_text(HOLDS)
     model = make_qwen3(tmp_path / "model", tied=True, seed=0)

@@ -10,7 +10,7 @@ import pytest
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
 
@@ -125,7 +125,7 @@ def test_a_signal_stops_the_run_with_everything_saved(tmp_path: Path) -> None:
     process = start("run", str(run.write()))
     wait_for(lambda: len(rows(run.run_dir / "metrics.jsonl")) >= 2, timeout_s=90, what="two iterations")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert "yatt resume" in output
     commits = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "ckpt.commit"]

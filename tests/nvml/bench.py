@@ -43,7 +43,16 @@ class Bench:
     """Args: `orders` is where processes are told; `user` the module they run; `lease` its section."""
 
     def __init__(
-        self, tmp_path, orders, *, user="tests.nvml.gpu_user", device="0", awake=4096 * MIB, asleep=0, **lease
+        self,
+        tmp_path,
+        orders,
+        *,
+        user="tests.nvml.gpu_user",
+        device="0",
+        awake=4096 * MIB,
+        asleep=0,
+        cpus=(),
+        **lease,
     ):
         timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
         paths = make_run(
@@ -55,6 +64,7 @@ class Bench:
         self.node = Node(
             config=config, paths=paths, placement=place(config), epoch=1, index=0,
             host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
+            cpus=cpus,
         )  # fmt: skip
         self.node.scratch.mkdir()
         self.slab = self.node.slabs[0]

@@ -17,6 +17,7 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, 
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu, compute; } process_t;
 typedef struct { char folder[512]; } device_t;
+typedef struct { char legacy[16]; unsigned int domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
 
 static device_t devices[16];
 
@@ -92,4 +93,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t *device, unsigned int *coun
     unsigned int room = out ? *count : 0;
     *count = each(device, out, room, &sum);
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* GPU i is device 0 of bus i + 1. */
+int nvmlDeviceGetPciInfo_v3(device_t *device, pci_t *pci) {
+    if (exists(device->folder, "lost")) return GPU_IS_LOST;
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (unsigned int)(device - devices) + 1;
+    return SUCCESS;
 }

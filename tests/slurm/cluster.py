@@ -24,7 +24,10 @@ class Cluster:
     def env(self) -> dict[str, str]:
         """The environment in which Slurm's commands and `yatt` talk to this cluster."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN"))}
-        inherited["PATH"] = inherited.get("PATH", "") + os.pathsep + "/usr/sbin"
+        path = [inherited.get("PATH", ""), "/usr/sbin"]
+        if other := self.settings.get("OTHER"):
+            path.insert(0, f"{other}/bin")
+        inherited["PATH"] = os.pathsep.join(path)
         return {**inherited, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.root / "etc" / "slurm.conf")}
 
     @property

@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
-from tests.runs import ROOT, RunFile, command, living, rows, wait_for
+from tests.runs import LOADED, ROOT, RunFile, command, living, rows, wait_for
 from tests.slurm.cluster import Cluster
 from yatt.adapters.files import temporaries, unsealed_any
+from yatt.adapters.job_note import noted_job
 from yatt.adapters.ledger import attempts, newest_epoch, run_is_finished
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
@@ -78,7 +79,12 @@ class SubmittedRun:
             **more,
         }
         return subprocess.run(
-            command(*arguments), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+            command(*arguments),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s * LOADED,
+            check=False,
         )
 
     def submit(self) -> str:
@@ -96,6 +102,12 @@ class SubmittedRun:
         assert self.cluster.squeue() == []
         assert sorted(self.file.folder.rglob("*")) == before
         return done.stderr
+
+    @property
+    def job_id(self) -> str:
+        """Of the noted job; empty if there is none."""
+        noted = noted_job(self.paths)
+        return noted.job if noted else ""
 
     def hurry(self) -> None:
         """Iterations of a run with `SLOW_REWARD` are as fast as they can be from now on."""

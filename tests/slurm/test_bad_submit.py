@@ -14,7 +14,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.ledger import ENDED, record
 from yatt.errors import EXIT_WILL_CONTINUE
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_submit_with_take_over_lets_the_running_job_save_first(cluster: Cluste
     assert f"job {first} of this run is RUNNING: taking over" in done.stdout
     saved = record(run.paths, 1, ENDED)
     assert (saved["exit_code"], saved["committed"] >= 1) == (EXIT_WILL_CONTINUE, True)
-    second = run.paths.job.read_text().strip()
+    second = run.job_id
     assert second != first
     wait_for(lambda: run.paths.attempt(2).exists(), timeout_s=90, what="the second job's attempt")
     cluster.call("scancel", second)

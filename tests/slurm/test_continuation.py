@@ -17,7 +17,7 @@ from yatt.adapters.succession import Succession
 from yatt.core.deadman import Job
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 
 HIGH = "#!/bin/bash\nsleep 6\n"
 PAUSE_S = 15.0

@@ -14,7 +14,7 @@ from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
 from yatt.adapters.ledger import attempts
 from yatt.launch.executor import HetJob
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 BLOCKER = "#!/bin/bash\nsleep 300\n"
 
 
@@ -70,7 +70,7 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert f"{root}: finished, attempt 1\n" in after
     assert "pid" not in after, "no worker is left to tell of"
     assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "12/12", "finished"]
-    assert watch.wait(timeout=20) == 0
+    assert watch.wait(timeout=40) == 0
     logs.terminate()
     seen, log = watch.communicate()[0], logs.communicate()[0]
     assert "iteration 12/12" in seen
@@ -197,7 +197,7 @@ def test_a_run_of_this_machine_is_cancelled_as_well(tmp_path: Path) -> None:
         wait_for(lambda: (file.run_dir / "metrics.jsonl").exists(), timeout_s=90, what="an iteration")
         done = yatt("cancel", str(file.run_dir))
         assert done.returncode == 0, done.stderr
-        assert run.wait(timeout=30) == 75
+        assert run.wait(timeout=60) == 75
     finally:
         run.kill()
         run.communicate()

@@ -10,7 +10,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, ends
 from yatt.adapters.ledger import attempts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 
 HIGH = "#!/bin/bash\nsleep 6\n"
 

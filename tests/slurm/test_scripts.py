@@ -1,6 +1,7 @@
 """The scripts that people read and adapt: Slurm takes them, and they do what their first lines say."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: P
         f"XDG_STATE_HOME={tmp_path}/state",
     ]
     says = cluster.call(*env, *command("submit", "--site", site, "--prepare", str(run.write())))
-    assert says == f"{run.run_dir} is ready: sbatch slurm/{name} {run.run_dir}"
+    assert re.fullmatch(
+        rf"{run.run_dir} is ready: sbatch --job-name=yatt-\S+ slurm/{name} {run.run_dir}", says
+    )
     log = tmp_path / "job.log"
     job = cluster.call(*env, "sbatch", "--parsable", f"--output={log}", str(SLURM / name), str(run.run_dir))
     over = cluster.wait_state(int(job), "COMPLETED", "FAILED", "CANCELLED", timeout_s=100)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.affinity import SYS, cpus_near, own_cpus
 from yatt.errors import ConfigError, WorkerFailed
 
 HOST_PID_NAMESPACE = 0xEFFFFFFC
@@ -69,6 +70,18 @@ class Nvml:
             raise WorkerFailed(f"NVML cannot measure GPUs {list(gpus)}: {error}") from error
         return Occupancy(used_bytes, processes)
 
+    def bus_ids(self) -> tuple[str, ...]:
+        """Where each device hangs on the PCI bus, as the kernel writes it: 0000:65:00.0.
+
+        Raises:
+            WorkerFailed: NVML cannot say.
+        """
+        try:
+            infos = [self._nvml.nvmlDeviceGetPciInfo(handle) for handle in self._handles]
+        except self._nvml.NVMLError as error:
+            raise WorkerFailed(f"NVML does not say where the GPUs are: {error}") from error
+        return tuple(f"{i.domain:04x}:{i.bus:02x}:{i.device:02x}.0" for i in infos)
+
     def close(self) -> None:
         """Give NVML back."""
         self._nvml.nvmlShutdown()
@@ -83,6 +96,21 @@ class Nvml:
                 f"NVML finds no GPU '{name}' ({error}); it is named by CUDA_VISIBLE_DEVICES or counted by "
                 "launch.gpus_per_node."
             ) from error
+
+
+def cpus_by_device(devices: Sequence[str], sys: Path = SYS) -> tuple[frozenset[int], ...]:
+    """For each device the CPUs near it, out of this process's own; all of those where nothing is known.
+
+    Raises:
+        ConfigError: as `Nvml`.
+    """
+    nvml, own = Nvml(devices), own_cpus()
+    try:
+        return tuple(cpus_near(bus_id, sys) & own or own for bus_id in nvml.bus_ids())
+    except WorkerFailed:  # where a worker runs is worth no attempt
+        return (own,) * len(devices)
+    finally:
+        nvml.close()
 
 
 def visible_devices(inherited: str | None, count: int) -> tuple[str, ...]:

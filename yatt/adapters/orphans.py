@@ -1,8 +1,9 @@
 """Processes that were started by this process's children, and whose parent has ended.
 
-After `adopt_orphans` the kernel makes them children of this process, instead of init's. They are told from
-its own children by their session: a process cannot join another session, and a child that this process starts
-stays in its session, unless it is among those that the caller names.
+After `adopt_orphans` the kernel makes them children of this process's main thread, instead of init's. They
+are told from that thread's own children by their session: a process cannot join another session, and a child
+that is started here stays in this session, unless it is among those that the caller names. What other threads
+have started (`yatt.adapters.process.ChildStart`) is no orphan.
 """
 
 import contextlib
@@ -15,12 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.bound import MARK
 from yatt.core.orphans import Orphan
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
-MARK = "YATT_WORKER"
-"""In the environment of a worker, and so of what it starts: which worker it is."""
-
 CHECK_S = 0.05
 
 
@@ -113,7 +112,7 @@ def kill_orphan(pid: int) -> None:
 
 def _strays(own: Collection[int]) -> Iterator[_Stray]:
     session = os.getsid(0)
-    for pid in _children() - set(own):
+    for pid in _children(str(os.getpid())) - set(own):
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, _, _, its_session, *_ = _stat(pid)
             if int(its_session) != session:
@@ -125,11 +124,11 @@ def _stat(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
-def _children() -> set[int]:
-    """This process's children, by the kernel's own list."""
+def _children(task: str = "*") -> set[int]:
+    """This process's children, or those of one of its threads, by the kernel's own list."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
-        for listed in Path("/proc/self/task").glob("*/children"):
+        for listed in Path("/proc/self/task").glob(f"{task}/children"):
             with contextlib.suppress(OSError):
                 found |= set(map(int, listed.read_text().split()))
     return found

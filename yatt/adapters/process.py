@@ -1,45 +1,32 @@
 """Child processes of a controller: started in a group of their own, ended by that group, reaped.
 
-A child dies with its controller (parent-death signal), and its end is seen at once (pidfd).
-Nothing here finds a process by name.
+A child dies with its controller (`yatt.adapters.bound`), and its end is seen at once. Nothing here finds a
+process by name.
 """
 
 import asyncio
 import contextlib
-import ctypes
+import errno
 import os
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from yatt.adapters import bound
+
 TAIL_BYTES = 64 << 10
 END = signal.SIGHUP
 """Ends a worker. Not SIGTERM: Slurm sends that to every process of a step, as a notice to its controller."""
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends. Called in the child, before exec."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # the parent ended before the request
-        os._exit(1)
-
-
 def leave_notice_to_controller() -> None:
     """Let Slurm's SIGTERM do nothing here, and whatever it does by default in this process's children."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-
-
-def describe_exit(returncode: int) -> str:
-    """How a process ended, in words."""
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        return f"killed by {signal.Signals(-returncode).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"killed by signal {-returncode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +75,30 @@ def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.
 
 
 def spawn_to(argv: list[str], *, env: Mapping[str, str], output: int) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output to a descriptor. Call it in the main thread: the
-    child dies with the thread that started it."""
-    parent_pid = os.getpid()
+    """Start a child in a process group of its own, output to a descriptor.
 
-    def begin() -> None:
-        signal.signal(END, signal.SIG_DFL)  # under nohup it would be ignored, by all that follow
-        die_with_parent(parent_pid)
+    The child dies with the thread that calls this. The call returns once the child has begun, which takes as
+    long as the filesystem of its program stands still; other threads go on meanwhile.
 
+    Raises:
+        OSError: there is no process to be had. Of a program that does not exist the child says so in `output`
+            and ends with `bound.NOT_STARTED`.
+    """
+    subprocess._USE_VFORK = False  # type: ignore[misc]  # it would keep the interpreter's lock meanwhile
     return subprocess.Popen(
-        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        start_new_session=True, preexec_fn=begin,
+        [sys.executable, "-P", "-S", bound.__file__, str(os.getpid()), *argv],
+        env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
     )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
-    """A running child and how to hear of its end."""
+    """A child that has begun. `ended` gets its return code in the event loop, once it is reaped."""
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
-    pidfd: int
+    ended: "asyncio.Future[int]"
 
     @property
     def pid(self) -> int:
@@ -119,43 +108,95 @@ class Child:
     def signal_group(self, number: signal.Signals) -> None:
         """Send to the whole group; a group that is gone is not an error."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            if self.process.returncode is None:  # else its number may be another's by now
+                os.killpg(self.pid, number)
 
 
-def start_child(
-    name: str, argv: list[str], *, env: Mapping[str, str], output: int, log: Path,
-    on_exit: Callable[[Child, int], None],
-) -> Child:  # fmt: skip
-    """Start `argv`; `on_exit(child, returncode)` runs in the event loop once it is reaped.
+class ChildStart:
+    """A child that is being started, in a thread of its own that lives as long as the child.
 
     Args:
-        output: descriptor of `log`; closed here.
+        output: descriptor of `log`; closed here, once the child has ended: that may take long.
+
+    Attributes:
+        begun: the child; or OSError, it could not be started and nothing of it runs. It is waited for as long
+            as the filesystem of its program stands still.
+        over: nothing of it runs, or ever will.
 
     Raises:
-        OSError: it could not be started; nothing of it runs.
+        OSError: EAGAIN, this process may have no more threads now.
     """
-    try:
-        process = spawn_to(argv, env=env, output=output)
-    finally:
-        os.close(output)
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except OSError:  # nobody would hear of its end
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    child = Child(name, process, log, pidfd)
-    loop = asyncio.get_running_loop()
 
-    def ended() -> None:
-        loop.remove_reader(child.pidfd)
-        os.close(child.pidfd)
-        returncode = process.wait()
+    def __init__(self, name: str, argv: list[str], *, env: Mapping[str, str], output: int, log: Path) -> None:
+        self._name, self._argv, self._env, self._output, self._log = name, argv, env, output, log
+        self._loop = asyncio.get_running_loop()
+        self._is_unwanted = False
+        self.begun: asyncio.Future[Child] = self._loop.create_future()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._live, name=f"child-{name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # what Python makes of it
+            os.close(output)
+            raise OSError(errno.EAGAIN, str(error)) from error
+
+    def give_up(self) -> None:
+        """Kill what has been started of it; what cannot be killed yet, as soon as it can."""
+        self._is_unwanted = True
+        if not self.begun.cancel():
+            if not self.begun.cancelled() and self.begun.exception() is None:
+                self.begun.result().signal_group(signal.SIGKILL)
+            return
+        children = Path(f"/proc/self/task/{self._thread.native_id}/children")
+        with contextlib.suppress(OSError, ValueError):  # not forked yet, or gone by itself
+            os.kill(int(children.read_text()), signal.SIGKILL)
+
+    def _live(self) -> None:
+        """The thread: a child dies with the one that started it."""
+        try:
+            self._live_with_child()
+        finally:
+            with contextlib.suppress(OSError):  # nothing was written by us
+                os.close(self._output)
+
+    def _live_with_child(self) -> None:
+        try:
+            process = spawn_to(self._argv, env=self._env, output=self._output)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the child hears of it
+            is_os = isinstance(error, OSError)
+            self._tell(self._failed, error if is_os else OSError(errno.EINVAL, str(error)))
+            return
+        child = Child(self._name, process, self._log, self._loop.create_future())
+        if not self._tell(self._has_begun, child):
+            child.signal_group(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored the kernel has reaped it
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        if not self._tell(self._reap, child):
+            child.process.wait()
+
+    def _tell(self, callback: Callable[[Any], None], argument: object) -> bool:
+        """Whether the event loop is there to hear it."""
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            return False
+        return True
+
+    def _failed(self, error: OSError) -> None:
+        self.over.set_result(None)
+        if not self._is_unwanted:
+            self.begun.set_exception(error)
+
+    def _has_begun(self, child: Child) -> None:
+        if self._is_unwanted:
+            child.signal_group(signal.SIGKILL)
+        else:
+            self.begun.set_result(child)
+
+    def _reap(self, child: Child) -> None:
         child.signal_group(signal.SIGKILL)  # what the leader of the group left behind
-        on_exit(child, returncode)
-
-    loop.add_reader(child.pidfd, ended)
-    return child
+        child.ended.set_result(child.process.wait())
+        self.over.set_result(None)
 
 
 def log_tail(log: Path, lines: int = 15) -> str:

@@ -16,6 +16,10 @@ _UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Zero By
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job")
 _PAIR = re.compile(r"(?:^| )([A-Za-z][\w/:.-]*)=")
 
+_WHOLE_LINES = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
+_QUEUED = ("JobState", "Partition", "NodeList", "NumNodes", "Reason", "JobName", "Command")
+QUEUE_FORMAT = "%i|%T|%P|%N|%D|%r|%j|%o"
+
 LIVING_STATES = {
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
     "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "SPECIAL_EXIT",
@@ -55,7 +59,10 @@ class Slurm:
     """
 
     def __init__(self, env: Mapping[str, str] | None = None, limit_s: float = CALL_LIMIT_S) -> None:
-        self._env, self._limit_s = dict(env) if env is not None else dict(os.environ), limit_s
+        inherited = os.environ if env is None else env
+        # What people have set for themselves to look at, and in which words, is not for us.
+        own = {k: v for k, v in inherited.items() if not k.startswith("SQUEUE_") and k != "SLURM_TIME_FORMAT"}
+        self._env, self._limit_s = own, limit_s
 
     @property
     def has_scontrol(self) -> bool:
@@ -85,10 +92,22 @@ class Slurm:
 
     def show_job(self, job_id: str, limit_s: float | None = None) -> list[Fields] | None:
         """A job's components as `scontrol` shows them, the leader first; [] if Slurm knows no such job."""
-        reply = self.call("scontrol", "show", "job", "-o", job_id, limit_s=limit_s)
+        reply = self.call("scontrol", "show", "job", job_id, limit_s=limit_s)
         if reply.code == 0:
-            return parse_lines(reply.out)
+            return parse_jobs(reply.out)
         return [] if any(text in reply.error for text in _UNKNOWN_JOB) else None
+
+    def queue(self, *which: str, limit_s: float | None = None) -> dict[str, list[Fields]] | None:
+        """Jobs by id, each with its components, the leader first, by one call of squeue; None if it has no
+        answer. Of each: JobState, Partition, NodeList, NumNodes, Reason, JobName, Command.
+
+        Args:
+            which: squeue's own options: ``--me``, or ``--jobs=1,2`` with ``--states=all``.
+        """
+        reply = self.call("squeue", "-h", "-o", QUEUE_FORMAT, *which, limit_s=limit_s)
+        if reply.code != 0:
+            return {} if any(text in reply.error for text in _UNKNOWN_JOB) else None
+        return parse_queue(reply.out)
 
     def show_config(self) -> Fields | None:
         """The controller's settings."""
@@ -114,9 +133,46 @@ class Slurm:
         return self.call("scontrol", "update", f"jobid={job_id}", f"ExcNodeList={','.join(nodes)}")
 
 
+def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment to submit a job from: without what the job around it is, but on the same cluster."""
+    inside = ("SLURM", "SBATCH_", "SRUN_", "SUBMITIT_")
+    return {k: v for k, v in env.items() if not k.startswith(inside) or k == "SLURM_CONF"}
+
+
 def parse_lines(text: str) -> list[Fields]:
     """``scontrol show ... -o``: one object a line, ``Key=value`` apart by blanks; values may hold blanks."""
     return [fields for line in text.splitlines() if (fields := _parse_line(line))]
+
+
+def parse_jobs(text: str) -> list[Fields]:
+    """``scontrol show job``: paragraphs of lines. What people choose has a line of its own, whole."""
+    jobs: list[Fields] = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        fields: Fields = {}
+        for line in paragraph.splitlines():
+            key, _, rest = line.strip().partition("=")
+            for name, value in ({key: rest} if key in _WHOLE_LINES else _parse_line(line)).items():
+                fields.setdefault(name, value)
+        if fields:
+            jobs.append(fields)
+    return jobs
+
+
+def parse_queue(text: str) -> dict[str, list[Fields]]:
+    """What squeue prints in `QUEUE_FORMAT`."""
+    jobs: dict[str, list[tuple[int, Fields]]] = {}
+    for line in text.splitlines():
+        job_id, _, rest = line.partition("|")
+        values = rest.split("|", len(_QUEUED) - 1)
+        number, _, offset = job_id.partition("+")
+        if number.isdigit() and len(values) == len(_QUEUED):
+            found = (int(offset or 0), dict(zip(_QUEUED, values, strict=True)))
+            jobs.setdefault(number, []).append(found)
+    return {number: [fields for _, fields in sorted(parts, key=_offset)] for number, parts in jobs.items()}
+
+
+def _offset(part: tuple[int, Fields]) -> int:
+    return part[0]
 
 
 def _parse_line(line: str) -> Fields:
@@ -157,6 +213,27 @@ def _expand_one(part: str) -> list[str]:
         for number in range(int(first), int(last or first) + 1):
             names += _expand_one(f"{head}{number:0{len(first)}d}{tail}")
     return names
+
+
+def expand_counts(counts: str) -> list[int]:
+    """The numbers in a compressed list, in its order: ``72(x2),36`` is 72, 72, 36.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    numbers: list[int] = []
+    for part in filter(None, counts.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"'{counts}' is no list of counts")
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
+
+
+def keeps_accounts(config: Fields) -> bool:
+    """Whether the cluster with these settings has an accounting database; newer versions say (null)."""
+    kind = config.get("AccountingStorageType", "")
+    return not kind.endswith("/none") and kind not in ("", "(null)")
 
 
 def merged_state(components: list[Fields]) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yatt.adapters.files import claim, make_within, publish, sealed
+from yatt.adapters.files import claim, make_within, sealed
+from yatt.adapters.job_note import note_job
 from yatt.adapters.slurm import Fields, Reply, Slurm
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError, FolderGone
@@ -39,6 +40,10 @@ class Succession:
     restarts: int
     mode: str = "auto"
     slurm: Slurm = field(default_factory=Slurm)
+
+    def can_ask(self) -> bool:
+        """Whether Slurm can be asked from here at all. Looks for its command in the folders of PATH."""
+        return self.slurm.has_scontrol
 
     def state(self) -> Job:
         """Whether Slurm still runs this very start."""
@@ -89,7 +94,7 @@ class Succession:
             shutil.copy2(
                 Path(pickles) / f"{self.job_id}_submitted.pkl", Path(pickles) / f"{match[1]}_submitted.pkl"
             )
-        publish(self.paths.job, f"{match[1]}\n".encode())
+        note_job(self.paths, match[1], [{"Command": str(script)}])
         return Reply(0, match[1], "")
 
 

@@ -1,12 +1,13 @@
 """The command line that a controller starts its engine and reward processes with."""
 
 import argparse
+import os
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
-    """The command line of every worker process."""
+    """The command line of every worker process, and the number of the process that has started it."""
 
     run: str
     epoch: int
@@ -14,6 +15,7 @@ class WorkerArguments:
     endpoint: str
     node: int
     genrm: str
+    controller: int
 
 
 def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
@@ -25,4 +27,4 @@ def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerAr
     parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
-    return WorkerArguments(**vars(parser.parse_args(argv)))
+    return WorkerArguments(**vars(parser.parse_args(argv)), controller=os.getppid())

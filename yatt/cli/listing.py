@@ -2,22 +2,35 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch.jobs import job_view, state_in_words
+from yatt.launch.jobs import JobView, queued_views, state_in_words
 from yatt.launch.known import known_runs
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
+ANSWER_S = 1.2
+"""How long Slurm may take; without an answer the list is what the run folders say."""
+
 
 def print_runs(folders: list[Path]) -> int:
     """Runs in these folders, or all that this person has submitted."""
     roots = list(dict.fromkeys(root for folder in folders for root in _runs_in(folder)))
-    rows = [_row(root) for root in (roots if folders else known_runs())]
+    runs = [RunPaths(root) for root in (roots if folders else known_runs())]
+    with ThreadPoolExecutor(max_workers=1) as pool:  # Slurm is asked while the folders are read
+        asked = pool.submit(queued_views, runs, Slurm(), ANSWER_S)
+        totals = [_total(paths) for paths in runs]
+        summaries = [_summary(paths, total) for paths, total in zip(runs, totals, strict=True)]
+        jobs = asked.result()
+    rows = [_row(*parts) for parts in zip(runs, totals, summaries, jobs, strict=True)]
+    if any(job.state == "UNKNOWN" for job in jobs):
+        sys.stderr.write("yatt: Slurm does not answer: what is known of the runs is in their folders\n")
     if not rows:
         sys.stdout.write("no runs\n")
         return 0
@@ -41,20 +54,24 @@ def _runs_in(folder: Path) -> Iterator[Path]:
     yield from (path for path in candidates if (path / "epochs").is_dir() or (path / "slurm.json").exists())
 
 
-def _row(root: Path) -> tuple[str, str, str, str, str]:
-    paths = RunPaths(root)
+def _total(paths: RunPaths) -> int | None:
     try:
-        total = load_resolved(paths.config).trainer.total_iterations
+        return load_resolved(paths.config).trainer.total_iterations
     except ConfigError:
-        return "-", "-", "-", "unreadable config.yaml", str(root)
+        return None
+
+
+def _summary(paths: RunPaths, total: int | None) -> dict[str, Any]:
+    if total is None:
+        return {}
     view = RunView(paths, total)
     view.refresh()
-    summary, job = view.summary(), job_view(paths, Slurm())
+    return view.summary()
+
+
+def _row(paths: RunPaths, total: int | None, summary: dict[str, Any], job: JobView) -> tuple[str, ...]:
+    if total is None:
+        return "-", "-", "-", "unreadable config.yaml", str(paths.root)
+    state = state_in_words(paths, summary["state"], job)[0]
     iteration = f"{summary['iteration']}/{summary['total_iterations']}"
-    return (
-        job.job_id or "-",
-        job.state or "-",
-        iteration,
-        state_in_words(paths, summary["state"], job)[0],
-        str(root),
-    )
+    return job.job_id or "-", job.state or "-", iteration, state, str(paths.root)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.files import read_or_none
+from yatt.adapters.job_note import noted_job
 from yatt.adapters.ledger import newest_epoch
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
@@ -155,9 +155,9 @@ def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
 
 def _logs(paths: RunPaths) -> dict[str, Path]:
     """By name: the launcher's of the newest job, and the latest attempt's."""
-    job_id = (read_or_none(paths.job) or b"").decode().strip()
-    launcher = paths.submitit / f"{job_id}_0_log.out"
-    found = {"job": launcher} if job_id and launcher.exists() else {}
+    noted = noted_job(paths)
+    launcher = paths.submitit / f"{noted.job if noted else ''}_0_log.out"
+    found = {"job": launcher} if noted and launcher.exists() else {}
     latest = Path(os.path.realpath(paths.latest / "logs"))
     return found | {path.stem: path for path in latest.glob("*.log") if path.is_file()}
 

@@ -2,24 +2,49 @@
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from yatt import __version__
 from yatt.adapters.patience import is_passing
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.printable import printable_lines
+
+if TYPE_CHECKING:
+    from yatt.config.schema import RunConfig
+    from yatt.config.site import SiteConfig
 
 EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
     """Parse, run, and turn our own errors into a message and an exit code."""
-    arguments = _parsed()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us, as by `yatt ... >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+    try:
+        return _carried_out(_parsed())
+    finally:
+        _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """The interpreter writes what is left at its end: it shall find nobody to fail at."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _carried_out(arguments: argparse.Namespace) -> int:
     try:
         action: Callable[[argparse.Namespace], int] = arguments.action
-        return action(arguments)
+        code = action(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except YattError as error:
@@ -28,7 +53,7 @@ def main() -> int:
         return EXIT_FAILED if is_ours else error.exit_code
     except OSError as error:
         if error.errno == errno.EPIPE:  # whoever read our lines has gone; BrokenPipeError is ESHUTDOWN too
-            return 0
+            return EXIT_FAILED if arguments.action in (_run, _resume) else 0
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
@@ -92,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("config", type=Path, nargs="?", help="run file, to look at what it needs as well")
     diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
+    _add_set(diagnose)
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
     diagnose.add_argument("--nodes", type=int, default=0, help="run a short job on so many nodes as well")
     diagnose.set_defaults(action=_diagnose)
@@ -104,8 +130,17 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     submit.add_argument("config", type=Path, help="run file (YAML)")
     submit.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     submit.add_argument("--site", type=Path, required=True, help="site file (YAML)")
+    _add_set(submit)
     submit.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
+    )
+    _add_after(submit)
+    submit.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=A,B,C",
+        help="a run for each value; repeatable",
     )
     submit.add_argument("--prepare", action="store_true", help="only make the run folder, for slurm/*.sbatch")
     _add_take_over(submit)
@@ -113,6 +148,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     resume = commands.add_parser("resume", help="go on with a run from its folder")
     resume.add_argument("run", type=Path, help="run folder")
     resume.add_argument("--site", type=Path, help="submit with this site file (default: as before)")
+    _add_set(resume)
     resume.add_argument(
         "--nodes", type=int, default=0, help="on so many nodes (default: as the run file says)"
     )
@@ -120,15 +156,31 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     resume.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
     )
+    _add_after(resume)
     _add_take_over(resume)
     resume.set_defaults(action=_resume)
     cancel = commands.add_parser("cancel", help="stop a run with a checkpoint")
     cancel.add_argument("run", type=Path, help="run folder")
     cancel.add_argument("--now", action="store_true", help="without one")
     cancel.set_defaults(action=_cancel)
+    attach = commands.add_parser("attach", help="a shell beside a run's workers")
+    attach.add_argument("run", type=Path, help="run folder")
+    attach.add_argument("node", type=int, nargs="?", default=0, help="of the run (0: the leader's)")
+    attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="a command, not a shell")
+    attach.set_defaults(action=_attach)
     listing = commands.add_parser("list", help="your submitted runs")
     listing.add_argument("folders", type=Path, nargs="*", help="run folders, or folders of them")
     listing.set_defaults(action=_list)
+
+
+def _add_after(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--after", default="", metavar="JOB|RUN", help="begin when that job has ended")
+
+
+def _add_set(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the site file's value"
+    )
 
 
 def _add_take_over(command: argparse.ArgumentParser) -> None:
@@ -138,42 +190,71 @@ def _add_take_over(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from yatt.config.load import load
+    from yatt.config.load import load_command
     from yatt.launch.start import start_run
 
-    overlays = [Path(part) for part in arguments.more if "=" not in part]
-    settings = [part for part in arguments.more if "=" in part]
-    return start_run(load([arguments.config, *overlays], settings), take_over=arguments.take_over)
+    return start_run(load_command(arguments.config, arguments.more), take_over=arguments.take_over)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from yatt.config.site import load_site
+    from yatt.config.site import load_site, with_settings
     from yatt.launch.plan import Resized, read_plan
     from yatt.launch.start import resume_run
     from yatt.paths import RunPaths
 
     resized, paths = Resized(arguments.nodes, arguments.trainer_nodes), RunPaths(arguments.run)
     if not arguments.site and not paths.plan.exists():
+        if arguments.set or arguments.after or arguments.dry_run:
+            raise ConfigError(f"{paths.root} has no job: --set, --after and --dry-run want a --site as well.")
         return resume_run(arguments.run, resized, take_over=arguments.take_over)
     from yatt.launch.submit import resume_submitted  # submitit takes a while to import
 
     site = load_site(arguments.site) if arguments.site else read_plan(paths).site
+    site = with_settings(site, arguments.set)
     return resume_submitted(
-        arguments.run, site, resized, dry_run=arguments.dry_run, take_over=arguments.take_over
-    )
+        arguments.run, site, resized, dry_run=arguments.dry_run, take_over=arguments.take_over,
+        after=_after(arguments),
+    )  # fmt: skip
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    from yatt.config.load import load
-    from yatt.config.site import load_site
+    from yatt.config.load import load_command
+    from yatt.config.site import load_site, with_settings
+    from yatt.launch.sweep import each, members, of_sweep
+
+    site = with_settings(load_site(arguments.site), arguments.set)
+    if arguments.prepare and arguments.after:
+        raise ConfigError("--prepare submits nothing: give --after's job to sbatch, as --dependency.")
+    after = _after(arguments)
+    if not arguments.sweep:
+        return _submit_one(arguments, load_command(arguments.config, arguments.more), site, after)
+    runs = {  # every run file is read before the first is submitted
+        member: of_sweep(load_command(arguments.config, [*arguments.more, *member.settings]), member)
+        for member in members(arguments.sweep)
+    }
+    return each(list(runs), lambda member: _submit_one(arguments, runs[member], site, after))
+
+
+def _submit_one(arguments: argparse.Namespace, config: "RunConfig", site: "SiteConfig", after: str) -> int:
     from yatt.launch.submit import prepare_run, submit_run
 
-    overlays = [Path(part) for part in arguments.more if "=" not in part]
-    settings = [part for part in arguments.more if "=" in part]
-    config, site = load([arguments.config, *overlays], settings), load_site(arguments.site)
     if arguments.prepare:
         return prepare_run(config, site)
-    return submit_run(config, site, dry_run=arguments.dry_run, take_over=arguments.take_over)
+    return submit_run(config, site, dry_run=arguments.dry_run, take_over=arguments.take_over, after=after)
+
+
+def _after(arguments: argparse.Namespace) -> str:
+    from yatt.adapters.slurm import Slurm
+    from yatt.launch.jobs import job_to_wait_for
+
+    return job_to_wait_for(arguments.after, Slurm())
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from yatt.cli.look import open_view
+    from yatt.launch.attach import attach
+
+    return attach(open_view(arguments.run).paths, arguments.node, arguments.do)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
@@ -231,15 +312,13 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose(arguments: argparse.Namespace) -> int:
-    from yatt.config.load import load
-    from yatt.config.site import load_site
+    from yatt.config.load import load_command
+    from yatt.config.site import load_site, with_settings
     from yatt.launch.diagnose import diagnose
 
-    config = None
-    if arguments.config:
-        overlays = [Path(part) for part in arguments.more if "=" not in part]
-        config = load([arguments.config, *overlays], [part for part in arguments.more if "=" in part])
-    return diagnose(load_site(arguments.site), config, as_json=arguments.json, try_num=arguments.nodes)
+    config = load_command(arguments.config, arguments.more) if arguments.config else None
+    site = with_settings(load_site(arguments.site), arguments.set)
+    return diagnose(site, config, as_json=arguments.json, try_num=arguments.nodes)
 
 
 if __name__ == "__main__":

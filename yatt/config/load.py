@@ -7,7 +7,7 @@ mistake in all files is reported at once, because a Slurm queue makes each furth
 import hashlib
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from datetime import date, datetime
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ import yaml
 from yatt.config.check import relations
 from yatt.config.ranges import Range, Text
 from yatt.config.schema import RunConfig
-from yatt.config.tree import UNREADABLE, Node, argument_tree, merge, read_tree
+from yatt.config.tree import UNREADABLE, Node, argument_tree, merge, parse_tree, read_tree
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -39,6 +39,16 @@ def load(files: list[Path], arguments: list[str]) -> RunConfig:
     return load_as(RunConfig, files, arguments, relations)
 
 
+def load_command(file: Path, more: Sequence[str]) -> RunConfig:
+    """As `load`, with what follows the run file on a command line: overlay files and ``a.b=c``, mixed.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    overlays = [Path(part) for part in more if "=" not in part]
+    return load([file, *overlays], [part for part in more if "=" in part])
+
+
 def load_as(
     cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
 ) -> C:
@@ -54,6 +64,19 @@ def load_as(
     for argument in arguments:
         tree = merge(tree, argument_tree(argument, faults))
     return _finish(cls, tree, ", ".join(map(str, files)), faults, rules)
+
+
+def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]) -> C:
+    """`config` with what the arguments, ``key=value`` each, say in its place.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    faults: list[str] = []
+    tree = parse_tree(resolved_text(config), "as it was", faults)
+    for argument in arguments:
+        tree = merge(tree, argument_tree(argument, faults))
+    return _finish(type(config), tree, " ".join(arguments), faults, rules)
 
 
 def load_resolved(path: Path) -> RunConfig:

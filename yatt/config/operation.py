@@ -104,6 +104,9 @@ class LaunchSection:
     threads_per_worker: Annotated[int, between(1, 65536)] = 1
     """Computing threads of each worker process on CPU."""
 
+    bind_workers: bool = True
+    """Engines and trainer ranks run on the CPUs of their GPUs' NUMA nodes, out of those the job has."""
+
     reward_processes: Annotated[int, COUNT_OR_NONE] = 0
     """Processes of a trainer node that run reward functions; 0: one a core, 8 at most. A synchronous
     function has its process to itself while it runs."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from yatt.config.load import load_as
+from yatt.config.load import load_as, load_over
 from yatt.config.operation import rule
 from yatt.config.ranges import (
     COUNT_OR_NONE,
@@ -18,6 +18,7 @@ from yatt.config.ranges import (
     LINE,
     Free,
 )
+from yatt.config.sbatch import env_faults, option_faults
 
 COMPONENTS = ("trainer", "engines")
 """Parts of a job that may be asked for differently."""
@@ -41,6 +42,15 @@ class ContainerSection:
 
     mounts: tuple[Annotated[str, LINE], ...] = ()
     """SOURCE:TARGET or SOURCE:TARGET:ro. The run folder, models and data must be among them."""
+
+    command: tuple[Annotated[str, LINE], ...] = ("apptainer", "exec", "--nv")
+    """apptainer: the words that start it, before its --bind options: singularity, --rocm ..."""
+
+    args: tuple[Annotated[str, LINE], ...] = ()
+    """More words before the image; with pyxis more options of srun: --container-writable ..."""
+
+    python: Annotated[str, LINE] = "python3"
+    """The container's interpreter, which has yatt and its engines."""
 
     def __post_init__(self) -> None:
         rule(
@@ -67,6 +77,8 @@ class ComponentSection:
 
     cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
     mem_gb: Annotated[int, COUNT_OR_NONE] = 0
+    sbatch_args: dict[str, Free] = field(default_factory=dict)
+    """Beside the site's own; one that both have is this one's."""
 
     def __post_init__(self) -> None:
         _plain_words(self, ("partition", "qos", "constraint", "gpu_type", "nodelist"))
@@ -107,12 +119,30 @@ class SiteConfig:
     """Nobody else on our nodes (--exclusive)."""
 
     setup: tuple[Annotated[str, LINE], ...] = ()
-    """Shell lines before the launcher: modules, the virtual environment. Run as they are written here."""
+    """Shell lines before the launcher: modules, the virtual environment. Run as they are written here; one
+    that fails ends the job."""
+
+    sbatch_args: dict[str, Free] = field(default_factory=dict)
+    """More options of sbatch by their long names: reservation, exclude, mail-type ... `true` for a flag."""
+
+    template: Annotated[str, FILE] = ""
+    """A batch script of the site's own, with the lines @DIRECTIVES@ and @COMMAND@ in it; empty: yatt's."""
 
     srun_args: tuple[Annotated[str, LINE], ...] = ()
-    """More arguments of each srun, for example --mpi=none or --cpu-bind=none."""
+    """More arguments of each srun, for example --cpu-bind=none. They come last, so they win."""
+
+    env: dict[str, Free] = field(default_factory=dict)
+    """Variables for all processes on the nodes: NCCL_IB_HCA ... They win over the job's environment."""
 
     container: ContainerSection = field(default_factory=ContainerSection)
+
+    python: Annotated[str, FILE] = ""
+    """The launcher's interpreter, and without a container that of the steps; empty: the submitting one's."""
+
+    no_kill: Literal["auto", "yes", "no"] = "auto"
+    """Whether Slurm leaves a job alone that loses a node (--no-kill), so that an engine node costs nothing.
+    Then controllers have to ask for the next start if the batch node is lost, so the nodes need `scontrol`.
+    no: Slurm itself requeues the job at each lost node. auto: yes, but no with a container."""
 
     interface: Annotated[str, LINE] = ""
     """Network interface that nodes talk over; empty: whichever has the route to the leader."""
@@ -148,6 +178,11 @@ class SiteConfig:
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
 
 
+def keeps_job(site: SiteConfig) -> bool:
+    """Whether the job outlives the loss of a node."""
+    return site.no_kill == "yes" or (site.no_kill == "auto" and site.container.runtime == "none")
+
+
 def load_site(path: Path) -> SiteConfig:
     """Read a site file.
 
@@ -157,10 +192,20 @@ def load_site(path: Path) -> SiteConfig:
     return load_as(SiteConfig, [path], [], site_rules)
 
 
+def with_settings(site: SiteConfig, settings: list[str]) -> SiteConfig:
+    """The same site with other values, ``key=value`` each, as `--set` has them.
+
+    Raises:
+        ConfigError: as `load_site`.
+    """
+    return load_over(site, settings, site_rules) if settings else site
+
+
 def component(site: SiteConfig, name: str) -> ComponentSection:
     """What the component `name` asks for: its own words where it has any, else the site's."""
     own = site.components.get(name, ComponentSection())
-    shared = [f.name for f in fields(own) if f.name != "nodelist" and not getattr(own, f.name)]
+    apart = ("nodelist", "sbatch_args")
+    shared = [f.name for f in fields(own) if f.name not in apart and not getattr(own, f.name)]
     return replace(own, **{key: getattr(site, key) for key in shared})
 
 
@@ -169,9 +214,13 @@ def site_rules(site: SiteConfig) -> Iterator[Fault]:
     for name in site.components:
         if name not in COMPONENTS:
             yield f"components.{name}", f"no such component; known: {', '.join(COMPONENTS)}."
+        yield from option_faults(f"components.{name}.sbatch_args", site.components[name].sbatch_args)
+    yield from option_faults("sbatch_args", site.sbatch_args)
+    yield from env_faults(site.env)
     yield from _timing(site)
     yield from _asking(site)
-    for key, folder in (("scratch_dir", site.scratch_dir), ("shm_dir", site.shm_dir)):
+    absolute = {"scratch_dir": site.scratch_dir, "shm_dir": site.shm_dir, "template": site.template}
+    for key, folder in absolute.items():
         if folder and not folder.startswith("/"):
             yield key, f"'{folder}' is relative, and jobs start in other folders; write it from /."
     if site.checkpoint_url_prefix and not re.match(r"\w+://.|/", site.checkpoint_url_prefix):

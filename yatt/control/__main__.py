@@ -12,7 +12,7 @@ from pathlib import Path
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
-from yatt.adapters.nvml import visible_devices
+from yatt.adapters.nvml import cpus_by_device, visible_devices
 from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import ended_by, patiently
 from yatt.adapters.succession import Succession
@@ -68,12 +68,14 @@ def _node(arguments: argparse.Namespace) -> Node:
     config = patiently(partial(load_attempt, paths, arguments.epoch))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
+    cpus: tuple[frozenset[int], ...] = ()
     if arguments.device == "cuda":
         count = node_gpus(config)[arguments.node]
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+        cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
     node = Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
-        index=arguments.node, host=arguments.host, device=arguments.device, devices=devices,
+        index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
         absent=arguments.absent, succession=_succession(arguments, paths) if arguments.slurm else None,
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
@@ -102,8 +104,9 @@ def _attempt(node: Node) -> int:
 async def _run(node: Node) -> int:
     session = Session(node)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, session.stop, signal.Signals(number).name)
+    loop.add_signal_handler(signal.SIGUSR2, session.stop_by_hand)
     loop.add_signal_handler(signal.SIGUSR1, session.give_up)
     return await session.run()
 

@@ -97,6 +97,8 @@ class DeadMan:
     async def _do(self, action: Action, observer: rules.Observer) -> rules.Event:
         match action:
             case Action.ASK_SLURM:
+                if not await call_in_thread(self.succession.can_ask):
+                    raise StaleEpoch("the leader is gone, and without scontrol nobody can be asked for more")
                 said = await call_in_thread(self.succession.state)
                 self._told_s = clock.monotonic_s()
                 return rules.SlurmSaid(said)

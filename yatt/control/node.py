@@ -14,8 +14,9 @@ from yatt.paths import HUB, RunPaths
 class Node:
     """One controller's fixed facts. `host` is what other nodes dial.
 
-    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index; none without GPUs. `absent` are
-    the nodes that take no part in this attempt. `succession` is there on Slurm only.
+    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index, none without GPUs; `cpus` are the
+    CPUs near each of them, none if workers are not bound. `absent` are the nodes that take no part in this
+    attempt. `succession` is there on Slurm only.
     """
 
     config: RunConfig
@@ -26,6 +27,7 @@ class Node:
     host: str
     device: str
     devices: tuple[str, ...] = ()
+    cpus: tuple[frozenset[int], ...] = ()
     absent: frozenset[int] = frozenset()
     succession: Succession | None = None
     local_name: str = field(default_factory=new_name)

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from yatt import clock
-from yatt.adapters.process import describe_exit
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.supervisor import ASYNC, REWARD, Supervisor, Worker
 from yatt.core.dispatch import Dispatch
+from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import message as m

@@ -14,7 +14,7 @@ from yatt import clock
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
-from yatt.adapters.ledger import STOP, record
+from yatt.adapters.ledger import STOP, note, record
 from yatt.adapters.patience import patiently
 from yatt.adapters.segments import Rotation
 from yatt.adapters.succession import Succession
@@ -46,6 +46,7 @@ from yatt.control.supervisor import Worker
 from yatt.control.training import NodeTraining
 from yatt.control.validation import Validator
 from yatt.control.writer_watch import watch_writer
+from yatt.core.outcome import BY_HAND
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
@@ -72,6 +73,7 @@ class Session:
         self._liveness: Liveness | None = None
         self._has_heard_leader = False
         self._stop_wish = ""
+        self._wish: asyncio.Future[None] | None = None
         self._events = EventLog(epoch=node.epoch, node=node.index, role="controller", sink=self._emit)
         self._controller: Controller | None = None
         self._coordinator: Coordinator | None = None
@@ -90,6 +92,21 @@ class Session:
         if self._coordinator is not None:
             self._events.emit("signal", name=reason)
             self._coordinator.stop(reason)
+
+    def stop_by_hand(self) -> None:
+        """The signal that Slurm sends to the batch script alone: somebody has sent it to the steps. The
+        launcher, which has not heard of it, is to ask for the next start."""
+        self.stop(BY_HAND)
+        if self._node.is_leader:
+            self._wish = asyncio.ensure_future(self._note_wish(BY_HAND))
+
+    async def _note_wish(self, reason: str) -> None:
+        node = self._node
+        try:
+            if not await call_in_thread(partial(record, node.paths, node.epoch, STOP)):  # a cancel stays one
+                await call_in_thread(partial(note, node.paths, node.epoch, STOP, {"reason": reason}))
+        except (OSError, YattError) as error:  # the run stops all the same, and counts as failed
+            _LOG.warning("the launcher is not told of the signal: %s", error)
 
     async def run(self) -> int:
         """Until the leader says Quit; gives the exit code."""

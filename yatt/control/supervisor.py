@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
+from yatt.adapters import bound
+from yatt.adapters.affinity import own_cpus, shown
+from yatt.adapters.bound import MARK
 from yatt.adapters.interface import interface_of
-from yatt.adapters.orphans import MARK
 from yatt.adapters.patience import is_passing
-from yatt.adapters.process import END, Child, describe_exit, log_tail, open_log, start_child
+from yatt.adapters.process import END, Child, ChildStart, log_tail, open_log
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
 from yatt.control.orphans import OrphanWatch
 from yatt.control.shared_memory import SharedMemoryWatch
+from yatt.core.exits import describe_exit
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
@@ -33,6 +37,10 @@ from yatt.obs.events import EventLog
 _LOG = logging.getLogger(__name__)
 REWARD = "reward"
 FORK_FIRST_S, FORK_MOST_S = 0.2, 2.0
+BEGIN_LOOK_S, BEGIN_QUIET_S, BEGIN_END_S = 0.2, 5.0, 1.0
+"""A process that has not begun is looked after so often; after so long it is told of; given up, it is gone
+within so long, unless the kernel keeps it."""
+
 LOG_S = 5.0
 """How long the run folder may take to open a worker's log, or to read its end."""
 
@@ -128,7 +136,8 @@ class Supervisor:
         self._tell_end(worker, how)
 
     async def _begin(self, worker: Worker) -> None:
-        """Start its process. A machine that has no process or memory left has some again soon.
+        """Start its process. A machine that has no process or memory left has some again soon, and a
+        filesystem that stands still goes on.
 
         Raises:
             OSError: it cannot be started, or not within `launch.start_timeout_s`.
@@ -137,27 +146,58 @@ class Supervisor:
         until_s = clock.monotonic_s() + limit_s
         while not self._closing and not worker.is_unwanted:
             try:
-                return await self._fork(worker)
+                return await self._fork(worker, until_s)
             except OSError as error:
                 if not is_passing(error) or clock.monotonic_s() + pause_s > until_s:
                     raise
-                says = f"{error.strerror or error}; trying again for up to {limit_s:g} s"
-                self._events.emit("worker.delay", worker=worker.wire, error=says)
-                _LOG.warning("%s cannot be started: %s", worker.name, says)
+                self._delayed(worker, f"{error.strerror or error}; trying again for up to {limit_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(FORK_MOST_S, 2 * pause_s)
 
-    async def _fork(self, worker: Worker) -> None:
+    def _delayed(self, worker: Worker, why: str) -> None:
+        self._events.emit("worker.delay", worker=worker.wire, error=why)
+        _LOG.warning("%s cannot be started: %s", worker.name, why)
+
+    async def _fork(self, worker: Worker, until_s: float) -> None:
         log, output = await self._open_log(worker)
         if self._closing or worker.is_unwanted:
             os.close(output)
             return
         argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.wire]
-        worker.child = start_child(
-            worker.name, argv, env=self._environment(worker), output=output, log=log,
-            on_exit=lambda child, returncode: self._ended(worker, child, returncode),
-        )  # fmt: skip
-        self._events.emit("worker.start", worker=worker.wire, pid=worker.child.pid, log=str(log))
+        start = ChildStart(worker.name, argv, env=self._environment(worker), output=output, log=log)
+        try:
+            worker.child = await self._begun(worker, start, until_s)
+        finally:
+            if worker.child is None:
+                start.give_up()
+                await asyncio.wait({start.over}, timeout=BEGIN_END_S)
+        if child := worker.child:
+            child.ended.add_done_callback(partial(self._ended, worker, child))
+            cpus = shown(self._cpus(worker) or own_cpus())
+            self._events.emit("worker.start", worker=worker.wire, pid=child.pid, log=str(log), cpus=cpus)
+            if self._closing or worker.is_unwanted:
+                child.signal_group(signal.SIGKILL)
+
+    async def _begun(self, worker: Worker, start: ChildStart, until_s: float) -> Child | None:
+        """The child; None if it has not begun and is not wanted any more.
+
+        Raises:
+            OSError: it cannot be started, or has not begun at `until_s`.
+        """
+        tell_s = clock.monotonic_s() + BEGIN_QUIET_S
+        while not self._closing and not worker.is_unwanted:
+            done, _ = await asyncio.wait({start.begun}, timeout=BEGIN_LOOK_S)
+            if done:
+                return start.begun.result()
+            now_s = clock.monotonic_s()
+            if now_s > until_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"{sys.executable} does not begin")
+            if now_s > tell_s:
+                tell_s = math.inf
+                self._delayed(
+                    worker, f"{sys.executable} does not begin; waiting for up to {until_s - now_s:.0f} s"
+                )
+        return None
 
     async def _open_log(self, worker: Worker) -> tuple[Path, int]:
         """In the run folder, unless that does not answer: then in the node's scratch folder."""
@@ -228,17 +268,19 @@ class Supervisor:
 
     async def _end_all(self, grace_s: float) -> None:
         for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
-            running = [w for w in self.workers.values() if w.child is not None]
+            running = [w for w in self.workers.values() if w.is_running]
             for worker in running:
-                assert worker.child is not None, "running means a child"
-                worker.child.signal_group(number)
+                if worker.child is not None:  # else its start is given up
+                    worker.child.signal_group(number)
             for _ in range(int(patience_s / 0.05)):
                 if not any(w.is_running for w in running):
                     return
                 await asyncio.sleep(0.05)
 
-    def _ended(self, worker: Worker, child: Child, returncode: int) -> None:
-        how = describe_exit(returncode)
+    def _ended(self, worker: Worker, child: Child, ended: "asyncio.Future[int]") -> None:
+        returncode = ended.result()
+        is_begun = returncode != bound.NOT_STARTED
+        how = describe_exit(returncode) if is_begun else "could not be started; its log says why"
         if returncode == -signal.SIGKILL:
             self._killed.add(worker.wire)
         self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
@@ -284,7 +326,13 @@ class Supervisor:
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""
+        if cpus := self._cpus(worker):
+            env[bound.CPUS] = ",".join(map(str, sorted(cpus)))
         return env
+
+    def _cpus(self, worker: Worker) -> frozenset[int]:
+        """Those near its GPUs; none if it is not bound."""
+        return frozenset().union(*(self._node.cpus[gpu] for gpu in worker.gpus if self._node.cpus))
 
 
 def planned_workers(node: Node) -> list[Worker]:

@@ -8,12 +8,12 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 
-from yatt.adapters.process import describe_exit
 from yatt.control.groups import PromptGroup
 from yatt.control.node import Node
 from yatt.control.peers import Peers
 from yatt.control.supervisor import Worker
 from yatt.control.workers import Workers
+from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
 

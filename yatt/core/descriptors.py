@@ -10,8 +10,8 @@ BASE = 256
 PER_PEER = 4
 """The socket to it, its connection, the connection from it: three. One more while a connection is renewed."""
 
-PER_WORKER = 4
-"""Its connection and its pidfd: two. Two more while it starts: its log, the pipe of a failed exec."""
+PER_WORKER = 5
+"""Its connection and its log: two. Three more while it starts: /dev/null, and the pipe of a failed exec."""
 
 
 def needed_descriptors(*, num_peers: int, num_workers: int, num_files: int) -> int:

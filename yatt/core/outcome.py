@@ -1,8 +1,9 @@
-"""What follows from the end of an attempt on Slurm: pure, from what its launcher saw."""
+"""What follows from the end of an attempt: pure, from what its launcher saw."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 
 
@@ -14,7 +15,7 @@ class Verdict(Enum):
     """Another attempt in this start, on the nodes that are left."""
 
     SUCCEED = "succeed"
-    """Ask Slurm for the next start of the job."""
+    """The run goes on in another start: of the job, which Slurm is asked for, or by its user."""
 
     CANCELLED = "cancelled"
     KILLED = "killed"
@@ -24,6 +25,8 @@ class Verdict(Enum):
 
 
 CANCEL = "cancelled by its user"
+BY_HAND = "a signal was sent by hand"
+"""Neither a preemption nor the time limit is why the run is to save and go on in the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +91,14 @@ def _after_a_failure(seen: Seen) -> Outcome:
     killed = {index: code for index, code in failed.items() if code < 0 and index in seen.owners}
     # What the leader gave as the reason may only follow from a controller's death: a peer's broken line.
     said = killed if seen.cause else failed
-    ends = [f"node{index} ended with {code}" for index, code in said.items()]
+    ends = [f"node{index} {_end(code)}" for index, code in said.items()]
     reason = "; ".join([*ends, seen.cause] if seen.cause else ends)
     code = next(iter(failed.values()), EXIT_FAILED)
     return Outcome(
         verdict=Verdict.AGAIN, reason=reason or "no controller came up", gone=seen.dead,
         exit_code=EXIT_FAILED if code < 0 or code == EXIT_WILL_CONTINUE else code,
     )  # fmt: skip
+
+
+def _end(code: int) -> str:
+    return f"was {describe_exit(code)}" if code < 0 else f"ended with {describe_exit(code)}"

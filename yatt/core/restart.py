@@ -10,7 +10,6 @@ from yatt.errors import (
     EXIT_WILL_CONTINUE,
 )
 
-FINAL = (EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, EXIT_DO_NOT_RESTART)
 CUT_OFF_FACTOR = 3
 """So many more attempts without progress are allowed when they did not fail by themselves."""
 
@@ -35,31 +34,13 @@ class Decision:
     reason: str = ""
 
 
-def decide(ends: list[AttemptEnd], *, max_without_progress: int) -> Decision:
-    """After the last of `ends`.
-
-    A crash is worth another attempt as long as attempts get further: `max_without_progress` crashes in
-    a row over the same checkpoint end the run, since the next one would crash as well.
-    """
-    last = ends[-1]
-    if last.exit_code is not None and last.exit_code in FINAL:
-        return Decision(again=False, exit_code=last.exit_code)
-    stuck = 0
-    for end in reversed(ends):
-        if end.exit_code in FINAL or end.committed != last.committed:
-            break
-        stuck += 1
-    if stuck >= max_without_progress:
-        reason = f"{stuck} attempts in a row ended without a checkpoint after iteration {last.committed}"
-        return Decision(again=False, exit_code=EXIT_DO_NOT_RESTART, reason=reason)
-    return Decision(again=True)
-
-
 def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: int) -> Decision:
-    """Whether a start of a job, which did not see the attempts before it, should begin another.
+    """Whether a start, which need not have seen the attempts before it, should begin another.
 
-    Crashes count as in `decide`. What Slurm cut off or stopped counts too, but much later: a job whose every
-    time slice is shorter than its way to the next checkpoint would otherwise go on for ever.
+    A crash is worth another attempt as long as attempts get further: `max_without_progress` crashes over the
+    same checkpoint end the run, since the next one would crash as well. What was cut off or stopped from
+    outside counts too, but much later: a job whose every time slice is shorter than its way to the next
+    checkpoint would otherwise go on for ever.
 
     Args:
         ends: of the attempts of this submission, oldest first.

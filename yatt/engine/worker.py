@@ -19,7 +19,7 @@ from pathlib import Path
 
 from yatt import clock
 from yatt.adapters.patience import is_passing, patiently
-from yatt.adapters.process import die_with_parent, leave_notice_to_controller
+from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.config.load import load_attempt
@@ -68,10 +68,9 @@ class EngineWorker:
         work = self._link.work + self._vouched + tensors_taken()
         return m.Renew(token=self._held_token, turns=self._link.turns, work=work)
 
-    def serve(self) -> None:
-        """Until Stop, or until the controller is gone."""
-        parent = os.getppid()
-        while self._may_stay and os.getppid() == parent:
+    def serve(self, controller: int) -> None:
+        """Until Stop, or until the process of this number, which has started this one, is gone."""
+        while self._may_stay and os.getppid() == controller:
             is_busy = self._engine is not None and self._engine.is_busy
             order = self._link.receive(0 if is_busy else IDLE_WAIT_S)
             if order is not None:
@@ -220,7 +219,6 @@ def _errored(request_id: str, error: str, reason: str = "error") -> m.Completed:
 
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
     """The whole life of an engine's process; gives its exit code."""
-    die_with_parent(os.getppid())
     leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
@@ -245,7 +243,7 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     pulse.start()
     link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
     try:
-        worker.serve()
+        worker.serve(arguments.controller)
     except StaleEpoch as error:
         _LOG.warning("this attempt is over: %s", error)
         return error.exit_code

@@ -1,9 +1,9 @@
 """What Slurm gave to one start of a job, read from the batch script's environment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from yatt.adapters.slurm import expand
+from yatt.adapters.slurm import expand, expand_counts
 from yatt.errors import ConfigError
 from yatt.launch.plan import Component
 
@@ -15,12 +15,15 @@ class Allocation:
     Attributes:
         hosts: Slurm's node names by component name, in the order of the run's nodes.
         groups: het group of each component; empty for a plain job.
+        cpus: by component, how many the job has on each of its nodes: the fewest, where they differ. A
+            component of which Slurm does not say it is missing.
     """
 
     job_id: str
     restarts: int
     hosts: dict[str, tuple[str, ...]]
     groups: dict[str, int]
+    cpus: dict[str, int] = field(default_factory=dict)
 
 
 def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> Allocation:
@@ -37,7 +40,9 @@ def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> 
         names = tuple(expand(env.get("SLURM_JOB_NODELIST", "")))
         hosts = {part.name: names[part.first : part.first + part.nodes] for part in components}
         _check(components, hosts, job_id)
-        return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups={})
+        counts = expand_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        cpus = {part.name: counts[part.first : part.first + part.nodes] for part in components}
+        return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups={}, cpus=_fewest(cpus))
     if size != len(components):
         wanted = ", ".join(part.name for part in components)
         raise ConfigError(f"job {job_id} has {size} components, the run needs {len(components)} ({wanted}).")
@@ -47,7 +52,15 @@ def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> 
     }
     _check(components, hosts, job_id)
     groups = {part.name: group for group, part in enumerate(components)}
-    return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups=groups)
+    cpus = {
+        part.name: expand_counts(env.get(f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{group}", ""))[: part.nodes]
+        for group, part in enumerate(components)
+    }
+    return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups=groups, cpus=_fewest(cpus))
+
+
+def _fewest(cpus: dict[str, list[int]]) -> dict[str, int]:
+    return {name: min(counts) for name, counts in cpus.items() if counts}
 
 
 def _check(components: tuple[Component, ...], hosts: dict[str, tuple[str, ...]], job_id: str) -> None:

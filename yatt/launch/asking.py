@@ -1,5 +1,6 @@
 """What the site file asks Slurm for, as options of srun and sbatch. Pure."""
 
+from yatt.config.sbatch import options_of
 from yatt.config.site import SiteConfig, component
 
 Options = dict[str, str | None]
@@ -28,6 +29,16 @@ def resources(site: SiteConfig, name: str, *, nodes: int, gpus_per_node: int) ->
     return {key: value for key, value in options.items() if value != ""}
 
 
+def more_options(site: SiteConfig, name: str, *, is_leader: bool) -> Options:
+    """What the site file hands on to sbatch as it is, for component `name`.
+
+    Args:
+        is_leader: whether it is the job's first component, which has what concerns the job as a whole.
+    """
+    own = site.components[name].sbatch_args if name in site.components else {}
+    return options_of(site.sbatch_args, own, is_leader=is_leader)
+
+
 def as_arguments(options: Options) -> list[str]:
     """For a command line."""
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
@@ -37,3 +48,11 @@ def _memory(site: SiteConfig, mem_gb: int) -> str:
     if mem_gb:
         return f"{mem_gb}G"
     return "0" if site.exclusive else ""
+
+
+def setup_lines(site: SiteConfig) -> list[str]:
+    """The site's own shell lines of a batch script; one that fails ends the job, and says so in its log."""
+    if not site.setup:
+        return []
+    said = 'echo "yatt: a setup line of the site failed: $BASH_COMMAND" >&2'
+    return [f"trap '{said}; exit 1' ERR", *site.setup, "trap - ERR"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from yatt.adapters.slurm import Fields, Slurm
+from yatt.adapters.slurm import Fields, Slurm, keeps_accounts
 from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
@@ -26,7 +26,7 @@ from yatt.launch.findings.partitions import partition_findings
 from yatt.launch.findings.records import Demand, Finding, Snapshot, fail, ok, warn
 from yatt.launch.findings.settings import settings_findings
 from yatt.launch.findings.trial import trial_findings
-from yatt.launch.probe import QUEUE_S, TRIAL_S, try_nodes
+from yatt.launch.trial import try_nodes
 
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "srun")
 EXIT_FAIL = 2
@@ -47,7 +47,7 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
         gpus = demands[0].gpus_per_node if demands else 0
         demand = Demand(component="trainer", nodes=try_num, gpus_per_node=gpus)
         folder = _nearest(_run_dir(config))
-        trial = try_nodes(Slurm(limit_s=QUEUE_S + TRIAL_S), site, demand, folder, _local(site, config))
+        trial = try_nodes(site, demand, folder, _local(site, config))
         found += trial_findings(trial, site, demand)
     sys.stdout.write(_json(found) if as_json else _lines(found))
     return EXIT_FAIL if any(finding.level == "fail" for finding in found) else 0
@@ -156,7 +156,7 @@ def _interface(name: str) -> Finding:
 
 
 def _accounts(slurm: Slurm, config: Fields) -> tuple[str, ...] | None:
-    if config.get("AccountingStorageType", "/none").endswith("/none"):
+    if not keeps_accounts(config):
         return None
     user = f"user={getpass.getuser()}"
     text = slurm.ask("sacctmgr", "-nP", "show", "assoc", user, "format=Account")

@@ -1,4 +1,4 @@
-"""The process that follows a run for wandb: started and ended by the launcher; the run never waits for it."""
+"""The process that follows a run for wandb: the launcher starts and ends it, and waits for its start only."""
 
 import os
 import signal
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.process import describe_exit, log_tail, spawn
+from yatt.adapters.process import log_tail, spawn
 from yatt.config.schema import RunConfig
+from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FINISHED
 from yatt.paths import RunPaths
 

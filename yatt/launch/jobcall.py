@@ -7,7 +7,7 @@ from submitit import JobEnvironment
 from submitit.core.utils import cloudpickle_dump, temporary_save_path
 
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, YattError
-from yatt.launch.job import Job
+from yatt.launch.job import run_start
 from yatt.paths import RunPaths
 
 
@@ -20,7 +20,7 @@ def run_job(root: str) -> str:
     files = JobEnvironment().paths
     files.result_pickle.unlink(missing_ok=True)  # a former start's would make people think the job is over
     try:
-        code = Job(RunPaths(Path(root))).run()
+        code = run_start(RunPaths(Path(root)))
         reason = f"the run in {root} ended with exit code {code}; see its log"
     except YattError as error:
         sys.stderr.write(f"yatt: {error}\n")

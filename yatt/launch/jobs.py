@@ -2,18 +2,22 @@
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.files import read_or_none
+from yatt.adapters.job_note import JobNote, is_same_job, names_run, noted_job
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
 from yatt.adapters.process import Identity
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
 from yatt.core.outcome import CANCEL
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
+from yatt.launch.plan import read_plan
 from yatt.paths import RunPaths
 
+Jobs = dict[str, list[Fields]]
 POLL_S, LOOK_S = 0.5, 5.0
 CANCEL_LIMIT_S, OVER_LIMIT_S = 600.0, 60.0
 
@@ -51,15 +55,46 @@ class JobView:
 
 
 def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
-    """What Slurm says of the run's newest job."""
-    job_id = (read_or_none(paths.job) or b"").decode().strip()
+    """What Slurm says of the run's newest job: the noted one, or one that was submitted by hand."""
+    noted, root = noted_job(paths), paths.root.absolute()
+    found = slurm.show_job(noted.job) if noted else []
+    if noted and found is None:
+        return JobView(job_id=noted.job, state="UNKNOWN", why="Slurm does not answer")
+    if noted and found and not is_same_job(noted, found, root):
+        found = []
+    view = view_of(paths, noted.job if noted else "", found or [])
+    if view.is_alive or not paths.plan.exists():
+        return view
+    mine = slurm.queue("--me")
+    newest = _by_hand(paths, mine or {})
+    shown = slurm.show_job(newest) if newest not in ("", view.job_id) else []
+    if mine is None or shown is None:
+        return JobView(job_id=view.job_id, state="UNKNOWN", why="Slurm does not answer")
+    return view_of(paths, newest, shown) if shown else view
+
+
+def _by_hand(paths: RunPaths, mine: Jobs) -> str:
+    """The newest of my jobs that is the run's; empty if none is. One that was submitted by hand has the name
+    that `yatt submit --prepare` printed: a script's arguments newer versions of Slurm do not show."""
+    try:
+        name = read_plan(paths).by_hand
+    except ConfigError:
+        return ""
+    root = paths.root.absolute()
+    ours = (
+        job
+        for job, (leader, *_) in mine.items()
+        if names_run(leader["Command"], root) or (name and leader["JobName"] == name)
+    )
+    return max(ours, key=int, default="")
+
+
+def view_of(paths: RunPaths, job_id: str, found: list[Fields]) -> JobView:
+    """The view of a job as Slurm shows it; of one that it does not know, if `found` is empty."""
     if not job_id:
         return JobView()
-    found = slurm.show_job(job_id)
-    if found is None:
-        return JobView(job_id=job_id, state="UNKNOWN", why="Slurm does not answer")
-    if not found or found[0].get("Comment", str(paths.root.absolute())) != str(paths.root.absolute()):
-        return JobView(  # ids begin anew, and other clusters have the same ones
+    if not found:
+        return JobView(
             job_id=job_id, state="FORGOTTEN", why="Slurm has forgotten the job: it ended some time ago"
         )
     state = merged_state(found)
@@ -68,6 +103,36 @@ def job_view(paths: RunPaths, slurm: Slurm) -> JobView:
         job_id=job_id, state=state, components=tuple(map(_component, found)), why=why,
         restarts=int(found[0].get("Restarts", "0")),
     )  # fmt: skip
+
+
+def queued_views(runs: list[RunPaths], slurm: Slurm, limit_s: float) -> list[JobView]:
+    """What Slurm says of each run's newest job, all by two calls beside each other."""
+    noted = [_readable_note(paths) for paths in runs]
+    ids = ",".join(sorted({each.job for each in noted if each}))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        asked = pool.submit(slurm.queue, f"--jobs={ids}", "--states=all", limit_s=limit_s) if ids else None
+        mine = slurm.queue("--me", limit_s=limit_s)
+        jobs = asked.result() if asked else {}
+    return [_queued_view(*each, jobs, mine or {}) for each in zip(runs, noted, strict=True)]
+
+
+def _readable_note(paths: RunPaths) -> JobNote | None:
+    """None also where it is another person's and cannot be read."""
+    try:
+        return noted_job(paths)
+    except OSError:
+        return None
+
+
+def _queued_view(paths: RunPaths, noted: JobNote | None, jobs: Jobs | None, mine: Jobs) -> JobView:
+    root, view = paths.root.absolute(), JobView()
+    if noted is not None and jobs is None:
+        return JobView(job_id=noted.job, state="UNKNOWN", why="Slurm does not answer")
+    if noted is not None:
+        found = (jobs or {}).get(noted.job, [])
+        view = view_of(paths, noted.job, found if is_same_job(noted, found, root) else [])
+    newest = "" if view.is_alive else _by_hand(paths, mine)
+    return view_of(paths, newest, mine[newest]) if newest else view
 
 
 def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
@@ -157,7 +222,7 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
 
 
 def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
-    if run_is_finished(paths):
+    if run_is_finished(paths) and not view.is_alive:
         raise ConfigError(f"{paths.root} is finished: there is nothing to cancel.")
     if view.state == "UNKNOWN":
         raise DeadlineExceeded(f"Slurm does not answer, so job {view.job_id} cannot be cancelled; try again.")
@@ -206,3 +271,21 @@ def _check_is_there(paths: RunPaths, epoch: int, slurm: Slurm) -> None:
     raise DeadlineExceeded(
         f"{over} and attempt {epoch} did not save; `yatt resume` goes on from the newest checkpoint"
     )
+
+
+def job_to_wait_for(text: str, slurm: Slurm) -> str:
+    """The id that `--after` means: a job's, or that of a run's newest job; empty if that is over.
+
+    Raises:
+        ConfigError: it is neither.
+        DeadlineExceeded: Slurm does not answer.
+    """
+    if not text or text.isdigit():
+        return text
+    paths = RunPaths(Path(text).absolute())
+    if not paths.config.exists():
+        raise ConfigError(f"--after {text}: neither a job's id nor a run folder.")
+    view = job_view(paths, slurm)
+    if view.state == "UNKNOWN":
+        raise DeadlineExceeded(f"--after {text}: Slurm does not answer; try again.")
+    return view.job_id if view.is_alive else ""

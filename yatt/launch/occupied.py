@@ -11,7 +11,7 @@ from yatt.adapters.ledger import ENDED, STARTED, newest_epoch, record, run_is_fi
 from yatt.adapters.process import Identity
 from yatt.adapters.slurm import Slurm
 from yatt.core.occupancy import Life, Signs, life_of
-from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.errors import AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.jobs import cancel, job_view
 from yatt.paths import RunPaths
 
@@ -50,7 +50,7 @@ def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) ->
     if not found.where:
         return
     if not take_over:
-        raise ConfigError(
+        raise AlreadyGoing(
             f"{found.where} already: `yatt status {paths.root}`. Nothing was started. Stop it with "
             f"`yatt cancel {paths.root}`, or give this command with --take-over: it saves and stops first."
         )

@@ -44,13 +44,15 @@ class Resized:
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a start of the job needs.
 
-    `submission` names the submission: attempts without progress are counted within one.
+    `submission` names the submission: attempts without progress are counted within one. `by_hand` is what a
+    job is called that people submit themselves.
     """
 
     submission: str
     layout: str
     site: SiteConfig
     resized: Resized = Resized()
+    by_hand: str = ""
 
 
 def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Component, ...]:

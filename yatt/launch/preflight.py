@@ -35,16 +35,19 @@ from yatt.weights.shape import read_shape
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
 
-def preflight(config: RunConfig, *, runs_here: bool = True) -> None:
+def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True) -> None:
     """Check what the config refers to.
 
     Args:
         runs_here: the run's processes start on this machine, under its limits.
+        engines_are_here: they use this interpreter's libraries; else those of a container, say.
 
     Raises:
         ConfigError: everything that is wrong, one line each; made from a passing error if nothing else is.
     """
     checks = list(_checks(config))
+    if engines_are_here:
+        checks.append(partial(_engines_installed, config))
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
     faults = [fault for check in checks if (fault := _fault(check)) is not None]
@@ -94,7 +97,6 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
         yield partial(check_store, config)
     if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
         yield partial(check_origin, config)
-    yield partial(_engines_installed, config)
 
 
 def _check_function(config: RunConfig, section: RewardSection | GenRMSection) -> None:

@@ -1,14 +1,13 @@
-"""Tries real nodes, for `yatt diagnose --nodes N`: `try_nodes` starts one task on each, which is this module.
+"""The job and the tasks of a trial (`yatt.launch.trial`).
 
-A task says what its node has, listens on a port and connects to every other, as controllers do, and takes
-part in the trial of the shared folder. The nodes meet in that folder. Containers are not entered.
+The batch script starts a task on each node, as a run's does. A task says what its node has, listens on a port
+and connects to every other, as controllers do, and takes part in the trial of the shared folder.
 """
 
 import argparse
 import os
 import platform
 import resource
-import secrets
 import shutil
 import socket
 import subprocess
@@ -19,16 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.files import make_private, publish, read_or_none
-from yatt.adapters.shared_folder import Member, Report
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.files import publish, read_or_none
+from yatt.adapters.shared_folder import Member
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
-from yatt.launch.asking import as_arguments, resources
-from yatt.launch.findings.records import Demand
+from yatt.launch.allocation import allocation_of
 from yatt.launch.network import own_address
+from yatt.launch.plan import Component
+from yatt.launch.steps import python_of, srun_line
 
-MEET_S, CONNECT_S, QUEUE_S, TRIAL_S = 60.0, 10.0, 60, 180.0
+MEET_S, CONNECT_S = 60.0, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,9 @@ class NodeFacts:
 
     cpus: int
     """That the task may run on."""
+
+    granted: int
+    """CPUs that the job has on the node, as far as the machine has them; 0 if Slurm does not say."""
 
     address: str
     """Empty if there is none; `problem` says why."""
@@ -59,63 +61,40 @@ class NodeFacts:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What came of it. `problem` is srun's, if it did not run to its end."""
+class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the batch script is to try. `folders`: scratch and shared-memory folder."""
 
-    facts: tuple[NodeFacts, ...]
-    report: Report | None
-    problem: str = ""
-
-
-def try_nodes(slurm: Slurm, site: SiteConfig, demand: Demand, folder: Path, local: tuple[str, str]) -> Trial:
-    """Start a task on each of `demand.nodes` nodes and collect what they say.
-
-    Args:
-        slurm: with a limit of at least `QUEUE_S + TRIAL_S` seconds a call.
-        folder: an existing folder that all nodes see.
-        local: scratch and shared-memory folder.
-    """
-    meeting = folder / f".yatt-probe-{secrets.token_hex(4)}"
-    make_private(meeting)
-    try:
-        reply = slurm.call(*command(site, demand, meeting, local))
-        count = range(demand.nodes)
-        texts = [text for index in count if (text := read_or_none(meeting / f"facts-{index}"))]
-        report = read_or_none(meeting / "report")
-        return Trial(
-            facts=tuple(msgspec.json.decode(text, type=NodeFacts) for text in texts),
-            report=msgspec.json.decode(report, type=Report) if report else None,
-            problem="" if reply.code == 0 else reply.says,
-        )
-    finally:
-        shutil.rmtree(meeting, ignore_errors=True)
-
-
-def command(site: SiteConfig, demand: Demand, meeting: Path, local: tuple[str, str]) -> list[str]:
-    """The srun line; the site's own lines run first on each node."""
-    options = resources(site, demand.component, nodes=demand.nodes, gpus_per_node=demand.gpus_per_node)
-    options |= {
-        "ntasks": f"{demand.nodes}",
-        "immediate": f"{QUEUE_S}",
-        "time": "5",
-        "job-name": "yatt-diagnose",
-    }
-    lines = "\n".join([*site.setup, 'exec "$@"'])
-    return [
-        "srun", *as_arguments(options), *site.srun_args, "bash", "-c", lines, "bash",
-        sys.executable, "-P", "-m", "yatt.launch.probe", str(meeting),
-        "--interface", site.interface, "--folders", *local,
-    ]  # fmt: skip
+    site: SiteConfig
+    component: Component
+    folders: tuple[str, str]
 
 
 def main() -> int:
-    """One task of the step."""
+    """``batch MEETING`` in the batch script, ``task MEETING ...`` in its step."""
     parser = argparse.ArgumentParser(prog="yatt.launch.probe")
+    parser.add_argument("what", choices=("batch", "task"))
     parser.add_argument("meeting", type=Path)
+    parser.add_argument("--granted", type=int, default=0)
     parser.add_argument("--interface", default="")
     parser.add_argument("--folders", nargs="*", default=[])
     arguments = parser.parse_args()
+    return _batch(arguments.meeting) if arguments.what == "batch" else _task(arguments)
+
+
+def _batch(meeting: Path) -> int:
+    order = msgspec.json.decode((meeting / "order.json").read_bytes(), type=TrialOrder)
+    parts, site = (order.component,), order.site
+    allocation = allocation_of(os.environ, parts)
+    argv = [
+        *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.probe", "task",
+        str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
+        f"--interface={site.interface}", "--folders", *order.folders,
+    ]  # fmt: skip
+    env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
+    return subprocess.run(argv, env=env, check=False).returncode
+
+
+def _task(arguments: argparse.Namespace) -> int:
     index, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     facts = _facts(arguments, index, count)
     publish(arguments.meeting / f"facts-{index}", msgspec.json.encode(facts))
@@ -136,6 +115,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         python=platform.python_version(),
         gpus=_gpus(),
         cpus=len(os.sched_getaffinity(0)),
+        granted=min(arguments.granted, os.cpu_count() or arguments.granted),
         address=address,
         unreached=_unreached(arguments.meeting, address, index, count),
         unwritable=tuple(folder for folder in arguments.folders if not os.access(folder, os.W_OK)),

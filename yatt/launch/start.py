@@ -1,13 +1,16 @@
 """From a config to a running run on this machine."""
 
+import os
 from pathlib import Path
 
 from yatt.adapters.local_folder import check_memory
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
+from yatt.launch.attempts import Attempts
+from yatt.launch.backends.local import ENDING, LocalBackend
 from yatt.launch.device import device_of
 from yatt.launch.folder import check_folder, completed, open_existing, open_folder
-from yatt.launch.local import Launcher
+from yatt.launch.folder_wait import FolderWait
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
 from yatt.launch.preflight import preflight, show_doubts
@@ -49,10 +52,15 @@ def resume_run(folder: Path, resized: Resized, *, take_over: bool = False) -> in
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
     console = Console(RunView(paths, config.trainer.total_iterations))
+    signals: list[int] = []
+    wait = FolderWait(
+        root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,
+        say=console.say,
+    )  # fmt: skip
+    device = device_of(config.launch.device)
+    backend = LocalBackend(config, paths, device, console.update, wait, signals)
     try:
-        launcher = Launcher(
-            config, paths, device_of(config.launch.device), show=console.update, say=console.say
-        )
-        return launcher.run()
+        backend.listen()
+        return Attempts(config, paths, backend, wait, console.say).run(os.environ)
     finally:
         console.close()

@@ -92,7 +92,7 @@ def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str
 def _environment(paths: RunPaths) -> dict[str, str]:
     site: SiteConfig = read_plan(paths).site
     named = {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
-    return {**(named if site.interface else {}), **os.environ}
+    return {**(named if site.interface else {}), **os.environ, **{k: str(v) for k, v in site.env.items()}}
 
 
 def _note(paths: RunPaths, epoch: int, node: int, content: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from yatt.config.site import ContainerSection, SiteConfig
+from yatt.config.site import ContainerSection, SiteConfig, component, keeps_job
 from yatt.launch.allocation import Allocation
 from yatt.launch.plan import Component
 from yatt.paths import RunPaths
@@ -31,28 +31,59 @@ def step_orders(
         allocation: None to show what a job would run, before there is one.
         absent: nodes that take no part; a component with none left has no step.
     """
-    orders = []
-    for number, part in enumerate(components):
-        indexes = tuple(index for index in part.indexes if index not in absent)
-        if indexes:
-            argv = (
-                *_srun(part, number, len(indexes), len(components) > 1, site),
-                *_hosts(part, allocation, absent),
-                *_inside(site.container),
+    return [
+        StepOrder(
+            component=part.name,
+            indexes=indexes,
+            argv=(
+                *srun_line(components, number, site, allocation, absent),
                 *_controller(indexes, paths, site, epoch, absent),
-            )
-            orders.append(StepOrder(component=part.name, indexes=indexes, argv=argv))
-    return orders
+            ),
+        )
+        for number, part in enumerate(components)
+        if (indexes := tuple(index for index in part.indexes if index not in absent))
+    ]
+
+
+def srun_line(
+    components: tuple[Component, ...], number: int, site: SiteConfig, allocation: Allocation | None,
+    absent: frozenset[int] = frozenset(),
+) -> tuple[str, ...]:  # fmt: skip
+    """What comes before the command of one component's step: a task a node, with all that the job has there.
+
+    Args:
+        number: which of `components`.
+        allocation, absent: as `step_orders` has them.
+    """
+    part = components[number]
+    nodes = len(set(part.indexes) - absent)
+    return (
+        *_srun(part, number, nodes, len(components) > 1, site),
+        *_cpus(part, site, allocation),
+        *_container(site.container),
+        *site.srun_args,
+        *_hosts(part, allocation, absent),
+        *_inside(site.container),
+    )
 
 
 def _srun(part: Component, group: int, nodes: int, is_het: bool, site: SiteConfig) -> tuple[str, ...]:
-    """Every count is given: a step inherits component 0's from the environment otherwise."""
+    """Every count is given: a step inherits component 0's from the environment otherwise. The environment
+    is handed on, whatever the site's default is; MPI is nobody's here."""
     gpus = (f"--gpus-per-node={part.gpus_per_node}",) if part.gpus_per_node else ()
+    no_kill = ("--no-kill",) if keeps_job(site) else ()
     return (
         "srun", "--overlap", *((f"--het-group={group}",) if is_het else ()), f"--nodes={nodes}",
-        f"--ntasks={nodes}", "--ntasks-per-node=1", *gpus, "--no-kill", "--kill-on-bad-exit=0", "--wait=0",
-        "--unbuffered", "--input=none", *_container(site.container), *site.srun_args,
+        f"--ntasks={nodes}", "--ntasks-per-node=1", *gpus, *no_kill, "--kill-on-bad-exit=0", "--wait=0",
+        "--unbuffered", "--input=none", "--export=ALL", "--mpi=none",
     )  # fmt: skip
+
+
+def _cpus(part: Component, site: SiteConfig, allocation: Allocation | None) -> tuple[str, ...]:
+    """All CPUs that the job has on a node. Since Slurm 22.05 a step does not inherit them, and where tasks
+    are bound to cores a step that does not ask has one core for all workers of the node."""
+    count = allocation.cpus.get(part.name, 0) if allocation else component(site, part.name).cpus_per_node
+    return (f"--cpus-per-task={count}", "--cpu-bind=cores") if count else ()
 
 
 def _hosts(part: Component, allocation: Allocation | None, absent: frozenset[int]) -> tuple[str, ...]:
@@ -70,22 +101,27 @@ def _container(container: ContainerSection) -> tuple[str, ...]:
     if container.runtime != "pyxis":
         return ()
     mounts = (f"--container-mounts={','.join(container.mounts)}",) if container.mounts else ()
-    return (f"--container-image={container.image}", *mounts)
+    return (f"--container-image={container.image}", *mounts, *container.args)
 
 
 def _inside(container: ContainerSection) -> tuple[str, ...]:
     if container.runtime != "apptainer":
         return ()
     binds = tuple(word for mount in container.mounts for word in ("--bind", mount))
-    return ("apptainer", "exec", "--nv", *binds, container.image)
+    return (*container.command, *binds, *container.args, container.image)
+
+
+def python_of(site: SiteConfig) -> str:
+    """The interpreter of a step; in a container it is that one's."""
+    if site.container.runtime != "none":
+        return site.container.python
+    return site.python or sys.executable
 
 
 def _controller(
     indexes: tuple[int, ...], paths: RunPaths, site: SiteConfig, epoch: int, absent: frozenset[int]
 ) -> tuple[str, ...]:
-    """In a container it is that one's Python."""
-    python = sys.executable if site.container.runtime == "none" else "python3"
     return (
-        python, "-P", "-m", "yatt.launch.step", "--run", str(paths.root), "--epoch", str(epoch),
+        python_of(site), "-P", "-m", "yatt.launch.step", "--run", str(paths.root), "--epoch", str(epoch),
         "--indexes", ",".join(map(str, indexes)), "--absent", ",".join(map(str, sorted(absent))),
     )  # fmt: skip

@@ -10,19 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
 from yatt.adapters.files import publish, read_or_none
-from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.job_note import note_job, noted_job, only_submitter
+from yatt.adapters.ledger import attempts, run_is_finished
 from yatt.adapters.slurm import Reply, Slurm
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig
-from yatt.errors import EXIT_FINISHED, ConfigError, DeadlineExceeded
-from yatt.launch.asking import resources
+from yatt.config.site import SiteConfig, keeps_job
+from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
+from yatt.launch.asking import more_options, resources, setup_lines
 from yatt.launch.diagnose import demands_of, findings, folder_findings, take_snapshot
-from yatt.launch.executor import HetExecutor, shell_line
+from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
 from yatt.launch.folder import check_folder, completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
@@ -36,27 +38,46 @@ from yatt.paths import RunPaths
 SHOWN_EPOCH = 1
 
 
-def submit_run(config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over: bool = False) -> int:
+def submit_run(
+    config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over: bool = False, after: str = ""
+) -> int:
     """Submit a new run, or the next job of one that is there.
 
     Args:
         take_over: if the run is going on, let it save and stop first.
+        after: id of a job that has to end before this one begins.
 
     Raises:
         ConfigError: something of the user's or the site's is in the way; nothing was queued.
     """
-    config, plan = _checked(config, site)
+    config = with_store(completed(config), site)
     if dry_run:
-        return _show(config, plan)
-    make_way(check_folder(config), take_over=take_over)
-    is_new = not Path(config.run.dir).exists()
-    paths = open_folder(config, starts_now=False)
-    try:
-        return _submit(paths, config, plan)
-    except ConfigError:
-        if is_new:  # with another config the next try would be refused for this one's sake
-            shutil.rmtree(paths.root)
-        raise
+        return _show(config, _checked(config, site), after)
+    submit_job(config, site, take_over=take_over, after=after)
+    return EXIT_FINISHED
+
+
+def submit_job(
+    config: RunConfig, site: SiteConfig, *, take_over: bool = False, after: str = ""
+) -> HetJob | None:
+    """As `submit_run`; gives submitit's job, None if the run is finished.
+
+    Args:
+        config: as `completed` and `with_store` have made it.
+    """
+    paths = check_folder(config)
+    if paths.config.is_file() and _is_over(paths):
+        return None
+    plan = _checked(config, site)
+    make_way(paths, take_over=take_over)
+    is_new = not paths.root.exists()
+    return _submit(open_folder(config, starts_now=False), config, plan, is_new=is_new, after=after)
+
+
+def _is_over(paths: RunPaths) -> bool:
+    if is_over := run_is_finished(paths):
+        sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
+    return is_over
 
 
 def prepare_run(config: RunConfig, site: SiteConfig) -> int:
@@ -65,43 +86,50 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     Raises:
         ConfigError: as `submit_run`.
     """
-    config, plan = _checked(config, site)
+    config = with_store(completed(config), site)
+    name = f"yatt-{config.run.id}"
+    plan = msgspec.structs.replace(_checked(config, site), by_hand=name)
     paths = open_folder(config, starts_now=False)
     write_plan(paths, plan)
     remember(paths.root)
     script = "train.sbatch" if plan.layout == "flat" else "train-het.sbatch"
-    sys.stdout.write(f"{paths.root} is ready: sbatch slurm/{script} {paths.root}\n")
+    sys.stdout.write(f"{paths.root} is ready: sbatch --job-name={name} slurm/{script} {paths.root}\n")
     return 0
 
 
-def _checked(config: RunConfig, site: SiteConfig) -> tuple[RunConfig, JobPlan]:
-    config = _with_store(completed(config), site)
-    preflight(config, runs_here=False)
+def _checked(config: RunConfig, site: SiteConfig) -> JobPlan:
+    preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
     show_doubts(config)
-    return config, _plan(config, site, Resized())
+    return _plan(config, site, Resized())
+
+
+def are_engines_here(site: SiteConfig) -> bool:
+    """Whether the steps run with the interpreter of this process, so with its libraries."""
+    return site.container.runtime == "none" and not site.python
 
 
 def resume_submitted(
-    folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool, take_over: bool = False
-) -> int:
-    """Submit another job of the run in `folder`; `take_over` as in `submit_run`.
+    folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool, take_over: bool = False,
+    after: str = "",
+) -> int:  # fmt: skip
+    """Submit another job of the run in `folder`; `take_over` and `after` as in `submit_run`.
 
     Raises:
         ConfigError: as `submit_run`.
     """
     paths, config = open_existing(folder)
-    if run_is_finished(paths):
-        sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
+    if _is_over(paths):
         return EXIT_FINISHED
-    preflight(config, runs_here=False)
+    preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
     plan = _plan(config, site, resized)
     if dry_run:
-        return _show(config, plan)
+        return _show(config, plan, after)
     make_way(paths, take_over=take_over)
-    return _submit(paths, config, plan)
+    _submit(paths, config, plan, after=after)
+    return EXIT_FINISHED
 
 
-def _with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
+def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
     """Checkpoints go to a place of the run's own in the site's object store, unless it names another."""
     if config.checkpoint.url or not site.checkpoint_url_prefix:
         return config
@@ -120,61 +148,91 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
         listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
         raise ConfigError(f"nothing was queued:\n{listed}")
     for finding in found:
-        if (finding.level, finding.about) == ("warn", "run.dir"):
-            sys.stderr.write(f"yatt: warning: {finding.what} {finding.cure}\n")
+        if finding.level == "warn":
+            sys.stderr.write(f"yatt: warning: {finding.about}: {finding.what} {finding.cure}\n")
+    template_of(site)  # it is read before anything is made
     is_backfill = (snapshot.config or {}).get("SchedulerType") == "sched/backfill"
     layout = layout_of(wanted, site, can_het=is_backfill)
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
 
 
-def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan) -> HetExecutor:
-    """submitit's executor for the plan."""
+def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = "") -> HetExecutor:
+    """submitit's executor for the plan; `after` as in `submit_run`."""
     site = plan.site
     wanted = effective(config, site, plan.resized)
     parts = components_of(wanted, site, plan.layout)
     executor = HetExecutor(
-        paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain"
-    )
+        paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain",
+        template=template_of(site), python=site.python, keeps_job=keeps_job(site),
+    )  # fmt: skip
     shared: dict[str, Any] = {
-        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min, "setup": list(site.setup),
+        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min, "setup": setup_lines(site),
         "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, "comment": str(paths.root),
     }  # fmt: skip
     executor.update_parameters(wckey=None, **shared)
+    if after:
+        executor.add_dependency(f"afterany:{after}")
     return executor
 
 
 def _asked_of(part: Component, site: SiteConfig) -> dict[str, Any]:
     """One component's sbatch parameters, under submitit's names."""
     options = resources(site, part.name, nodes=part.nodes, gpus_per_node=part.gpus_per_node)
-    return {key.replace("-", "_"): True if value is None else value for key, value in options.items()}
+    asked: dict[str, Any] = {key.replace("-", "_"): _flag(value) for key, value in options.items()}
+    more = more_options(site, part.name, is_leader=part.first == 0)
+    return {**asked, "additional_parameters": {key: _flag(value) for key, value in more.items()}}
 
 
-def _submit(paths: RunPaths, config: RunConfig, plan: JobPlan) -> int:
-    alive = job_view(paths, Slurm())
-    if alive.is_alive:
-        raise ConfigError(
-            f"job {alive.job_id} of this run is {alive.state} already: `yatt status {paths.root}`. "
-            f"To begin anew with other settings, `yatt cancel {paths.root}` first."
-        )
-    before, files = read_or_none(paths.plan), set(paths.submitit.glob("*"))
-    write_plan(paths, plan)
-    executor = executor_of(paths, config, plan)
-    try:
-        with _outside_of_jobs():
-            job = executor.submit(run_job, str(paths.root))
-    except (FailedJobError, FailedSubmissionError) as error:
-        refusal = _refusal(str(error))
-        publish(paths.plan, before) if before else paths.plan.unlink()
-        for file in set(paths.submitit.glob("*")) - files:
-            file.unlink()
-        raise refusal from error
-    publish(paths.job, f"{job.job_id}\n".encode())
+def _flag(value: str | None) -> str | bool:
+    return True if value is None else value
+
+
+def _submit(
+    paths: RunPaths, config: RunConfig, plan: JobPlan, *, is_new: bool = False, after: str = ""
+) -> HetJob:
+    """Submit a job of the run, unless it has one that lives.
+
+    Args:
+        is_new: the folder was made for this submission; without a job it would be in the next one's way.
+    """
+    slurm = Slurm()
+    with only_submitter(paths):
+        _check_has_none(paths, slurm)
+        before, files = read_or_none(paths.plan), set(paths.submitit.glob("*"))
+        write_plan(paths, plan)
+        executor = executor_of(paths, config, plan, after)
+        try:
+            with _outside_of_jobs():
+                job: HetJob = executor.submit(run_job, str(paths.root))
+        except (FailedJobError, FailedSubmissionError) as error:
+            refusal = _refusal(str(error))
+            publish(paths.plan, before) if before else paths.plan.unlink()
+            for file in set(paths.submitit.glob("*")) - files:
+                file.unlink()
+            is_ours = is_new and noted_job(paths) is None and not attempts(paths)
+            if is_ours and isinstance(refusal, ConfigError):
+                shutil.rmtree(paths.root)
+            raise refusal from error
+        note_job(paths, job.job_id, slurm.show_job(job.job_id))
     remember(paths.root)
     sys.stdout.write(
         f"submitted job {job.job_id} ({plan.layout}) in {paths.root}\n"
         f"  yatt status {paths.root}\n  yatt logs -f {paths.root}\n  yatt cancel {paths.root}\n"
     )
-    return 0
+    return job
+
+
+def _check_has_none(paths: RunPaths, slurm: Slurm) -> None:
+    found = job_view(paths, slurm)
+    if found.is_alive:
+        raise AlreadyGoing(
+            f"job {found.job_id} of this run is {found.state} already: `yatt status {paths.root}`. "
+            f"To begin anew with other settings, `yatt cancel {paths.root}` first."
+        )
+    if found.state == "UNKNOWN":
+        raise DeadlineExceeded(
+            f"Slurm does not say whether job {found.job_id} of this run lives; nothing was queued. Try again."
+        )
 
 
 def _refusal(said: str) -> ConfigError:
@@ -198,12 +256,12 @@ def _outside_of_jobs() -> Iterator[None]:
         yield
 
 
-def _show(config: RunConfig, plan: JobPlan) -> int:
+def _show(config: RunConfig, plan: JobPlan, after: str) -> int:
     """Print everything that submitting would make, and make nothing."""
     paths = RunPaths(Path(config.run.dir))
     wanted = effective(config, plan.site, plan.resized)
     parts = components_of(wanted, plan.site, plan.layout)
-    lines = ["# ---- the batch script", executor_of(paths, config, plan).text().rstrip()]
+    lines = ["# ---- the batch script", executor_of(paths, config, plan, after).text().rstrip()]
     lines += [
         "",
         "# ---- what it starts: one srun a component, one controller a node (epoch 1 as an example)",

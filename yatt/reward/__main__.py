@@ -24,7 +24,7 @@ import zmq
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import Row, RowReader
 from yatt.adapters.patience import exit_code_of, is_passing, patiently
-from yatt.adapters.process import die_with_parent, leave_notice_to_controller
+from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
@@ -227,18 +227,17 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
         names = tuple(f.name for f in functions.values() if f.is_async)
         await channel.tell(CONTROLLER, m.RewardsLoaded(asynchronous=names))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
-        return await _until_stopped(worker, channel)
+        return await _until_stopped(worker, channel, arguments.controller)
     finally:
         await channel.close()
         context.term()
 
 
-async def _until_stopped(worker: RewardWorker, channel: Channel) -> int:
-    parent = os.getppid()
+async def _until_stopped(worker: RewardWorker, channel: Channel, controller: int) -> int:
     stopped = asyncio.create_task(worker.stopped.wait())
     failure = asyncio.create_task(channel.failure())
     try:
-        while os.getppid() == parent:
+        while os.getppid() == controller:
             done, _ = await asyncio.wait(
                 {stopped, failure}, timeout=PARENT_CHECK_S, return_when=asyncio.FIRST_COMPLETED
             )
@@ -257,7 +256,6 @@ async def _until_stopped(worker: RewardWorker, channel: Channel) -> int:
 
 def main() -> int:
     """Load the functions, then serve; a mistake in them is told to the controller and ends the process."""
-    die_with_parent(os.getppid())
     leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")

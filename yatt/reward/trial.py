@@ -12,8 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from yatt.adapters.orphans import MARK, orphans_of_marked
-from yatt.adapters.process import describe_exit, log_tail, spawn
+from yatt.adapters.bound import MARK
+from yatt.adapters.orphans import orphans_of_marked
+from yatt.adapters.process import log_tail, spawn
+from yatt.core.exits import describe_exit
 from yatt.errors import ConfigError
 from yatt.reward.functions import load_function
 

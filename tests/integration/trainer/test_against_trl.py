@@ -9,7 +9,7 @@ from tests.integration.trainer.conftest import run_world
 from tests.integration.trainer.program import NUM_SAMPLES, N, samples
 from yatt.records import message as m
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 MODES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
 ITERATION, LENGTH = 1, 9
 MASKED = [1, 5]

@@ -5,7 +5,7 @@ import torch
 
 from tests.integration.trainer.conftest import run_world
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 VPP = "virtual_pipeline_model_parallel_size"
 KINDS = ("llama", "qwen2", "qwen3")

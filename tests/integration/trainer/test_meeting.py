@@ -145,7 +145,7 @@ def curve_answers(port: int, keys: CurveKeys) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_strangers(tmp_path):
     run = RunFile(tmp_path / "run", {"trainer": {"total_iterations": 400}, "checkpoint": {"save_every": 400}})
     process = start("run", str(run.write()))
@@ -171,7 +171,7 @@ def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_s
         assert process.poll() is None, "the run has not noticed"
     finally:
         process.terminate()
-        process.communicate(timeout=100)
+        process.communicate(timeout=200)
 
 
 def test_the_probe_of_ports_would_find_torchs_own_store():

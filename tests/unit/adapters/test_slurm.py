@@ -5,7 +5,16 @@ import sys
 
 import pytest
 
-from yatt.adapters.slurm import Slurm, expand, merged_state, parse_config, parse_lines, seconds_of
+from yatt.adapters.slurm import (
+    Slurm,
+    expand,
+    merged_state,
+    parse_config,
+    parse_jobs,
+    parse_lines,
+    parse_queue,
+    seconds_of,
+)
 
 # Printed by Slurm 22.05.8 for a heterogeneous job, shortened.
 JOB = (
@@ -23,6 +32,36 @@ def test_values_may_hold_blanks_and_equal_signs():
     assert first["Comment"] == "two words"
     assert first["TRES"] == "cpu=2,node=2,billing=2"
     assert (second["HetJobOffset"], second["NodeList"]) == ("1", "")
+
+
+PARAGRAPHS = """JobId=12 HetJobId=12 HetJobOffset=0 JobName=yatt-a lr=1e-6
+   UserId=u(0) GroupId=g(0) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   Command=/runs/a lr=1e-6 JobState=FAILED/submitit/submission.sh
+   WorkDir=/runs
+   Comment=/runs/a lr=1e-6
+
+JobId=13 HetJobId=12 HetJobOffset=1 JobName=yatt
+   JobState=PENDING Reason=Resources Dependency=(null)
+"""
+
+
+def test_what_people_choose_is_read_whole_and_is_no_field():
+    first, second = parse_jobs(PARAGRAPHS)
+    assert first["Command"] == "/runs/a lr=1e-6 JobState=FAILED/submitit/submission.sh"
+    assert (first["JobState"], first["Comment"]) == ("RUNNING", "/runs/a lr=1e-6")
+    assert (second["JobState"], second["Reason"]) == ("PENDING", "Resources")
+    assert parse_jobs("") == []
+
+
+def test_a_queue_is_read_by_job():
+    queue = parse_queue(
+        "12+1|PENDING|low||2|Resources|a|/r/submitit/x.sh\n12+0|RUNNING|low|n[1-2]|2|None|a|/r/submitit/x.sh\n"
+        "7|RUNNING|high|n9|1|None|a b|/home/a b/x.sh one|two\n9_[1-3]|PENDING|low||1|None|a|x\nnonsense\n"
+    )
+    assert queue.keys() == {"12", "7"}
+    assert [part["NodeList"] for part in queue["12"]] == ["n[1-2]", ""]
+    assert queue["7"][0]["Command"] == "/home/a b/x.sh one|two"
 
 
 def test_a_job_lives_while_a_component_does():

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt on Slurm, case by case."""
+"""What follows from the end of an attempt case by case."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_a_stop_names_its_reason_and_a_failure_its_cause():
     assert seen(ended={0: 75}, stop="the time limit is near").reason == "the time limit is near"
     assert seen(ended={0: 1}, cause="trainer-n0r0 was killed").reason == "trainer-n0r0 was killed"
     assert seen(ended={0: 0, 1: 0}).reason == "finished"
-    assert seen(ended={1: -9}).reason == "node1 ended with -9"
+    assert seen(ended={1: -9}).reason == "node1 was killed by SIGKILL"
     assert "node1 is gone" in seen(ended={0: 1}, dead=frozenset({1})).reason
 
 
@@ -50,6 +50,6 @@ def test_lost_machines_are_left_out_from_then_on():
 
 def test_a_killed_controller_that_trains_is_named_before_what_followed_from_it():
     followed = "trainer-n0r0: Connection closed by peer"
-    assert seen(ended={0: 1, 1: -9}, cause=followed).reason == f"node1 ended with -9; {followed}"
+    assert seen(ended={0: 1, 1: -9}, cause=followed).reason == f"node1 was killed by SIGKILL; {followed}"
     assert seen(ended={0: 1, 3: -9}, cause=followed).reason == followed, "engine nodes may be lost"
     assert seen(ended={0: 1, 1: 1}, cause=followed).reason == followed

@@ -1,6 +1,7 @@
 """The worker's loop around an engine that fails."""
 
 import errno
+import os
 import threading
 import time
 
@@ -75,7 +76,7 @@ def controller(tmp_path, options):
             start_limit_s=10.0,
         )
         worker = EngineWorker(link, plan)
-        thread = threading.Thread(target=worker.serve)
+        thread = threading.Thread(target=worker.serve, args=(os.getppid(),))
         thread.start()
         link.send(m.Hello(worker="w", pid=1))
         controller = Controller(socket)

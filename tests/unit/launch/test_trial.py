@@ -9,10 +9,11 @@ from tests.unit.launch.test_findings import TRAINER, report, site
 from yatt.adapters.shared_folder import Spread
 from yatt.launch.asking import as_arguments, resources
 from yatt.launch.findings.trial import trial_findings
-from yatt.launch.probe import NodeFacts, Trial
+from yatt.launch.probe import NodeFacts
+from yatt.launch.trial import Trial
 
 GOOD = NodeFacts(
-    node="n1", python="3.11.2", gpus=4, cpus=16, address="10.0.0.1", unreached=(), unwritable=(),
+    node="n1", python="3.11.2", gpus=4, cpus=16, granted=16, address="10.0.0.1", unreached=(), unwritable=(),
     missing_commands=(), locked_memory_bytes=-1,
 )  # fmt: skip
 BOTH = Trial(facts=(GOOD, replace(GOOD, node="n2")), report=report())
@@ -53,7 +54,9 @@ def test_two_good_nodes(tmp_path: Path) -> None:
         ({"problem": "no interface ib0"}, "fail", "no interface ib0"),
         ({"unreached": ("10.0.0.2",)}, "fail", "cannot reach 10.0.0.2"),
         ({"gpus": 3}, "fail", "sees 3 GPUs, 4 were asked for"),
-        ({"cpus": 1}, "warn", "has 1 CPUs, 8 were asked for"),
+        ({"cpus": 1}, "warn", "may use 1 CPUs, 8 were asked for"),
+        ({"cpus": 8}, "warn", "may use 8 CPUs, 8 were asked for"),
+        ({"granted": 2, "cpus": 8}, "warn", "has 2 CPUs on the node for 4 GPUs"),
         ({"unwritable": ("/scratch",)}, "fail", "/scratch cannot be written to"),
         ({"missing_commands": ("scontrol",)}, "fail", "scontrol not on the PATH"),
         ({"locked_memory_bytes": 65536}, "warn", "only 64 KiB may be locked"),

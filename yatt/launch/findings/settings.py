@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, seconds_of
+from yatt.adapters.slurm import Fields, keeps_accounts, seconds_of
 from yatt.config.site import SiteConfig
 from yatt.launch.findings.records import Finding, Snapshot, fail, ok, warn
 
@@ -22,8 +22,9 @@ def settings_findings(snapshot: Snapshot, config: Fields, site: SiteConfig) -> I
     yield _version(config)
     if snapshot.overriding:
         names = " ".join(snapshot.overriding)
-        what = f"{names}: set here, and outranks what the job's script asks for."
-        yield warn("environment", what, f"unset {names}, and use the site file.")
+        what = f"{names}: set here, and yatt does not hand it on: the site file holds."
+        cure = "To have it, write it in the site file or --set it. sbatch by hand obeys it: unset it there."
+        yield warn("environment", what, cure)
     yield _account(snapshot, site, config)
     if site.container.runtime != "none":
         yield _container(snapshot, site.container.runtime)
@@ -64,7 +65,7 @@ def _version(config: Fields) -> Finding:
 
 
 def _account(snapshot: Snapshot, site: SiteConfig, config: Fields) -> Finding:
-    if config.get("AccountingStorageType", "").endswith("/none"):
+    if not keeps_accounts(config):
         return ok("account", "no accounting; how jobs ended is asked of the controller.")
     if snapshot.accounts is None:
         what = "the accounting database does not answer; whom the job is charged to is not known."

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from yatt.config.site import SiteConfig, component
 from yatt.launch.check_fs import LATE_S, faults, lateness_s
 from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
-from yatt.launch.probe import NodeFacts, Trial
+from yatt.launch.probe import NodeFacts
+from yatt.launch.trial import Trial
 
 
 def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
@@ -47,11 +48,7 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
     if facts.gpus < demand.gpus_per_node:
         what = f"the task sees {facts.gpus} GPUs, {demand.gpus_per_node} were asked for."
         yield fail(about, what, "See gpus_directive and srun_args.")
-    wanted = component(site, demand.component).cpus_per_node
-    if facts.cpus < wanted:
-        yield warn(
-            about, f"the task has {facts.cpus} CPUs, {wanted} were asked for.", "srun_args: --cpu-bind=none."
-        )
+    yield from _cpus(facts, component(site, demand.component).cpus_per_node, demand.gpus_per_node)
     for folder in facts.unwritable:
         yield fail(
             about, f"{folder} cannot be written to.", "scratch_dir, shm_dir: name folders of the node."
@@ -62,3 +59,12 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
     if 0 <= facts.locked_memory_bytes < 1 << 30 and demand.gpus_per_node:
         what = f"only {facts.locked_memory_bytes >> 10} KiB may be locked in memory; InfiniBand needs more."
         yield warn(about, what, "ulimit -l unlimited in setup; administrators: PropagateResourceLimits.")
+
+
+def _cpus(facts: NodeFacts, wanted: int, gpus: int) -> Iterator[Finding]:
+    if facts.cpus < max(wanted, facts.granted):
+        had = f"{wanted} were asked for" if wanted else f"the job has {facts.granted}"
+        yield warn(facts.node, f"the task may use {facts.cpus} CPUs, {had}.", "srun_args: --cpu-bind=none.")
+    elif 0 < facts.granted < gpus:
+        what = f"the job has {facts.granted} CPUs on the node for {gpus} GPUs; each has a process at least."
+        yield warn(facts.node, what, "Write cpus_per_node.")

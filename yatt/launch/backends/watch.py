@@ -14,14 +14,15 @@ from yatt.adapters.files import make_within, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, newest_epoch, note, record
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import log_tail, spawn
-from yatt.adapters.slurm import Fields, Slurm
+from yatt.adapters.slurm import Fields, Slurm, seconds_of
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig
-from yatt.core.outcome import Outcome, Seen, Verdict, judge
+from yatt.config.site import WARNING_SLACK_S, SiteConfig
+from yatt.core.outcome import BY_HAND, Outcome, Seen, Verdict, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
+from yatt.launch.follower import Follower
 from yatt.launch.plan import Component
 from yatt.launch.steps import BLIND, step_orders
 from yatt.obs.events import reason_of_end
@@ -64,6 +65,7 @@ class AttemptWatch:
     absent: frozenset[int]
     slurm: Slurm
     signals: list[int]
+    follower: Follower
     steps: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     seats: dict[int, Fields] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class AttemptWatch:
         try:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
                 time.sleep(POLL_S)
+                self.follower.check()
                 if clock.monotonic_s() - self.looked_s < LOOK_S * max(
                     1.0, self.config.launch.nodes / LOOK_NODES
                 ):
@@ -132,7 +135,7 @@ class AttemptWatch:
         wish = str(record(self.paths, self.epoch, STOP).get("reason", ""))
         if signal.SIGUSR2 in self.signals and not self.stop and not wish:
             job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
-            wish = _why_warned(job)
+            wish = _why_warned(job, self.site)
             note(self.paths, self.epoch, STOP, {"reason": wish})
             self._limit(max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S))
         self.stop = wish or self.stop
@@ -211,10 +214,16 @@ def _is_set(slurm_time: str) -> bool:
     return slurm_time not in ("", "None", "Unknown", "N/A", "(null)")
 
 
-def _why_warned(job: Fields) -> str:
+def _why_warned(job: Fields, site: SiteConfig) -> str:
+    """Slurm's own times tell a warning of its own from a signal that somebody has sent."""
     if not job:
         return "warned by Slurm"
-    return "preempted" if _is_set(job.get("PreemptTime", "")) else "the time limit is near"
+    if _is_set(job.get("PreemptTime", "")):
+        return "preempted"
+    limit_s, run_s = seconds_of(job.get("TimeLimit", "")), seconds_of(job.get("RunTime", ""))
+    early_s = site.signal_lead_s + 2 * WARNING_SLACK_S
+    is_near = limit_s is not None and run_s is not None and limit_s - run_s <= early_s
+    return "the time limit is near" if is_near else BY_HAND
 
 
 def _budget_s(job: Fields, site: SiteConfig) -> float:

@@ -1,0 +1,107 @@
+"""What a site file hands on to Slurm and to the nodes: options, variables, a script of the site's own."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.runs import living, rows, wait_for
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
+
+pytestmark = pytest.mark.slurm
+TEMPLATE = """#!/bin/bash
+# The customs of this site.
+@DIRECTIVES@
+#SBATCH --oversubscribe
+echo "begun by the script of the site"
+@COMMAND@
+"""
+
+
+@pytest.fixture
+def reservation(cluster: Cluster):
+    cluster.call(
+        "scontrol", "create", "reservation=course", "starttime=now", "duration=60", "users=root",
+        "nodes=ALL",
+    )  # fmt: skip
+    yield "course"
+    cluster.call("scancel", "--user=root")
+    delete = ["scontrol", "delete", "reservation=course"]  # refused while its last job is completing
+    wait_for(
+        lambda: subprocess.run(delete, env=cluster.env, capture_output=True, check=False).returncode == 0,
+        timeout_s=60, what="the reservation to go",
+    )  # fmt: skip
+
+
+def test_options_variables_and_a_script_reach_slurm_and_the_nodes(
+    cluster: Cluster, reservation: str, reference, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(TEMPLATE)
+    run = SubmittedRun(
+        cluster, tmp_path, reward=SLOW_REWARD, template=str(tmp_path / "job.sh"),
+        sbatch_args={"nice": 7, "exclude": "n5", "begin": "now"}, env={"NCCL_IB_HCA": "mlx5 0"},
+        components={"engines": {"sbatch_args": {"exclude": "n4"}}},
+    )  # fmt: skip
+    done = run.yatt(
+        "submit", str(run.config), "--site", str(run.site),
+        "--set", f"sbatch_args.reservation={reservation}", "--set", "time_limit_min=7",
+        SBATCH_PARTITION="high", SBATCH_RESERVATION="none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "SBATCH_PARTITION SBATCH_RESERVATION: set here, and yatt does not hand it on" in done.stderr
+    job_id = run.job_id
+    trainer, engines = cluster.components(int(job_id))
+    assert {part["Reservation"] for part in (trainer, engines)} == {reservation}
+    assert {part["TimeLimit"] for part in (trainer, engines)} == {"00:07:00"}
+    assert {part["Partition"] for part in (trainer, engines)} == {"low"}
+    assert [part["ExcNodeList"] for part in (trainer, engines)] == ["n5", "n4"]
+    assert trainer["Nice"] == "7"
+    run.wait_step(1)
+    assert "begun by the script of the site" in run.launcher_log()
+    for pid, module in living(run.paths.root).items():
+        if module in ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward"):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            assert b"NCCL_IB_HCA=mlx5 0" in variables, module
+    os.kill(run.launcher, signal.SIGUSR2)  # the script's bash has become the launcher: the warning arrives
+    run.wait_event("attempt.end", timeout_s=60)
+    run.hurry()
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 1
+    assert metrics_of(run.paths) == reference["metrics"]
+
+
+def test_the_next_submission_may_have_other_values(cluster: Cluster, tmp_path: Path) -> None:
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
+    first = run.submit()
+    run.wait_step(1)
+    assert run.yatt("cancel", str(run.paths.root)).returncode == 0
+    done = run.yatt("resume", str(run.paths.root), "--set", "time_limit_min=9", "--set", "partition=high")
+    assert done.returncode == 0, done.stderr
+    second = run.job_id
+    assert second != first
+    job = cluster.show_job(int(second))
+    assert (job["TimeLimit"], job["Partition"]) == ("00:09:00", "high")
+    run.hurry()
+    run.wait_finished(second)
+    assert len(rows(run.paths.metrics)) == 12
+    again = run.yatt("resume", str(run.paths.root), "--set", "partition=high")
+    assert "is finished: nothing to do" in again.stdout
+    wrong = run.yatt("submit", str(run.config), "--site", str(run.site), "--set", "partitio=high")
+    assert wrong.returncode == 2
+    assert "Did you mean 'partition'" in wrong.stderr
+
+
+def test_a_setup_line_that_fails_ends_the_start_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    lines = ["export FOUND=1", "if false; then echo no; fi", "source /nowhere/activate", "touch begun"]
+    run = SubmittedRun(cluster, tmp_path, setup=lines)
+    job = cluster.wait_state(int(run.submit()), "FAILED", "COMPLETED")
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0")
+    assert "a setup line of the site failed: source /nowhere/activate" in run.launcher_log()
+    assert "the job ended before the run began; its log is" in run.yatt("status", str(run.paths.root)).stdout
+    tried = run.yatt("diagnose", "--site", str(run.site), "--nodes", "1")
+    assert tried.returncode == 2
+    assert "no job ran on 1 nodes: FAILED" in tried.stdout
+    assert "/nowhere/activate" in tried.stdout

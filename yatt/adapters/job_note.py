@@ -1,0 +1,136 @@
+"""Which Slurm job is a run's, and who may submit one: `RUN/job`, and the claim around check and sbatch.
+
+A job is told by its id and its command. Slurm gives ids anew one day, and other clusters have the same ones;
+names and comments are changed by users and sites; the command of a job is not, and ours is a script in the
+run folder with a name of its own.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from yatt import clock
+from yatt.adapters.files import claim, publish, read_or_none
+from yatt.adapters.process import Identity
+from yatt.adapters.slurm import Fields
+from yatt.errors import DeadlineExceeded
+from yatt.paths import RunPaths
+
+WAIT_S = 60.0
+"""How long another submitter of the same run is waited for."""
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class JobNote:
+    """The run's newest job. `command` as Slurm shows it; empty where Slurm did not say."""
+
+    job: str
+    command: str = ""
+
+
+def noted_job(paths: RunPaths) -> JobNote | None:
+    """What is noted; None if the run was never submitted, or what is there is no note.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    text = (read_or_none(paths.job) or b"").decode(errors="replace").strip()
+    try:
+        content = json.loads(text or "{}")
+        note = JobNote(**content) if isinstance(content, dict) and content else JobNote(text)
+    except (ValueError, TypeError):
+        return None
+    is_id = isinstance(note.job, str) and note.job.isdigit() and isinstance(note.command, str)
+    return note if is_id else None
+
+
+def note_job(paths: RunPaths, job: str, shown: list[Fields] | None) -> None:
+    """Note the run's newest job. `shown`: its components as Slurm shows them, if it does."""
+    command = shown[0].get("Command", "") if shown else ""
+    publish(paths.job, (json.dumps(asdict(JobNote(job, command))) + "\n").encode())
+
+
+def names_run(command: str, root: Path) -> bool:
+    """Whether `yatt submit` has submitted a job with this command for the run in `root`, absolute."""
+    return command.startswith(f"{RunPaths(root).submitit}/")
+
+
+def is_same_job(noted: JobNote, shown: list[Fields], root: Path) -> bool:
+    """Whether the job that Slurm shows under the noted id is the noted one. Where the command is not known,
+    the comment has to do: ids are given anew."""
+    if not shown:
+        return False
+    command = shown[0].get("Command", "")
+    if names_run(command, root) or (noted.command and command == noted.command):
+        return True
+    return not noted.command and shown[0].get("Comment", str(root)) == str(root)
+
+
+@contextlib.contextmanager
+def only_submitter(paths: RunPaths) -> Iterator[None]:
+    """Be the only one who looks for a job of this run and submits one, on whatever machine.
+
+    Raises:
+        DeadlineExceeded: another submits, or was killed on another machine while it did.
+        OSError: the run folder refuses.
+    """
+    place = paths.root / "submitting"
+    until_s = clock.monotonic_s() + WAIT_S
+    here = Identity.of(os.getpid())
+    mine = json.dumps({**(asdict(here) if here else {}), "host": socket.gethostname()}).encode()
+    with _only_here(paths.root, until_s):
+        while not claim(place, mine):
+            # Whoever submits here has the lock that we have: a claim of this machine is a dead one's.
+            if (holder := _holder(place)) is not None and holder.is_gone():
+                place.unlink(missing_ok=True)
+            elif clock.monotonic_s() > until_s:
+                raise DeadlineExceeded(
+                    f"another `yatt submit` of this run is at work elsewhere, or died there; nothing was "
+                    f"queued. If it is gone, remove {place} and try again."
+                )
+            time.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            if read_or_none(place) == mine:  # not another's, where the folder was removed and made anew
+                place.unlink(missing_ok=True)
+
+
+def _holder(place: Path) -> Identity | None:
+    try:
+        found = json.loads(read_or_none(place) or b"{}")
+        return Identity(int(found["pid"]), str(found["begun"]), str(found["place"]))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+@contextlib.contextmanager
+def _only_here(root: Path, until_s: float) -> Iterator[None]:
+    """One of this machine's processes at a time, by an address that only one can have and the kernel frees at
+    a process's end: file locks are not to be had on every shared filesystem."""
+    name = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX) as lock:
+        while not _is_bound(lock, f"\0yatt-submit-{os.getuid()}-{name}"):
+            if clock.monotonic_s() > until_s:
+                raise DeadlineExceeded("another `yatt submit` of this run is at work; nothing was queued.")
+            time.sleep(POLL_S)
+        yield
+
+
+def _is_bound(lock: socket.socket, address: str) -> bool:
+    try:
+        lock.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""The attempts of one start of a run, one after another: the only loop there is, wherever they run.
+
+It does no work of the run. Each attempt claims an epoch and is carried out by a backend: controllers as child
+processes (`yatt.launch.backends.local`), or in steps of a Slurm job (`yatt.launch.backends.slurm`). What
+follows from its end is a rule of `yatt.core.outcome`, whether another may begin one of `yatt.core.restart`.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from yatt import clock
+from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_epoch, note
+from yatt.config.schema import RunConfig
+from yatt.control.epochs import claim_epoch, mark_finished
+from yatt.core.outcome import Outcome, Verdict
+from yatt.core.restart import AttemptEnd, may_begin
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, StoreUnreachable
+from yatt.launch.committed import await_committed, committed_if_known
+from yatt.launch.folder import open_attempt
+from yatt.launch.folder_wait import FolderWait
+from yatt.launch.follower import Follower
+from yatt.paths import RunPaths
+
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
+"""Between attempts of a start, and between questions that get no answer."""
+
+POLL_S = 0.2
+
+
+class Backend(Protocol):
+    """Where attempts run, and who ends them from outside.
+
+    Attributes:
+        absent: the run's nodes that take no part in the next attempt.
+    """
+
+    absent: frozenset[int]
+
+    @property
+    def submission(self) -> str:
+        """What this start belongs to; attempts without progress are counted within one."""
+        ...
+
+    def told(self) -> str:
+        """Why this start has to end now, without another attempt; empty if it has not."""
+        ...
+
+    def is_warned(self) -> bool:
+        """Whether it has to end now or soon: nothing is waited for any more."""
+        ...
+
+    def superseded(self, *, has_begun: bool) -> str:
+        """Why this start may not begin another attempt, empty if it may. May wait for the answer.
+
+        Args:
+            has_begun: whether an attempt of this start has begun.
+        """
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What the ledger is to know of this start."""
+        ...
+
+    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+        """Run an attempt to its end, with an eye on the follower; nothing of the attempt is left."""
+        ...
+
+    def leave(self, epoch: int, outcome: Outcome) -> None:
+        """This start ends after that outcome: see to it that the next one comes, if one is to come."""
+        ...
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one start.
+
+    Attributes:
+        wait: carries out steps in the run folder, which may fail for a while.
+        say: prints one line for people.
+        epoch: of this start's newest attempt.
+    """
+
+    config: RunConfig
+    paths: RunPaths
+    backend: Backend
+    wait: FolderWait
+    say: Callable[[str], None]
+    epoch: int = 0
+
+    def run(self, env: Mapping[str, str]) -> int:
+        """Until this start is over; gives the exit code.
+
+        Args:
+            env: of the follower.
+
+        Raises:
+            CheckpointsMissing, StoreTakenOver: as `await_committed`.
+            FolderUnreachable, StoppedWaiting: as `FolderWait`.
+            StaleEpoch: a higher epoch was claimed.
+        """
+        follower = Follower(self.paths, self.say)
+        if not self.wait(partial(look_whether_finished, self.paths)):
+            follower.start(self.config, env)
+        try:
+            for count in itertools.count():
+                code = self._attempt(follower)
+                if code is not None:
+                    return code
+                self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * count))
+            raise AssertionError("the loop returns")
+        finally:
+            follower.end()
+
+    def _attempt(self, follower: Follower) -> int | None:
+        """One attempt; None if another is to follow in this start."""
+        wait, paths = self.wait, self.paths
+        if wait(partial(look_whether_finished, paths)):
+            self.say(finished_text(paths))
+            return EXIT_FINISHED
+        if not self._may_begin():
+            return EXIT_WILL_CONTINUE
+        try:
+            found = self._committed()
+        except StoreUnreachable as error:
+            self.say(str(error))
+            return EXIT_WILL_CONTINUE
+        if found is not None and (code := wait(partial(self._refused, found))) is not None:
+            return code
+        if told := self.backend.told():
+            self.say(told)
+            return EXIT_WILL_CONTINUE
+        # Warned meanwhile: the attempt saves as soon as it has begun, and hands over.
+        committed = wait(self._last_known) if found is None else found
+        if self.epoch:
+            self.say(f"starting again from iteration {committed}")
+        self.epoch = epoch = wait(partial(claim_epoch, paths))
+        about = {
+            "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
+            "submission": self.backend.submission, "committed": committed,
+            "absent": sorted(self.backend.absent),
+        }  # fmt: skip
+        open_attempt(wait, paths, epoch, self.config, {**about, **self.backend.about()})
+        return self._after(epoch, self.backend.carry_out(epoch, follower))
+
+    def _may_begin(self) -> bool:
+        """Whether this start is the run's, as far as one can know."""
+        if self.epoch and self.wait(partial(newest_epoch, self.paths)) > self.epoch:
+            self.say("another start of this run is newer: this one is over")
+            return False
+        if superseded := self.backend.superseded(has_begun=bool(self.epoch)):
+            self.say(superseded)
+            return False
+        return True
+
+    def _committed(self) -> int | None:
+        """The newest committed iteration, as the store says; None if a warning came first."""
+        begins = not self.wait(partial(attempts, self.paths))
+        return await_committed(
+            self.config, self.paths.root, is_told=self.backend.is_warned, say=self.say, begins=begins
+        )
+
+    def _refused(self, committed: int) -> int | None:
+        """The exit code of a run that gets no further; None if another attempt may begin.
+
+        What an attempt had committed, its successor found.
+        """
+        mine = [a for a in attempts(self.paths) if a.started.get("submission") == self.backend.submission]
+        found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
+        ends = [AttemptEnd(a.ended.get("exit_code"), after) for a, after in zip(mine, found, strict=True)]
+        limit = self.config.run.max_attempts_without_progress
+        decision = may_begin(ends, committed=committed, max_without_progress=limit)
+        if decision.again:
+            return None
+        self.say(f"{decision.reason}; the last: {mine[-1].ended.get('reason', 'cut off')}")
+        return decision.exit_code
+
+    def _after(self, epoch: int, outcome: Outcome) -> int | None:
+        known = self.wait(self._last_known)
+        committed = committed_if_known(self.config, self.paths.root, otherwise=known)
+        verdict = outcome.verdict
+        if verdict is not Verdict.FINISHED:
+            self.say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
+        if verdict is not Verdict.KILLED:
+            ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
+            self.wait(partial(note, self.paths, epoch, ENDED, ended))
+        if verdict is Verdict.FINISHED:
+            self.wait(partial(mark_finished, self.paths, epoch))
+            self.say(finished_text(self.paths))
+            return EXIT_FINISHED
+        if verdict is Verdict.GIVE_UP:
+            return outcome.exit_code
+        if verdict is not Verdict.AGAIN:
+            self.backend.leave(epoch, outcome)
+            return EXIT_WILL_CONTINUE
+        return None
+
+    def _last_known(self) -> int:
+        """The newest committed iteration that the ledger knows of."""
+        return known_commit(self.paths)[0]
+
+    def _pause(self, seconds: float) -> None:
+        until_s = clock.monotonic_s() + seconds
+        while clock.monotonic_s() < until_s and not self.backend.is_warned():
+            time.sleep(POLL_S)
+
+
+def finished_text(paths: RunPaths) -> str:
+    """What to say of a finished run."""
+    model = f"; the trained model is {paths.model}" if paths.model.is_dir() else ""
+    return f"finished: `yatt report {paths.root}` shows how it went{model}"

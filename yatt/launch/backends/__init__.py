@@ -1,0 +1,1 @@
+"""Where attempts run: on this machine, or in a job of Slurm's."""

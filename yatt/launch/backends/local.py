@@ -1,0 +1,177 @@
+"""Attempts on this machine: one controller a virtual node, each a child of this process.
+
+The launcher dies with nothing left: its children are bound to it.
+"""
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.ledger import STOP, record
+from yatt.adapters.nvml import visible_devices
+from yatt.adapters.orphans import adopt_orphans, end_orphans
+from yatt.adapters.patience import patiently
+from yatt.adapters.process import Identity, log_tail, open_log, spawn_to
+from yatt.config.check import node_gpus
+from yatt.config.schema import RunConfig
+from yatt.control import scratch
+from yatt.core.outcome import Outcome, Seen, judge
+from yatt.core.placement import place
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.launch.folder_wait import FolderWait
+from yatt.launch.follower import Follower
+from yatt.obs.events import reason_of_end
+from yatt.paths import RunPaths
+
+POLL_S = 0.1
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP})
+"""Signals that stop a run with its state saved. SIGHUP: the terminal was closed."""
+
+END_TOGETHER_S = 15.0
+"""After the first controller that trains has ended, the others may take so long."""
+
+ORPHANS_S = 3.0
+"""How long it may take to end what the workers of a killed controller have started."""
+
+STOPPED = "stopped by a signal; `yatt resume` goes on"
+
+
+@dataclass(slots=True)
+class LocalBackend:
+    """Where the attempts of one `yatt run` run.
+
+    Attributes:
+        show: called often while an attempt runs, to update what a person sees.
+        signals: those of `ENDING` that were received; the second one stops the run without saving.
+        owns_orphans: whether every orphan is of this run.
+    """
+
+    config: RunConfig
+    paths: RunPaths
+    device: str
+    show: Callable[[], None]
+    wait: FolderWait
+    signals: list[int]
+    absent: frozenset[int] = frozenset()
+    submission: str = field(default_factory=partial(secrets.token_hex, 4))
+    owns_orphans: bool = False
+
+    def listen(self) -> None:
+        """From now on signals are noted, and orphans are this process's."""
+        self.owns_orphans = adopt_orphans()
+        for number in ENDING:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, self._received)
+
+    def _received(self, number: int, _frame: object) -> None:
+        """Note a signal. A second one stops the run without saving, but not SIGHUP: kernel and shell both
+        send it when a terminal is closed."""
+        if number != signal.SIGHUP or not self.signals:
+            self.signals.append(number)
+
+    def told(self) -> str:
+        """As `yatt.launch.attempts.Backend` has it, like all that follow."""
+        return STOPPED if self.signals else ""
+
+    def is_warned(self) -> bool:
+        """Every signal ends this start."""
+        return bool(self.signals)
+
+    def superseded(self, *, has_begun: bool) -> str:  # noqa: ARG002 - the protocol's
+        """Nobody starts runs here but their users."""
+        return ""
+
+    def about(self) -> dict[str, Any]:
+        """By which `yatt status` on this machine sees whether the launcher lives."""
+        mine = Identity.of(os.getpid())
+        return {"launcher": asdict(mine) if mine else {}}
+
+    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+        """Start the controllers, pass the first signal on to the leader, wait."""
+        children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
+        told = 0
+        deadline_s: float | None = None
+        while any(child.poll() is None for child in children):
+            self.show()
+            follower.check()
+            if len(self.signals) > told:
+                told = len(self.signals)
+                os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
+            if deadline_s is None and any(children[index].poll() is not None for index in self._owners):
+                deadline_s = clock.monotonic_s() + END_TOGETHER_S
+            if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
+                _kill(children)
+            time.sleep(POLL_S)
+        self.show()
+        self._tidy(epoch, {each.pid for each in (*children, follower.process) if each is not None})
+        ended = {index: child.returncode for index, child in enumerate(children)}
+        return judge(self.wait(partial(self._seen, epoch, ended, is_told=told > 0)))
+
+    def leave(self, epoch: int, outcome: Outcome) -> None:
+        """Nothing follows by itself."""
+
+    @property
+    def _owners(self) -> tuple[int, ...]:
+        return place(self.config).owners
+
+    def _seen(self, epoch: int, ended: dict[int, int], *, is_told: bool) -> Seen:
+        """A leader that stops as it should was asked to, though not always by its launcher."""
+        cause = reason_of_end(self.paths.events, epoch)
+        wish = str(record(self.paths, epoch, STOP).get("reason", ""))
+        if is_told:
+            wish = STOPPED
+        elif ended[0] == EXIT_WILL_CONTINUE and all(ended[index] >= 0 for index in self._owners):
+            wish = wish or cause or self._last_words(epoch, 0)
+        failed = next((index for index in self._owners if ended[index] > EXIT_FINISHED), None)
+        if not cause and failed is not None:
+            cause = self._last_words(epoch, failed)
+        return Seen(stop=wish, ended=ended, owners=frozenset(self._owners), cause=cause)
+
+    def _last_words(self, epoch: int, index: int) -> str:
+        log = self.paths.log(epoch, f"node{index}")
+        return f"see {log}, which ends:\n{log_tail(log)}"
+
+    def _tidy(self, epoch: int, own: set[int]) -> None:
+        """What controllers that were killed could not."""
+        end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
+        launch = self.config.launch
+        for index in range(launch.nodes):
+            self.wait(partial(scratch.tidy, self.paths, epoch, index))
+        scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
+
+    def _start(self, epoch: int, index: int) -> "Any":
+        argv = [
+            sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch),
+            "--node", str(index), "--device", self.device,
+        ]  # fmt: skip
+        output = self.wait(partial(open_log, self.paths.log(epoch, f"node{index}")))
+        try:
+            return patiently(
+                partial(spawn_to, argv, env=self._environment(index), output=output),
+                limit_s=self.config.launch.start_timeout_s,
+            )
+        finally:
+            os.close(output)
+
+    def _environment(self, index: int) -> dict[str, str]:
+        """Each virtual node has a part of its own of the GPUs that this process may use."""
+        if self.device != "cuda":
+            return dict(os.environ)
+        gpus = node_gpus(self.config)
+        names = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), sum(gpus))
+        own = names[sum(gpus[:index]) :][: gpus[index]]
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(own)}
+
+
+def _kill(children: list[Any]) -> None:
+    for child in children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
