@@ -19,14 +19,16 @@ class _NotNow(Exception):
     """A passing error of the folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FolderWait:
     """Carries out steps in one run folder.
 
     Attributes:
         limit_s: how long each step may wait.
-        signals: received so far; one that comes during a wait and is in `ending` ends it.
+        signals: received so far. One that is in `ending` ends a wait, also if it came before; a step that
+            answers at once is carried out all the same.
         say: prints one line for people.
+        num_heeded: so many of those signals have had their effect, and end no wait.
     """
 
     root: Path
@@ -34,21 +36,28 @@ class FolderWait:
     signals: list[int]
     ending: frozenset[int]
     say: Callable[[str], None]
+    num_heeded: int = 0
 
     def __call__(self, step: Callable[[], T]) -> T:
         """The result of `step`, which may be called several times, and in another thread.
 
         Raises:
             FolderUnreachable: the folder failed until the limit, or failed in a way that does not pass.
-            StoppedWaiting: a signal came while the folder failed.
+            StoppedWaiting: a signal came, and the folder fails.
             YattError: any other error of the step.
         """
         results: list[T] = []
-        num_told = self._num_told()
+        num_told, has_waited = self._num_told(), False
+
+        def say(error: str) -> None:
+            nonlocal has_waited
+            has_waited = True
+            self._say_waiting(error)
+
         try:
             until_answered(
-                lambda: results.append(_tried(step)), errors=(_NotNow,), limit_s=self.limit_s,
-                is_told=lambda: self._num_told() > num_told, say=self._say_waiting,
+                lambda: results.append(_tried(step)), errors=(_NotNow,), limit_s=self.limit_s, say=say,
+                is_told=lambda: self._num_told() > (self.num_heeded if has_waited else num_told),
             )  # fmt: skip
         except (_NotNow, TimeoutError, OSError) as error:
             raise FolderUnreachable(

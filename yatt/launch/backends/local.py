@@ -104,6 +104,7 @@ class LocalBackend:
             follower.check()
             if len(self.signals) > told:
                 told = len(self.signals)
+                self.wait.num_heeded = 1  # a second one ends waits too
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
             if deadline_s is None and any(children[index].poll() is not None for index in self._owners):
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
