@@ -35,6 +35,7 @@ class World:
     tick: int = 0
     counter: int = 0
     died_at: int = -1
+    is_batch_dead: bool = False
     start: int = 1
     claims: tuple[int, ...] = ()  # owner of claim 1, 2 ...
     faults_left: int = 1
@@ -69,6 +70,7 @@ def moves(world: World, step: Step) -> Iterator[World]:
         yield later(world)
     if world.leader_lives and world.tick == 1:
         yield replace(world, died_at=world.tick)
+        yield replace(world, died_at=world.tick, is_batch_dead=True)
     for who, seat in enumerate(world.seats):
         if seat is None:
             continue
@@ -86,7 +88,8 @@ def acts(world: World, who: int, seat: Seat, step: Step, *, goes_wrong: bool) ->
         case Action.NOTHING if not seat.has_looked:
             yield look(world, who, seat, step, is_blind=goes_wrong)
         case Action.ASK_SLURM:
-            said = Job.UNKNOWN if goes_wrong else Job.SAME if world.start == 1 else Job.OVER
+            running = Job.DIED if world.is_batch_dead else Job.SAME
+            said = Job.UNKNOWN if goes_wrong else running if world.start == 1 else Job.OVER
             world = put(world, who, replace(seat, is_told=True))
             yield feed(world, who, rules.SlurmSaid(said), step)
         case Action.CLAIM if goes_wrong:
@@ -187,6 +190,12 @@ def takes_no_answer_for_the_end(observer, event, limits):
     return rules.step(observer, event, limits)
 
 
+def takes_a_death_for_the_end(observer, event, limits):
+    if event == rules.SlurmSaid(Job.DIED):
+        event = rules.SlurmSaid(Job.OVER)
+    return rules.step(observer, event, limits)
+
+
 def never_takes_over(observer, event, limits):
     if observer.stage is Stage.WAITING:
         return observer, Action.NOTHING
@@ -220,6 +229,7 @@ def goes_on_without_the_claim(observer, event, limits):
         takes_blindness_for_silence,
         requeues_without_a_claim,
         takes_no_answer_for_the_end,
+        takes_a_death_for_the_end,
         never_takes_over,
         keeps_an_old_claim,
         claims_the_same_again,

@@ -12,6 +12,9 @@ from tests.slurm.jobs import SubmittedRun, ends
 from tests.slurm.test_daily import (
     test_cancel_saves_and_resume_goes_on_to_the_same_end as test_cancel_saves_and_resume_goes_on,
 )
+from tests.slurm.test_launcher_killed import (
+    test_a_killed_launcher_is_followed_by_the_next_start as test_a_killed_launcher_is_followed,
+)
 from tests.slurm.test_lost_machines import (
     test_a_lost_batch_node_leaves_no_zombie as test_a_lost_batch_node_leaves_no_zombie,
     test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices as test_a_lost_engine_node_shrinks,
@@ -27,6 +30,7 @@ from yatt.adapters.ledger import attempts, run_is_finished
 
 __all__ = [
     "test_a_job_submitted_by_hand",
+    "test_a_killed_launcher_is_followed",
     "test_a_lost_batch_node_leaves_no_zombie",
     "test_a_lost_engine_node_shrinks",
     "test_cancel_saves_and_resume_goes_on",

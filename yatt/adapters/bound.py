@@ -1,5 +1,7 @@
 """Becomes the program that follows, bound to its parent: ``python -P -S bound.py PARENT PROGRAM ...``.
 
+PARENT 0 binds to nobody.
+
 Run by its path, in a process of its own: between fork and exec a child of a process with threads has copies
 of locks that nobody will ever release, and Python takes locks.
 """
@@ -69,7 +71,8 @@ def main() -> NoReturn:
     # Under nohup the first would be ignored, by all that follow; Python ignores the others from its start.
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    die_with_parent(int(parent_pid))
+    if int(parent_pid):
+        die_with_parent(int(parent_pid))
     if MARK in os.environ:  # `scancel --signal=USR2` reaches every process; it is the controller's
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)

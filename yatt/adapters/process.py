@@ -65,28 +65,33 @@ def open_log(log: Path) -> int:
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
-def spawn(argv: list[str], *, env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output appended to `log`."""
+def spawn(
+    argv: list[str], *, env: Mapping[str, str], log: Path, dies_with_us: bool = True
+) -> "subprocess.Popen[bytes]":
+    """Start a child in a process group of its own, output appended to `log`; the rest as `spawn_to`."""
     descriptor = open_log(log)
     try:
-        return spawn_to(argv, env=env, output=descriptor)
+        return spawn_to(argv, env=env, output=descriptor, dies_with_us=dies_with_us)
     finally:
         os.close(descriptor)
 
 
-def spawn_to(argv: list[str], *, env: Mapping[str, str], output: int) -> "subprocess.Popen[bytes]":
+def spawn_to(
+    argv: list[str], *, env: Mapping[str, str], output: int, dies_with_us: bool = True
+) -> "subprocess.Popen[bytes]":
     """Start a child in a process group of its own, output to a descriptor.
 
-    The child dies with the thread that calls this. The call returns once the child has begun, which takes as
-    long as the filesystem of its program stands still; other threads go on meanwhile.
+    The child dies with the thread that calls this, unless told otherwise. The call returns once the child has
+    begun, which takes as long as the filesystem of its program stands still; other threads go on meanwhile.
 
     Raises:
         OSError: there is no process to be had. Of a program that does not exist the child says so in `output`
             and ends with `bound.NOT_STARTED`.
     """
     subprocess._USE_VFORK = False  # type: ignore[misc]  # it would keep the interpreter's lock meanwhile
+    parent = os.getpid() if dies_with_us else 0
     return subprocess.Popen(
-        [sys.executable, "-P", "-S", bound.__file__, str(os.getpid()), *argv],
+        [sys.executable, "-P", "-S", bound.__file__, str(parent), *argv],
         env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
     )  # fmt: skip
 

@@ -9,13 +9,14 @@ import logging
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt.adapters.files import claim, make_within, sealed
-from yatt.adapters.job_note import note_job
+from yatt.adapters.job_note import note_job, noted_job
 from yatt.adapters.slurm import Fields, Reply, Slurm
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError, FolderGone
@@ -23,6 +24,8 @@ from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
 _JOB_ID = re.compile(r"^(\d+)")
+_ENDING = {"COMPLETING", "FAILED", "OUT_OF_MEMORY"}
+SHELL_ADDS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +44,27 @@ class Succession:
     mode: str = "auto"
     slurm: Slurm = field(default_factory=Slurm)
 
+    @classmethod
+    def of_this_start(cls, paths: RunPaths, epoch: int, mode: str) -> "Succession":
+        """Of the start that this process belongs to."""
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        return cls(paths=paths, epoch=epoch, job_id=os.environ["SLURM_JOB_ID"], restarts=restarts, mode=mode)
+
     def can_ask(self) -> bool:
         """Whether Slurm can be asked from here at all. Looks for its command in the folders of PATH."""
         return self.slurm.has_scontrol
 
     def state(self) -> Job:
         """Whether Slurm still runs this very start."""
-        return state_of(self.slurm.show_job(self.job_id), self.restarts)
+        state = state_of(self.slurm.show_job(self.job_id), self.restarts)
+        if state is not Job.DIED:
+            return state
+        try:
+            noted = noted_job(self.paths)
+        except OSError:
+            return Job.UNKNOWN
+        # A successor that was submitted in its place changes nothing of how slowly this one ends.
+        return Job.OVER if noted is not None and noted.job != self.job_id else state
 
     def claim(self, number: int) -> bool | None:
         """Try to be the one who acts; None if the shared folder does not answer."""
@@ -105,5 +122,22 @@ def state_of(components: list[Fields] | None, restarts: int) -> Job:
     if not components:
         return Job.OVER
     leader = components[0]
-    running = leader.get("JobState", "").split(" ")[0] == "RUNNING"
-    return Job.SAME if running and int(leader.get("Restarts", "0")) == restarts else Job.OVER
+    if int(leader.get("Restarts", "0")) != restarts:
+        return Job.OVER
+    state = leader.get("JobState", "").split(" ")[0]
+    if state == "RUNNING":
+        return Job.SAME
+    return Job.DIED if state in _ENDING and _was_killed(leader.get("ExitCode", "")) else Job.OVER
+
+
+def _was_killed(exit_code: str) -> bool:
+    """Whether Slurm's ``code:signal`` of a batch process is of a signal that neither Slurm nor yatt sends.
+
+    A shell around it makes 128 and the signal a code. Of a job that is cancelled, or has run out of time, it
+    is 0:0 while its steps are being ended.
+    """
+    code, _, signalled = exit_code.partition(":")
+    if not (code.isdigit() and signalled.isdigit()):
+        return False
+    number = int(signalled) or int(code) - SHELL_ADDS
+    return number > 0 and number != signal.SIGTERM

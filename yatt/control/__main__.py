@@ -73,23 +73,17 @@ def _node(arguments: argparse.Namespace) -> Node:
         count = node_gpus(config)[arguments.node]
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
+    how = arguments.slurm
+    succession = Succession.of_this_start(paths, arguments.epoch, how) if how else None
     node = Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
-        absent=arguments.absent, succession=_succession(arguments, paths) if arguments.slurm else None,
+        absent=arguments.absent, succession=succession,
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))
         raise WorkerFailed(f"this attempt cannot begin with --absent {listed}: {cause}")
     return node
-
-
-def _succession(arguments: argparse.Namespace, paths: RunPaths) -> Succession:
-    """The start of the Slurm job that this controller belongs to."""
-    return Succession(
-        paths=paths, epoch=arguments.epoch, job_id=os.environ["SLURM_JOB_ID"],
-        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")), mode=arguments.slurm,
-    )  # fmt: skip
 
 
 def _attempt(node: Node) -> int:

@@ -50,6 +50,9 @@ class Job(Enum):
     """What Slurm says about the start this controller belongs to."""
 
     SAME = "same"
+    DIED = "died"
+    """Its batch process was killed: Slurm is ending it, and nobody else asks for the next."""
+
     OVER = "over"
     UNKNOWN = "unknown"
 

@@ -81,6 +81,17 @@ def goodput_share(seconds: dict[str, float]) -> float:
     return sum(seconds[name] for name in USEFUL) / total_s if total_s > 0 else 0.0
 
 
+def running_share(seconds: dict[str, float]) -> float:
+    """As `goodput_share`, of the time in which attempts ran: what queues cost is not in it."""
+    return goodput_share({**seconds, NOT_RUNNING: 0.0})
+
+
+def gpu_seconds(attempts: Sequence[AttemptSpan], num_gpus: Sequence[int]) -> float:
+    """Seconds of attempts times the GPUs that each had, working or not."""
+    spans = zip(attempts, num_gpus, strict=True)
+    return sum(max(0.0, attempt.end_s - attempt.begin_s) * count for attempt, count in spans)
+
+
 def _first_sampling(attempt: AttemptSpan) -> float:
     """When sampling first began; an attempt that never sampled was starting all the time."""
     return min((s.begin_s for s in attempt.phases if s.phase == SAMPLE_PHASE), default=float("inf"))

@@ -6,6 +6,7 @@ is waited for.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -15,14 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from yatt.adapters.files import make_within, publish, sealed
+from yatt import clock
+from yatt.adapters.files import append_line, make_within, publish, sealed
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
+from yatt.adapters.succession import Succession
 from yatt.config.load import load_attempt
 from yatt.config.site import SiteConfig
 from yatt.control import scratch
 from yatt.errors import EXIT_USER_MISTAKE, ConfigError, YattError
+from yatt.launch.batch_death import BatchDeath
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.plan import read_plan
@@ -35,6 +39,9 @@ PATIENCE_S = 600.0
 
 ORPHANS_S = 3.0
 """How long it may take to end what the workers of a killed controller have started."""
+
+_WITNESSES = (0, 1)
+"""Nodes whose step looks into the end of the launcher: on the first it may be the memory's next victim."""
 
 
 def main() -> int:
@@ -69,14 +76,23 @@ def _run() -> int:
         return code
     owns_orphans = adopt_orphans()
     environment = _waited_for(partial(_environment, paths))
+    death = _batch_death(paths, arguments.epoch, log) if node in _WITNESSES else None
     controller = _waited_for(partial(spawn, argv, env=environment, log=log))
+
+    def received(number: int, _frame: object) -> None:
+        controller.send_signal(number)
+        if number == signal.SIGTERM and death is not None:
+            death.look_into()
+
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda received, _frame: controller.send_signal(received))
+        signal.signal(number, received)
     _note(paths, arguments.epoch, node, {"pid": controller.pid})
     code = controller.wait()
     end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
     _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
     _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
+    if death is not None:
+        death.wait()
     return code if code >= 0 else 128 - code
 
 
@@ -87,6 +103,17 @@ def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str
     argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
     argv += ["--node", str(node), "--host", host, "--device", device_of(config.launch.device)]
     return [*argv, "--slurm", site.requeue, *(("--absent", absent) if absent else ())]
+
+
+def _batch_death(paths: RunPaths, epoch: int, log: Path) -> BatchDeath | None:
+    mode = _waited_for(partial(read_plan, paths)).site.requeue
+    succession = Succession.of_this_start(paths, epoch, mode)
+
+    def say(text: str) -> None:  # srun, which would print it, may have been killed as well
+        with contextlib.suppress(OSError):
+            append_line(log, f"{clock.wall_iso()} yatt: {text}")
+
+    return BatchDeath(succession, say) if succession.can_ask() else None
 
 
 def _environment(paths: RunPaths) -> dict[str, str]:

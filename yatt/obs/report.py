@@ -4,6 +4,7 @@ The page holds everything it shows and asks for nothing: no script, no font, no 
 be written while the run goes on, after it failed, or before it has any metrics.
 """
 
+import contextlib
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from yatt.adapters.files import publish, unsealed
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import make_ready, read_records
 from yatt.config.check import node_gpus
-from yatt.config.load import config_hash, load_resolved
+from yatt.config.load import config_hash, load_attempt, load_resolved
 from yatt.config.schema import RunConfig
-from yatt.core.goodput import goodput, goodput_share
+from yatt.core.goodput import goodput, goodput_share, gpu_seconds, running_share
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs import parts
 from yatt.obs.console import duration
@@ -80,7 +81,10 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
     state = state_of(paths, attempts, ends)
-    head = _header(paths, config, state) + parts.facts(_facts(config, attempts, rows, seconds))
+    hours = gpu_seconds([each.span for each in attempts], gpus_of(paths, config, attempts)) / 3600
+    facts = _facts(config, attempts, rows, seconds)
+    facts.append(("GPU or slot hours", f"{hours:.2f}, {100 * running_share(seconds):.0f}% of them useful"))
+    head = _header(paths, config, state) + parts.facts(facts)
     head += parts.alarms_part(view.alarms.values())
     head += parts.counted_part(counted(view.num_late, view.num_lost, view.num_killed))
     head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
@@ -115,6 +119,18 @@ def starts_of(paths: RunPaths) -> dict[int, str]:
             where = "; ".join(f"{part} on {', '.join(names)}" for part, names in hosts)
             found[attempt.epoch] = f"{job}: {again}. {where}"
     return found
+
+
+def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[Attempt, ...]) -> list[int]:
+    """How many GPUs, or slots, each attempt had; its nodes that were known to be gone had none."""
+    absent = {a.epoch: set(a.started.get("absent", ())) for a in ledger.attempts(paths)}
+    counts = []
+    for attempt in attempts:
+        with contextlib.suppress(ConfigError, OSError):  # else that of the attempt before has to do
+            config = load_attempt(paths, attempt.epoch)
+        gone = absent.get(attempt.epoch, set())
+        counts.append(sum(gpus for node, gpus in enumerate(node_gpus(config)) if node not in gone))
+    return counts
 
 
 def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.goodput import AttemptSpan, PhaseSpan, goodput, goodput_share
+from yatt.core.goodput import AttemptSpan, PhaseSpan, goodput, goodput_share, gpu_seconds, running_share
 
 
 def attempt(begin_s, end_s, resumed, *phases):
@@ -53,6 +53,13 @@ def test_clocks_that_disagree_between_hosts_never_give_negative_time():
     first = attempt(0, 10, 0, ("rollout", 1, 0, 10))
     second = attempt(9, 20, 1, ("rollout", 2, 9, 20))
     assert spent([first, second]) == {"sampling": 21}
+
+
+def test_gpu_seconds_are_those_of_attempts_and_the_queue_costs_none():
+    first = attempt(0, 50, 0, ("rollout", 1, 10, 40))
+    second = attempt(80, 130, 1, ("rollout", 2, 80, 130))
+    assert gpu_seconds([first, second], [8, 4]) == 50 * 8 + 50 * 4
+    assert running_share(goodput([first, second])) == pytest.approx(0.8)
 
 
 def test_nothing_ran_yet():

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
+from yatt.adapters.ledger import STARTED, note
 from yatt.cli.look import status
 from yatt.errors import ConfigError
 from yatt.obs.curves import trend, verdict_on_curves
@@ -85,6 +86,15 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
     view.refresh()
     assert view.holders == {"n2s0": "rollout"}
     assert list(view.workers) == ["rollout-n2s0"]
+
+
+def test_hours_count_the_gpus_of_each_attempt_and_not_those_of_absent_nodes(tmp_path):
+    paths = make_run(tmp_path, events=TWO_ATTEMPTS, launch={"nodes": 3, "gpus_per_node": 8})
+    note(paths, 1, STARTED, {"absent": []})
+    note(paths, 2, STARTED, {"absent": [2]})
+    assert "0.24, 22% of them useful" in page_of(paths)  # 30 s of 24, 10 s of 16; 9 s sampled
+    paths.attempt_config(2).write_text("not: [a config")
+    assert "0.24, 22% of them useful" in page_of(paths)
 
 
 def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):

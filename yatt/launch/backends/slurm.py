@@ -68,7 +68,7 @@ class SlurmBackend:
         pause_s = RETRY_FIRST_S
         while not self._is_told_to_end():
             state = state_of(self.slurm.show_job(self.allocation.job_id), self.allocation.restarts)
-            if state is Start.OVER:
+            if state in (Start.OVER, Start.DIED):
                 return f"Slurm does not run this start of job {self.allocation.job_id} any more"
             if state is Start.SAME or not has_begun:
                 return ""

@@ -104,7 +104,9 @@ class AttemptWatch:
         patiently(lambda: make_within(self.paths.root, self.paths.attempt(self.epoch) / "logs"))
         for order in orders:
             log = self.paths.log(self.epoch, f"srun-{order.component}")
-            self.steps.append(patiently(partial(spawn, list(order.argv), env=os.environ, log=log)))
+            # An srun that is killed has its tasks killed: none would be left to ask for the next start.
+            start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
+            self.steps.append(patiently(start))
 
     def _look(self) -> None:
         """Read who has ended; an end that nobody outlives sets a limit to the rest."""

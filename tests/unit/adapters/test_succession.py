@@ -1,0 +1,35 @@
+"""What Slurm says about a start, read."""
+
+import pytest
+
+from yatt.adapters.succession import state_of
+from yatt.core.deadman import Job
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "said"),
+    [
+        ("RUNNING", "0:0", Job.SAME),
+        ("COMPLETING", "0:0", Job.OVER),  # cancelled, out of time, preempted: its steps are being ended
+        ("COMPLETING", "0:15", Job.OVER),
+        ("COMPLETING", "75:0", Job.OVER),
+        ("COMPLETING", "0:9", Job.DIED),
+        ("FAILED", "0:9", Job.DIED),
+        ("FAILED", "137:0", Job.DIED),  # a template's shell around the launcher
+        ("FAILED", "143:0", Job.OVER),
+        ("FAILED", "1:0", Job.OVER),
+        ("OUT_OF_MEMORY", "0:125", Job.DIED),
+        ("CANCELLED", "0:9", Job.OVER),
+        ("PENDING", "0:9", Job.OVER),
+        ("COMPLETING", "", Job.OVER),
+    ],
+)
+def test_a_killed_batch_process_is_told_from_every_other_end(state: str, exit_code: str, said: Job) -> None:
+    fields = {"JobState": f"{state} Reason=None", "Restarts": "2", "ExitCode": exit_code}
+    assert state_of([fields], 2) is said
+    assert state_of([{**fields, "Restarts": "3"}], 2) is Job.OVER
+
+
+def test_no_answer_is_not_the_end() -> None:
+    assert state_of(None, 0) is Job.UNKNOWN
+    assert state_of([], 0) is Job.OVER
