@@ -4,6 +4,7 @@ Pure: looks at values only. What needs the filesystem is checked by `yatt.launch
 """
 
 import os
+import re
 from collections.abc import Iterator
 
 from yatt.config.schema import RunConfig
@@ -195,5 +196,7 @@ def _modes(config: RunConfig) -> Iterator[Fault]:
         yield "run.from_checkpoint.url", "is checkpoint.url as well; a new run needs a store of its own."
     if config.validation.every and not config.validation.reward:
         yield "validation.reward", "validation.every is set; name the reward that validates."
+    if (url := config.logging.webhook_url) and not re.fullmatch(r"https?://[^/\s]+\S*", url):
+        yield "logging.webhook_url", "is no URL that begins with https:// or http://."
     if config.launch.device == "cpu" and config.model.spec == "te":
         yield "model.spec", "Transformer Engine needs CUDA; write torch or auto."

@@ -209,6 +209,10 @@ class LoggingSection:
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: Annotated[str, LINE] = "yatt"
     wandb_name: Annotated[str, LINE] = ""
+    webhook_url: Annotated[str, LINE] = ""
+    """Gets a JSON message by HTTP POST (text, run, id, state) when the run is finished, has given up, or is
+    started again and again in vain. It stands in the run folder's config.yaml, for whoever may read that."""
+
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Completions with their verdicts kept for the report."""
 

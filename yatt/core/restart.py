@@ -27,9 +27,10 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Start again, or end with `exit_code` for `reason`."""
+    """Start again, or end with `exit_code` for `reason`; `num_in_vain` attempts got no further than this."""
 
     again: bool
+    num_in_vain: int = 0
     exit_code: int = EXIT_FAILED
     reason: str = ""
 
@@ -61,5 +62,5 @@ def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: i
             "ask for more time"
         )
     else:
-        return Decision(again=True)
-    return Decision(again=False, exit_code=EXIT_DO_NOT_RESTART, reason=reason)
+        return Decision(again=True, num_in_vain=crashed + stopped)
+    return Decision(again=False, num_in_vain=crashed + stopped, exit_code=EXIT_DO_NOT_RESTART, reason=reason)

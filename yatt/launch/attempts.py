@@ -24,6 +24,7 @@ from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import open_attempt
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Follower
+from yatt.launch.messages import Messages, State
 from yatt.paths import RunPaths
 
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
@@ -174,9 +175,14 @@ class Attempts:
         ends = [AttemptEnd(a.ended.get("exit_code"), after) for a, after in zip(mine, found, strict=True)]
         limit = self.config.run.max_attempts_without_progress
         decision = may_begin(ends, committed=committed, max_without_progress=limit)
+        if decision.again and decision.num_in_vain == limit:
+            told = f"{limit} attempts in a row ended without a checkpoint after iteration {committed}"
+            self._send("no progress", f"{told}; another begins")
         if decision.again:
             return None
-        self.say(f"{decision.reason}; the last: {mine[-1].ended.get('reason', 'cut off')}")
+        said = f"{decision.reason}; the last: {mine[-1].ended.get('reason', 'cut off')}"
+        self.say(said)
+        self._send("failed", f"{said} (exit code {decision.exit_code})")
         return decision.exit_code
 
     def _after(self, epoch: int, outcome: Outcome) -> int | None:
@@ -191,13 +197,18 @@ class Attempts:
         if verdict is Verdict.FINISHED:
             self.wait(partial(mark_finished, self.paths, epoch))
             self.say(finished_text(self.paths))
+            self._send("finished", finished_text(self.paths))
             return EXIT_FINISHED
         if verdict is Verdict.GIVE_UP:
+            self._send("failed", f"{outcome.reason} (exit code {outcome.exit_code})")
             return outcome.exit_code
         if verdict is not Verdict.AGAIN:
             self.backend.leave(epoch, outcome)
             return EXIT_WILL_CONTINUE
         return None
+
+    def _send(self, state: State, text: str) -> None:
+        Messages(self.config, self.paths, self.say).send(state, text)
 
     def _last_known(self) -> int:
         """The newest committed iteration that the ledger knows of."""

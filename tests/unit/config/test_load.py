@@ -134,6 +134,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "validation: {reward: rul}\ntrainer:\n",
             "validation.reward: 'rul' is not among rewards",
         ),
+        (
+            "trainer:\n",
+            "logging: {webhook_url: 'file:///etc/passwd'}\ntrainer:\n",
+            "logging.webhook_url: is no URL that begins with https:// or http://.",
+        ),
         ("trainer:\n", "lease: {ttl_s: 3}\ntrainer:\n", "lease: ttl_s is 3, but three renewals"),
         ("trainer:\n", "rollout: {max_response_tokens: 32768}\ntrainer:\n", "cannot hold one longest sample"),
         ("model:", "model: [", "not readable as YAML. Line"),
