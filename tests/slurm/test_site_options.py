@@ -73,6 +73,27 @@ def test_options_variables_and_a_script_reach_slurm_and_the_nodes(
     assert metrics_of(run.paths) == reference["metrics"]
 
 
+def test_a_site_that_hands_no_environment_to_steps_changes_nothing(
+    cluster: Cluster, reference, tmp_path: Path
+) -> None:
+    """Profiles of such sites set these variables, at login and in jobs."""
+    none = {"SLURM_EXPORT_ENV": "NONE", "SBATCH_EXPORT": "NONE"}
+    setup = [f"export {name}={value}" for name, value in none.items()] + ["export STEPS_HAVE=it"]
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, setup=setup)
+    done = run.yatt("submit", str(run.config), "--site", str(run.site), **none)
+    assert done.returncode == 0, done.stderr
+    run.wait_step(1)
+    assert b"SLURM_EXPORT_ENV=NONE" in Path(f"/proc/{run.launcher}/environ").read_bytes()
+    for pid in living(run.paths.root):
+        assert b"STEPS_HAVE=it" in Path(f"/proc/{pid}/environ").read_bytes()
+    os.kill(run.launcher, signal.SIGUSR2)
+    run.wait_attempts(2)
+    run.hurry()
+    run.wait_finished(run.job_id)
+    assert run.restarts(run.job_id) == 1
+    run.check(reference)
+
+
 def test_the_next_submission_may_have_other_values(cluster: Cluster, tmp_path: Path) -> None:
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     first = run.submit()
