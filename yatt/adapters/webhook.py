@@ -29,6 +29,8 @@ def _send(url: str, content: dict[str, Any], limit_s: float, told: list[str]) ->
         request = urllib.request.Request(url, data=body, headers=kind, method="POST")
         with urllib.request.urlopen(request, timeout=limit_s):
             told.append("")
+    except TimeoutError:
+        pass
     except urllib.error.HTTPError as error:
         told.append(f"HTTP {error.code}")
         error.close()
