@@ -13,10 +13,12 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from yatt.adapters.files import claim, make_within, sealed
 from yatt.adapters.job_note import note_job, noted_job
+from yatt.adapters.patience import patiently
 from yatt.adapters.slurm import Fields, Reply, Slurm
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError, FolderGone
@@ -107,11 +109,11 @@ class Succession:
             )
         if reply.code != 0 or (match := _JOB_ID.match(reply.out)) is None:
             return reply
+        # First of all who comes after: whoever else asks for the next start looks there.
+        patiently(partial(note_job, self.paths, match[1], [{"Command": str(script)}]))
         if pickles := env.get("SUBMITIT_FOLDER"):
-            shutil.copy2(
-                Path(pickles) / f"{self.job_id}_submitted.pkl", Path(pickles) / f"{match[1]}_submitted.pkl"
-            )
-        note_job(self.paths, match[1], [{"Command": str(script)}])
+            mine, its = (Path(pickles) / f"{job}_submitted.pkl" for job in (self.job_id, match[1]))
+            patiently(partial(shutil.copy2, mine, its))
         return Reply(0, match[1], "")
 
 

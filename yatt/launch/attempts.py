@@ -18,7 +18,7 @@ from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_fin
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.core.outcome import Outcome, Verdict
-from yatt.core.restart import AttemptEnd, may_begin
+from yatt.core.restart import AttemptEnd, Decision, may_begin
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, StoreUnreachable
 from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import open_attempt
@@ -130,7 +130,7 @@ class Attempts:
         except StoreUnreachable as error:
             self.say(str(error))
             return EXIT_WILL_CONTINUE
-        if found is not None and (code := wait(partial(self._refused, found))) is not None:
+        if found is not None and (code := self._refused(found)) is not None:
             return code
         if told := self.backend.told():
             self.say(told)
@@ -166,7 +166,20 @@ class Attempts:
         )
 
     def _refused(self, committed: int) -> int | None:
-        """The exit code of a run that gets no further; None if another attempt may begin.
+        """The exit code of a run that gets no further; None if another attempt may begin."""
+        decision, last = self.wait(partial(self._decision, committed))
+        if not decision.again:
+            said = f"{decision.reason}; the last: {last}"
+            self.say(said)
+            self._send("failed", f"{said} (exit code {decision.exit_code})")
+            return decision.exit_code
+        if decision.num_in_vain == self.config.run.max_attempts_without_progress:
+            told = f"{decision.num_in_vain} attempts in a row ended without a checkpoint"
+            self._send("no progress", f"{told} after iteration {committed}; another begins")
+        return None
+
+    def _decision(self, committed: int) -> tuple[Decision, str]:
+        """Whether another may begin, and why the last one ended.
 
         What an attempt had committed, its successor found.
         """
@@ -174,16 +187,8 @@ class Attempts:
         found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
         ends = [AttemptEnd(a.ended.get("exit_code"), after) for a, after in zip(mine, found, strict=True)]
         limit = self.config.run.max_attempts_without_progress
-        decision = may_begin(ends, committed=committed, max_without_progress=limit)
-        if decision.again and decision.num_in_vain == limit:
-            told = f"{limit} attempts in a row ended without a checkpoint after iteration {committed}"
-            self._send("no progress", f"{told}; another begins")
-        if decision.again:
-            return None
-        said = f"{decision.reason}; the last: {mine[-1].ended.get('reason', 'cut off')}"
-        self.say(said)
-        self._send("failed", f"{said} (exit code {decision.exit_code})")
-        return decision.exit_code
+        last = str(mine[-1].ended.get("reason", "cut off")) if mine else ""
+        return may_begin(ends, committed=committed, max_without_progress=limit), last
 
     def _after(self, epoch: int, outcome: Outcome) -> int | None:
         known = self.wait(self._last_known)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from yatt.adapters.webhook import post
 from yatt.config.schema import RunConfig
 from yatt.paths import RunPaths
 
@@ -28,6 +27,8 @@ class Messages:
         url = self.config.logging.webhook_url
         if not url:
             return
+        from yatt.adapters.webhook import post  # takes a while to import
+
         root = str(self.paths.root)
         content = {"text": f"yatt: {root}: {text}", "run": root, "id": self.config.run.id, "state": state}
         if wrong := post(url, content):
