@@ -3,17 +3,21 @@
 import asyncio
 import sys
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import zmq
 
+from tests.runs import RunFile, kill, living, rows, start
 from tests.unit.core.test_placement import config
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
 from yatt.control.controller import Parts
 from yatt.control.node import Node
 from yatt.control.peers import Peers
+from yatt.control.rewards import KILLED
 from yatt.control.workers import MOST_DEATHS
 from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
@@ -69,3 +73,20 @@ def test_an_engine_may_be_killed_at_its_start_several_times(monkeypatch: pytest.
     assert kills == MOST_DEATHS
     assert troubles[0][1] == 1
     assert f"ended {MOST_DEATHS} times in a row" in troubles[0][0]
+
+
+def test_engines_and_reward_processes_killed_at_their_first_start_cost_no_attempt(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"trainer": {"total_iterations": 1}})
+    process, killed = start("run", str(run.write())), Counter[str]()
+    while process.poll() is None:
+        for pid, module in living(run.run_dir).items():
+            if module in ("yatt.rollout", "yatt.reward") and killed[module] < 3:
+                killed[module] += kill(pid)
+        time.sleep(0.1)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    events = rows(run.run_dir / "events.jsonl")
+    assert {event["epoch"] for event in events if event["kind"] == "attempt.start"} == {1}
+    assert killed == {"yatt.rollout": 3, "yatt.reward": 3}
+    ends = [event for event in events if event["kind"] == "worker.end" and event["how"] == KILLED]
+    assert len(ends) >= 6

@@ -21,10 +21,10 @@ from yatt.control.progress import Progress
 from yatt.control.publications import Publications
 from yatt.control.rewards import RewardPool
 from yatt.control.supervisor import REWARD, Supervisor, Worker
-from yatt.control.workers import Workers
+from yatt.control.workers import MOST_DEATHS, Workers
 from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c, message as m
 
@@ -166,9 +166,25 @@ class Controller:
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
         workers = list(self._parts.supervisor.workers.values())
-        await asyncio.gather(*(self._parts.supervisor.start(worker) for worker in workers))
-        await asyncio.gather(*(self._parts.supervisor.ready(w) for w in workers))
+        await asyncio.gather(*(self._first_start(worker) for worker in workers))
         return m.Done()
+
+    async def _first_start(self, worker: Worker) -> None:
+        """Until it takes orders. An engine or reward process that is killed meanwhile is started again, as at
+        any later start.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded: it does not start.
+        """
+        supervisor = self._parts.supervisor
+        for left in reversed(range(MOST_DEATHS)):
+            await supervisor.start(worker)
+            wire = worker.wire
+            try:
+                return await supervisor.ready(worker)
+            except WorkerFailed:
+                if not left or worker.role == TRAINER or not supervisor.was_killed(wire):
+                    raise
 
     async def _hand_over(self, order: c.HandOver) -> m.Message:
         arbiter, holders = self._parts.arbiter, dict(order.holders)
