@@ -110,6 +110,11 @@ class RunPaths:
         return self.root / "job"
 
     @property
+    def kept_off(self) -> Path:
+        """The nodes that its last start has kept the job off (`yatt.adapters.kept_off`)."""
+        return self.root / "kept_off"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files: scripts, pickles and the launcher's output, by job id."""
         return self.root / "submitit"

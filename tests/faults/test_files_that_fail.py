@@ -11,6 +11,8 @@ from tests.faults.test_folder_between_attempts import Process
 from tests.runs import REWARD, RunFile, command, rows, wait_for
 from tests.tiny_models import make_qwen3
 from yatt.adapters.files import unsealed_any
+from yatt.config.site import SiteConfig
+from yatt.launch.plan import JobPlan, write_plan
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -23,10 +25,14 @@ def step_of(paths: RunPaths) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mistake_it_is(tmp_path):
+def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mistake_it_is(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     paths, weather = RunPaths(tmp_path / "run"), tmp_path / "weather"
     paths.root.mkdir()
     paths.config.write_text("no: config\n")
+    write_plan(paths, JobPlan(submission="1", layout="flat", site=SiteConfig()))
     weather.write_text("error config.yaml")
     step = Process(step_of(paths), paths.root, weather)
     try:
@@ -40,6 +46,7 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
         weather.unlink()
         assert step.process.wait(timeout=60) == 2, step.said
         assert unsealed_any(paths.seat(1, 0).read_bytes())["ended"] == 2
+        assert "config.yaml" in log.read_text()
     finally:
         step.close()
 

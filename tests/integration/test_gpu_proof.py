@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 
 from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
+from yatt.config.site import SiteConfig
 from yatt.control.proof import GpuProver
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
+from yatt.launch.node_check import NodeCheck
 
 pytestmark = pytest.mark.timeout(120)
 pytest.importorskip("pynvml")
@@ -278,3 +281,57 @@ def test_workers_run_on_the_cpus_near_their_gpu(make, gpus, tmp_path):
             assert bench.told("worker.start")[0]["cpus"] == f"{own[-1]}"
 
     asyncio.run(scenario())
+
+
+def check_of(tmp_path: Path, device: str = "cuda", **site: object) -> NodeCheck:
+    own = SiteConfig(interface="lo", **site)
+    return NodeCheck(own, (tmp_path, tmp_path), device, 2, dict(os.environ))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("lost", "", "GPU 1 does not answer: GPU is lost"),
+        ("pending", "", "GPU 1 has memory errors and waits for a reset"),
+        ("failed", "", "GPU 1 has memory that could not be repaired (row remapping failed)"),
+        ("slow", "64", "GPU 1 is held back by its board: too hot"),
+        ("leak", str(10000 * MIB), "GPU 1 has 10100 of 81920 MiB in use already, by nobody who is seen"),
+        ("PID", str(10000 * MIB), "by PID ("),
+    ],
+)
+def test_a_gpu_that_is_not_fit_for_work(gpus, tmp_path, monkeypatch, file, content, says):
+    monkeypatch.setattr("yatt.launch.node_check.FREE_S", 0.2)
+    monkeypatch.setattr("yatt.launch.node_check.LOOK_S", 0.05)
+    file, says = (text.replace("PID", str(os.getpid())) for text in (file, says))
+    assert check_of(tmp_path).run() is None
+    (gpus / "gpu1" / file).write_text(content)
+    unfit = check_of(tmp_path).run()
+    assert says in unfit.why
+    assert unfit.exit_code == 1, "never the user's mistake"
+    assert "GPU 0" not in unfit.why
+
+
+def test_what_an_old_driver_cannot_say_is_asked_in_the_old_way(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("yatt.launch.node_check.FREE_S", 0.0)
+    (gpus / "old").touch()
+    assert check_of(tmp_path).run() is None
+    (gpus / "gpu0" / "pending").touch()
+    assert check_of(tmp_path).run().why == "GPU 0 has memory errors and waits for a reset"
+
+
+def test_a_gpu_may_take_a_while_to_be_free_of_the_attempt_before(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("yatt.launch.node_check.LOOK_S", 0.05)
+    last = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    (gpus / "gpu0" / str(last.pid)).write_text(str(10000 * MIB))
+    threading.Thread(target=last.wait, daemon=True).start()  # or it would stay as a zombie, which counts
+    assert check_of(tmp_path).run() is None
+    assert last.wait() == 0, "it was waited for"
+
+
+def test_a_device_that_is_not_there_is_the_nodes_fault(gpus, tmp_path, monkeypatch):
+    (gpus / "gpu1" / "base").unlink()
+    (gpus / "gpu1").rmdir()
+    unfit = check_of(tmp_path).run()
+    assert "NVML finds no GPU '1'" in unfit.why
+    assert unfit.exit_code == 1
+    assert check_of(tmp_path, device="cpu").run() is None

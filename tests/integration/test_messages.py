@@ -14,6 +14,7 @@ from yatt.adapters.ledger import ENDED, STARTED, note
 from yatt.adapters.webhook import post
 from yatt.control.epochs import claim_epoch
 from yatt.core.outcome import Outcome, Verdict
+from yatt.errors import StoreTakenOver
 
 
 class Receiver(HTTPServer):
@@ -34,6 +35,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         time.sleep(self.server.delay_s)
         self.send_response(self.server.status)
+        if self.server.status == 302:
+            self.send_header("Location", "/login")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)  # a page to log in
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -86,7 +93,7 @@ def test_a_run_that_is_started_again_and_again_in_vain_tells_once(tmp_path, rece
     assert "3 attempts in a row ended without a checkpoint" in receiver.got[0]["text"]
 
 
-@pytest.mark.parametrize(("status", "said"), [(500, "HTTP 500"), (404, "HTTP 404")])
+@pytest.mark.parametrize(("status", "said"), [(500, "HTTP 500"), (302, "HTTP 302")])
 def test_a_refused_message_costs_one_line_without_the_url(tmp_path, receiver, status: int, said: str):
     make_run(tmp_path, logging={"webhook_url": receiver.url})
     receiver.status = status
@@ -100,3 +107,15 @@ def test_nobody_there_and_nobody_answers(receiver):
     receiver.delay_s = 2.0
     assert post(receiver.url, {}, limit_s=0.3) in ("no answer", "timed out")
     assert post("http://no such host/", {})
+
+
+def test_a_start_that_cannot_begin_tells_why(tmp_path, receiver, monkeypatch):
+    def missing(*_arguments: object, **_more: object) -> None:
+        raise StoreTakenOver("another folder has the store now")
+
+    monkeypatch.setattr("yatt.launch.attempts.await_committed", missing)
+    make_run(tmp_path, logging={"webhook_url": receiver.url})
+    with pytest.raises(StoreTakenOver):
+        run_of(tmp_path, Here(FINISHED))
+    assert states(receiver) == ["failed"]
+    assert "has the store now" in receiver.got[0]["text"]

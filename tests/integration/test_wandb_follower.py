@@ -184,3 +184,9 @@ def test_a_run_folder_that_fails_for_a_while_costs_the_follower_time(tmp_path):
     finally:
         follower.close()
     assert [step for _, step in logged_steps(paths)] == [1, 2, 3, 4, 5]
+
+
+def test_the_webhooks_url_is_not_told(tmp_path):
+    paths = make_run(tmp_path, logging={"wandb_project": "p", "webhook_url": "https://chat/services/secret"})
+    paths.wandb.mkdir()
+    assert "secret" not in repr(settings_of(paths, load_resolved(paths.config)))

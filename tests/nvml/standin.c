@@ -3,7 +3,9 @@
  * The devices are folders $NVML_STANDIN/gpu0, gpu1, ...; a file named by a pid holds the bytes that
  * process has on the device, and counts only while that process lives, as with the real driver. Other
  * files: "base" and "leak": bytes that belong to nobody; "stuck-PID": listed whether PID lives or not;
- * "lost": the GPU has fallen off the bus. A file "silent" in $NVML_STANDIN hides whose bytes are whose.
+ * "lost": the GPU has fallen off the bus; "pending", "failed": rows of its memory wait for a reset, or could
+ * not be repaired; "slow": bits that say why its clocks are held back. A file "silent" in $NVML_STANDIN hides
+ * whose bytes are whose; "old" takes functions away that old drivers do not have.
  */
 #include <dirent.h>
 #include <signal.h>
@@ -12,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu, compute; } process_t;
@@ -100,5 +102,25 @@ int nvmlDeviceGetPciInfo_v3(device_t *device, pci_t *pci) {
     if (exists(device->folder, "lost")) return GPU_IS_LOST;
     memset(pci, 0, sizeof *pci);
     pci->bus = (unsigned int)(device - devices) + 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(device_t *device, unsigned *correctable, unsigned *uncorrectable,
+                              unsigned *pending, unsigned *failed) {
+    if (exists(getenv("NVML_STANDIN"), "old")) return NOT_SUPPORTED;
+    *correctable = *uncorrectable = 0;
+    *pending = (unsigned)exists(device->folder, "pending");
+    *failed = (unsigned)exists(device->folder, "failed");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(device_t *device, unsigned *pending) {
+    if (!exists(getenv("NVML_STANDIN"), "old")) return NOT_SUPPORTED;
+    *pending = (unsigned)exists(device->folder, "pending");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t *device, unsigned long long *reasons) {
+    *reasons = number_in(device->folder, "slow");
     return SUCCESS;
 }

@@ -86,6 +86,11 @@ class Gate:
         self._authenticator.stop()
 
 
+def tcp(host: str, port: int | str) -> str:
+    """A place as zmq writes it; `*` is any free port."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:
     """A hub's socket, bound. TCP needs `keys`.
 
@@ -101,6 +106,7 @@ def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys
         _pair(keys.secret("client"))  # for the lines that are opened later, in an event loop
         public, secret = _pair(keys.secret("server"))
         socket.curve_secretkey, socket.curve_publickey, socket.curve_server = secret, public, True
+    socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.bind(address)
     return socket
 
@@ -118,6 +124,7 @@ def calling_socket(
         public, secret = _pair(keys.secret("client"))
         socket.curve_serverkey = server_public
         socket.curve_secretkey, socket.curve_publickey = secret, public
+    socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.connect(address)
     return socket
 

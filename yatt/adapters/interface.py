@@ -1,29 +1,60 @@
-"""Network interfaces of this host and their IPv4 addresses."""
+"""Network interfaces of this host and their addresses."""
 
 import fcntl
+import ipaddress
 import socket
 import struct
+from pathlib import Path
 
 SIOCGIFADDR = 0x8915
+IF_INET6 = Path("/proc/net/if_inet6")
+LINK_LOCAL = 0x20
+"""A scope that needs more than an address to be reached."""
 
 
-def address_of(interface: str) -> str:
-    """IPv4 address of an interface.
+def address_of(interface: str, version: int = 0) -> str:
+    """Address of an interface: IPv4, and IPv6 where it has no IPv4 one, unless a version is asked for.
 
     Raises:
-        OSError: there is no such interface, or it has no address.
+        OSError: there is no such interface, or it has no such address.
     """
+    missing = OSError(0, "no IPv6 address")
+    if version != 6:
+        try:
+            return _ipv4_of(interface)
+        except OSError as error:
+            missing = error
+    if version != 4 and (found := _ipv6_of(interface)):
+        return found
+    raise missing
+
+
+def interface_of(address: str) -> str:
+    """Name of the interface with this address; empty if none has it."""
+    version = 6 if ":" in address else 4
+    for _, name in socket.if_nameindex():
+        try:
+            if address_of(name, version) == address:
+                return name
+        except OSError:
+            continue
+    return ""
+
+
+def _ipv4_of(interface: str) -> str:
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
 
 
-def interface_of(address: str) -> str:
-    """Name of the interface with this IPv4 address; empty if none has it."""
-    for _, name in socket.if_nameindex():
-        try:
-            if address_of(name) == address:
-                return name
-        except OSError:
-            continue
+def _ipv6_of(interface: str) -> str:
+    """The first one that is not link-local; empty if there is none, or no IPv6 at all."""
+    try:
+        lines = IF_INET6.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:  # address, index, prefix length, scope, flags, name
+        address, _, _, scope, _, name = line.split()
+        if name == interface and int(scope, 16) != LINK_LOCAL:
+            return str(ipaddress.IPv6Address(bytes.fromhex(address)))
     return ""

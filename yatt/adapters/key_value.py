@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from yatt.adapters.curve import CurveKeys, Gate, Socket, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, Gate, Socket, calling_socket, listening_socket, tcp
 from yatt.clock import monotonic_s
 from yatt.errors import DeadlineExceeded
 
@@ -125,7 +125,7 @@ class KeyValueServer:
     def __init__(self, host: str, keys: CurveKeys) -> None:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._gate = Gate(self._context, keys)
-        self._socket = listening_socket(self._context, f"tcp://{host}:*", keys)
+        self._socket = listening_socket(self._context, tcp(host, "*"), keys)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._table, self._parked = Table(), list[_Parked]()
         self.num_dropped = 0
@@ -184,7 +184,7 @@ class KeyValueClient:
     """Calls the service; may be used by several threads, each of which has a socket of its own."""
 
     def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
-        self._address, self._keys = f"tcp://{host}:{port}", keys
+        self._address, self._keys = tcp(host, port), keys
         self._context: zmq.Context[Socket] = zmq.Context()
         self._own, self._sockets = threading.local(), list[Socket]()
 

@@ -5,7 +5,7 @@ i-th device of the job wherever Slurm or a person put it. The only module that i
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,12 @@ from yatt.errors import ConfigError, WorkerFailed
 
 HOST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
+
+TAKEN = 0.1
+"""Of a device's memory: more than a driver keeps for itself. Who has it will not give it back to us."""
+
+TOO_HOT = 0x40
+"""nvmlClocksThrottleReasonHwThermalSlowdown, of a GPU that has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Nvml:
                 f"the GPUs' memory cannot be measured: NVML says '{error}'. Check that nvidia-smi works on "
                 "this node, or write launch.device: cpu."
             ) from error
+        self._names = tuple(devices)
         self._handles = [self._handle(name) for name in devices]
 
     def occupancy(self, gpus: Sequence[int]) -> Occupancy:
@@ -81,6 +88,44 @@ class Nvml:
         except self._nvml.NVMLError as error:
             raise WorkerFailed(f"NVML does not say where the GPUs are: {error}") from error
         return tuple(f"{i.domain:04x}:{i.bus:02x}:{i.device:02x}.0" for i in infos)
+
+    def faults(self) -> tuple[str, ...]:
+        """Why the devices are not fit for work, in words: lost, memory that waits for a reset or cannot be
+        repaired, held back for heat by the board itself, or memory in use already.
+
+        What this driver or device cannot say is not looked at.
+        """
+        return tuple(
+            f"GPU {name} {said}"
+            for name, handle in zip(self._names, self._handles, strict=True)
+            for said in self._faults_of(handle)
+        )
+
+    def _faults_of(self, handle: Any) -> Iterator[str]:
+        nvml = self._nvml
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as error:
+            yield f"does not answer: {error}"
+            return
+        _, _, is_pending, has_failed = self._said("nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
+        if has_failed:
+            yield "has memory that could not be repaired (row remapping failed)"
+        if is_pending or self._said("nvmlDeviceGetRetiredPagesPendingStatus", handle):
+            yield "has memory errors and waits for a reset"
+        if int(self._said("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0) & TOO_HOT:
+            yield "is held back by its board: too hot"
+        if memory.used > TAKEN * memory.total:
+            users = [p.pid for p in self._said("nvmlDeviceGetComputeRunningProcesses", handle) or ()]
+            whose = ", ".join(f"{pid} ({process_name(pid)})" for pid in users) or "nobody who is seen"
+            yield f"has {memory.used >> 20} of {memory.total >> 20} MiB in use already, by {whose}"
+
+    def _said(self, function: str, handle: Any) -> Any:
+        """An answer, or None where this driver or device has none to give."""
+        try:
+            return getattr(self._nvml, function)(handle)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
 
     def close(self) -> None:
         """Give NVML back."""

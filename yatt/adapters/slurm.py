@@ -7,8 +7,10 @@ by None, "nobody knows". No shell is involved, and nothing needs slurmdbd.
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 CALL_LIMIT_S = 20.0
@@ -19,6 +21,8 @@ _PAIR = re.compile(r"(?:^| )([A-Za-z][\w/:.-]*)=")
 _WHOLE_LINES = ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
 _QUEUED = ("JobState", "Partition", "NodeList", "NumNodes", "Reason", "JobName", "Command")
 QUEUE_FORMAT = "%i|%T|%P|%N|%D|%r|%j|%o"
+
+_OUT = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
 
 LIVING_STATES = {
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
@@ -124,13 +128,45 @@ class Slurm:
         text = self.ask("scontrol", "show", "node", "-o", "--all")
         return None if text is None else {f["NodeName"]: f for f in parse_lines(text)}
 
+    def charged_gpu_s(self, job_ids: Iterable[str], limit_s: float) -> float | None:
+        """GPU seconds of these jobs, all starts of each, in Slurm's accounts; None where it keeps none, or
+        they are not to be had now."""
+        jobs = ",".join(sorted(set(job_ids)))
+        if not jobs:
+            return None
+        asked = ("sacct", "-nPXD", "--format=ElapsedRaw,AllocTRES", "--jobs", jobs)
+        reply = self.call(*asked, limit_s=limit_s)
+        return gpu_seconds(reply.out) if reply.code == 0 else None
+
     def requeue(self, job_id: str) -> Reply:
         """Put a job, all components of it, back into the queue under the same id."""
         return self.call("scontrol", "requeue", job_id)
 
     def exclude(self, job_id: str, nodes: list[str]) -> Reply:
-        """Keep a waiting job off `nodes`."""
+        """Keep a waiting job off `nodes`, and off no others."""
         return self.call("scontrol", "update", f"jobid={job_id}", f"ExcNodeList={','.join(nodes)}")
+
+    def reserved(self, reservation: str) -> list[str]:
+        """The nodes of a reservation; none if nobody says."""
+        found = parse_lines(self.ask("scontrol", "show", "reservation", "-o", reservation) or "")
+        return expand(found[0].get("Nodes", "")) if found else []
+
+
+def is_up(node: Fields) -> bool:
+    """Whether Slurm would give the node to a job, now or when its present one is over."""
+    state = node.get("State", "UNKNOWN")
+    return not state.endswith("*") and not set(state.rstrip("*~#!%$@^-").split("+")) & _OUT
+
+
+@contextmanager
+def children_without_term() -> Iterator[None]:
+    """What this thread starts meanwhile does not hear SIGTERM: Slurm sends it to every process of a job that
+    is requeued, to the command that asked for it as well, which then would not give its answer."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
@@ -188,6 +224,17 @@ def parse_config(text: str) -> Fields:
     """``scontrol show config``: ``Key = value`` a line."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def gpu_seconds(text: str) -> float:
+    """The sum over lines of sacct, each ``SECONDS|cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    total_s = 0.0
+    for line in text.splitlines():
+        seconds, _, allocated = line.partition("|")
+        found = re.search(r"(?:^|,)gres/gpu=(\d+)", allocated)
+        if seconds.isdigit() and found:
+            total_s += float(seconds) * int(found[1])
+    return total_s
 
 
 def expand(node_list: str) -> list[str]:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from yatt.adapters.files import claim, make_within, sealed
 from yatt.adapters.job_note import note_job, noted_job
+from yatt.adapters.kept_off import KeptOff
 from yatt.adapters.patience import patiently
-from yatt.adapters.slurm import Fields, Reply, Slurm
+from yatt.adapters.slurm import Fields, Reply, Slurm, children_without_term
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError, FolderGone
 from yatt.paths import RunPaths
@@ -28,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _JOB_ID = re.compile(r"^(\d+)")
 _ENDING = {"COMPLETING", "FAILED", "OUT_OF_MEMORY"}
 SHELL_ADDS = 128
+SIGNALS = 64
+"""So many there are: 255 is no signal's, but of ssh and of those who end with -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +81,17 @@ class Succession:
             _LOG.warning("the requeue cannot be claimed: %s", error)
             return None
 
-    def succeed(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
-        """Ask Slurm for the next start, off the nodes `exclude`. What it prints is a successor's job id."""
+    def succeed(self, gone: list[str], env: Mapping[str, str]) -> Reply:
+        """Ask Slurm for the next start, off the nodes `gone` and those that were found unfit, as far as the
+        job can do without them. What it prints is a successor's job id."""
+        with children_without_term():
+            return self._succeed(gone, env)
+
+    def _succeed(self, gone: list[str], env: Mapping[str, str]) -> Reply:
         if self.mode != "chain":
             reply = self.slurm.requeue(self.job_id)
             if reply.code == 0:
-                if exclude:  # in place of a former start's: those nodes Slurm knows to be down by now
-                    kept = self.slurm.exclude(self.job_id, exclude)
-                    _LOG.info("keeping off %s: %s", exclude, "done" if kept.code == 0 else kept.says)
+                KeptOff(self.paths, self.slurm).renew(self.job_id, gone, self.epoch)
                 return reply
             if reply.is_unreachable:
                 return reply
@@ -94,19 +100,17 @@ class Succession:
             if self.mode == "requeue" or state is Job.UNKNOWN:
                 return reply
             _LOG.warning("requeue refused (%s); a successor job is submitted instead", reply.says)
-        return self._chain(exclude, env)
+        return self._chain(gone, env)
 
-    def _chain(self, exclude: list[str], env: Mapping[str, str]) -> Reply:
+    def _chain(self, gone: list[str], env: Mapping[str, str]) -> Reply:
         """Submit the same script again, to begin when this job has ended."""
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "job.sh"
             written = self.slurm.call("scontrol", "write", "batch_script", self.job_id, str(script))
             if written.code != 0:
                 return written
-            keep_off = [f"--exclude={','.join(exclude)}"] if exclude else []
-            reply = self.slurm.call(
-                "sbatch", "--parsable", f"--dependency=afterany:{self.job_id}", *keep_off, str(script)
-            )
+            waits = f"--dependency=afterany:{self.job_id}"
+            reply = self.slurm.call("sbatch", "--parsable", waits, str(script))
         if reply.code != 0 or (match := _JOB_ID.match(reply.out)) is None:
             return reply
         # First of all who comes after: whoever else asks for the next start looks there.
@@ -114,6 +118,7 @@ class Succession:
         if pickles := env.get("SUBMITIT_FOLDER"):
             mine, its = (Path(pickles) / f"{job}_submitted.pkl" for job in (self.job_id, match[1]))
             patiently(partial(shutil.copy2, mine, its))
+        KeptOff(self.paths, self.slurm).renew(match[1], gone, self.epoch)
         return Reply(0, match[1], "")
 
 
@@ -141,5 +146,5 @@ def _was_killed(exit_code: str) -> bool:
     code, _, signalled = exit_code.partition(":")
     if not (code.isdigit() and signalled.isdigit()):
         return False
-    number = int(signalled) or int(code) - SHELL_ADDS
+    number = int(signalled) or (int(code) - SHELL_ADDS if int(code) <= SHELL_ADDS + SIGNALS else 0)
     return number > 0 and number != signal.SIGTERM

@@ -23,11 +23,18 @@ def post(url: str, content: dict[str, Any], limit_s: float = LIMIT_S) -> str:
     return told[-1]
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A page to log in at is no place for a message."""
+
+    def redirect_request(self, *_arguments: Any) -> None:
+        return None
+
+
 def _send(url: str, content: dict[str, Any], limit_s: float, told: list[str]) -> None:
     try:
         body, kind = json.dumps(content).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(url, data=body, headers=kind, method="POST")
-        with urllib.request.urlopen(request, timeout=limit_s):
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=limit_s):
             told.append("")
     except TimeoutError:
         pass

@@ -291,10 +291,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from yatt.launch.jobs import charged_gpu_s
     from yatt.obs.report import write_report
     from yatt.paths import RunPaths
 
-    path = write_report(RunPaths(arguments.run), arguments.out)
+    paths = RunPaths(arguments.run)
+    path = write_report(paths, arguments.out, charged_gpu_s(paths))
     sys.stdout.write(f"{path}\n")
     return 0
 

@@ -12,12 +12,7 @@ from typing import Annotated, Literal
 
 from yatt.config.load import load_as, load_over
 from yatt.config.operation import rule
-from yatt.config.ranges import (
-    COUNT_OR_NONE,
-    FILE,
-    LINE,
-    Free,
-)
+from yatt.config.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
 from yatt.config.sbatch import env_faults, option_faults
 
 COMPONENTS = ("trainer", "engines")
@@ -62,6 +57,24 @@ class ContainerSection:
                 bool(re.fullmatch(r"/[^:]*:/[^:]*(:\w+)?", mount)),
                 f"mounts: '{mount}' is not SOURCE:TARGET with absolute folders.",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCheckSection:
+    """What a node has to pass before each attempt. One that does not is left out, and the job kept off it."""
+
+    enabled: bool = True
+    """Whether nodes are looked at: memory, node-local folders, network, GPUs, then `command`."""
+
+    command: tuple[Annotated[str, LINE], ...] = ()
+    """The site's own check: a program and its words. If it does not end with 0 the node is unfit, and the
+    last line it printed says why."""
+
+    limit_s: Annotated[int, COUNT] = 60
+    """A node whose looks take longer than this together is unfit."""
+
+    free_gb: Annotated[int, COUNT_OR_NONE] = 0
+    """GiB that scratch_dir must have free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +149,8 @@ class SiteConfig:
 
     container: ContainerSection = field(default_factory=ContainerSection)
 
+    node_check: NodeCheckSection = field(default_factory=NodeCheckSection)
+
     python: Annotated[str, FILE] = ""
     """The launcher's interpreter, and without a container that of the steps; empty: the submitting one's."""
 
@@ -146,6 +161,9 @@ class SiteConfig:
 
     interface: Annotated[str, LINE] = ""
     """Network interface that nodes talk over; empty: whichever has the route to the leader."""
+
+    ip_version: Annotated[int, COUNT_OR_NONE] = 0
+    """4 or 6, of the address on `interface`; 0: IPv4, and IPv6 where the interface has only that."""
 
     scratch_dir: Annotated[str, FILE] = ""
     """Node-local folder for sockets; empty: `launch.scratch_dir` of the run file."""
@@ -244,6 +262,13 @@ def _timing(site: SiteConfig) -> Iterator[Fault]:
 
 
 def _asking(site: SiteConfig) -> Iterator[Fault]:
+    if site.ip_version not in (0, 4, 6):
+        yield "ip_version", f"{site.ip_version}; write 4, 6, or 0 for whichever the interface has."
+    elif site.ip_version and not site.interface:
+        yield (
+            "ip_version",
+            f"{site.ip_version} is of the address of an interface; name that as well: interface.",
+        )
     types = {"gpu_type": site.gpu_type}
     types |= {f"components.{name}.gpu_type": part.gpu_type for name, part in site.components.items()}
     for key, wanted in types.items():

@@ -102,6 +102,7 @@ async def _run(node: Node) -> int:
         loop.add_signal_handler(number, session.stop, signal.Signals(number).name)
     loop.add_signal_handler(signal.SIGUSR2, session.stop_by_hand)
     loop.add_signal_handler(signal.SIGUSR1, session.give_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGUSR2))  # a step holds them back
     return await session.run()
 
 

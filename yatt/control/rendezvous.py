@@ -15,7 +15,7 @@ from typing import TypeVar
 import zmq
 
 from yatt import clock
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket
+from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, tcp
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
@@ -47,7 +47,7 @@ async def meet(
         StaleEpoch: a node found a newer attempt.
     """
     keys = CurveKeys(node.paths.keys)
-    socket = listening_socket(context, f"tcp://{node.host}:*", keys)
+    socket = listening_socket(context, tcp(node.host, "*"), keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     hub = Channel(socket, epoch=node.epoch, handler=handler, progress=progress)
     own = node.paths.roster(node.epoch, node.index)

@@ -5,10 +5,10 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from yatt import clock
 from yatt.adapters.collector import collect_rarely
@@ -52,6 +52,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 STOP_CHECK_S = 0.25
 LAST_LINES_S = 30.0
@@ -123,7 +124,7 @@ class Session:
             lasting.append(asyncio.ensure_future(raise_pulse(node.paths, node.epoch)))
         elif node.succession is not None:
             lasting.append(asyncio.ensure_future(self._stand_by(node.succession)))
-        peer_hub, dial = await meet(self._node, context, self._from_peer, self._progress)
+        peer_hub, dial = await self._unless_given_up(meet(node, context, self._from_peer, self._progress))
         self._peers.dial_with(dial)
         self._liveness = Liveness(self._node, self._peers, self._lost)
         lasting.append(asyncio.ensure_future(self._liveness.run()))
@@ -260,6 +261,16 @@ class Session:
                 self.stop(told)
             await asyncio.sleep(STOP_CHECK_S)
         await asyncio.Event().wait()
+
+    async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """A node that does not come is waited for; the launcher may know that it will not."""
+        meeting, over = asyncio.ensure_future(work), asyncio.ensure_future(self._watch_launcher())
+        done, _ = await asyncio.wait({meeting, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if meeting not in done:
+            meeting.cancel()
+            over.result()
+        return await meeting
 
     async def _watch_launcher(self) -> None:
         await self._given_up.wait()

@@ -1,5 +1,6 @@
 """What follows from the end of an attempt: pure, from what its launcher saw."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,8 +40,10 @@ class Seen:
         is_preempted: Slurm has set a time for the job's preemption.
         ended: exit codes of the controllers that were seen to end, by node.
         dead: nodes whose machine is gone: lost to the leader, and not seen to end.
+        unfit: nodes that did not pass the check before the attempt, and why.
+        is_unfit_everywhere: every node says so, or the only one says what another one said before.
         owners: nodes that train.
-        can_shrink: whether the run could go on without `dead` and what was gone before.
+        can_shrink: whether the run could go on without `dead`, `unfit` and what was gone before.
         cause: what the leader gave as the reason.
     """
 
@@ -49,6 +52,8 @@ class Seen:
     is_preempted: bool = False
     ended: dict[int, int] = field(default_factory=dict)
     dead: frozenset[int] = frozenset()
+    unfit: Mapping[int, str] = field(default_factory=dict)
+    is_unfit_everywhere: bool = False
     owners: frozenset[int] = frozenset()
     can_shrink: bool = True
     cause: str = ""
@@ -56,12 +61,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The verdict, the code a job that gives up ends with, and the nodes to do without."""
+    """The verdict, the code a job that gives up ends with, and the nodes to do without.
+
+    `unfit` are those of `gone` whose machines Slurm takes for good ones.
+    """
 
     verdict: Verdict
     reason: str
     exit_code: int | None = None
     gone: frozenset[int] = frozenset()
+    unfit: frozenset[int] = frozenset()
 
 
 def judge(seen: Seen) -> Outcome:
@@ -73,12 +82,31 @@ def judge(seen: Seen) -> Outcome:
         return Outcome(verdict=Verdict.KILLED, reason="Slurm is ending this start of the job")
     if seen.stop == CANCEL:
         return Outcome(verdict=Verdict.CANCELLED, reason=CANCEL, exit_code=EXIT_WILL_CONTINUE)
+    unfit = frozenset(seen.unfit)
     if seen.stop or seen.is_preempted:
         reason = seen.stop or "preempted"
-        return Outcome(verdict=Verdict.SUCCEED, reason=reason, exit_code=EXIT_WILL_CONTINUE, gone=seen.dead)
+        return Outcome(
+            verdict=Verdict.SUCCEED, reason=reason, exit_code=EXIT_WILL_CONTINUE, gone=seen.dead | unfit,
+            unfit=unfit,
+        )  # fmt: skip
+    if unfit:
+        return _without_the_unfit(seen, leader)
     if leader in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART):
         return Outcome(verdict=Verdict.GIVE_UP, reason=seen.cause or "see the logs", exit_code=leader)
     return _after_a_failure(seen)
+
+
+def _without_the_unfit(seen: Seen, leader: int | None) -> Outcome:
+    """What every node says is not the nodes' fault: then no node is left out, or none might be left."""
+    unfit = frozenset(seen.unfit)
+    reason = "; ".join(f"node{index} is unfit: {why}" for index, why in sorted(seen.unfit.items()))
+    if seen.is_unfit_everywhere and leader == EXIT_USER_MISTAKE:
+        return Outcome(verdict=Verdict.GIVE_UP, reason=reason, exit_code=leader)
+    if seen.is_unfit_everywhere:
+        return Outcome(verdict=Verdict.AGAIN, reason=f"no node is fit: {reason}", exit_code=EXIT_FAILED)
+    is_needed = unfit & seen.owners or not seen.can_shrink
+    verdict = Verdict.SUCCEED if is_needed else Verdict.AGAIN
+    return Outcome(verdict=verdict, reason=reason, gone=seen.dead | unfit, unfit=unfit)
 
 
 def _after_a_failure(seen: Seen) -> Outcome:

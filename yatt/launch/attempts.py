@@ -15,11 +15,19 @@ from typing import Any, Protocol
 
 from yatt import clock
 from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_epoch, note
+from yatt.adapters.patience import exit_code_of
 from yatt.config.schema import RunConfig
 from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, Decision, may_begin
-from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, StoreUnreachable
+from yatt.errors import (
+    EXIT_FINISHED,
+    EXIT_WILL_CONTINUE,
+    ConfigError,
+    FolderUnreachable,
+    StoreTakenOver,
+    StoreUnreachable,
+)
 from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import open_attempt
 from yatt.launch.folder_wait import FolderWait
@@ -114,6 +122,9 @@ class Attempts:
                     return code
                 self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * count))
             raise AssertionError("the loop returns")
+        except (StoreTakenOver, FolderUnreachable, ConfigError) as error:
+            self._send("failed", f"{error} (exit code {exit_code_of(error)})")
+            raise
         finally:
             follower.end()
 
@@ -198,7 +209,8 @@ class Attempts:
             self.say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
         if verdict is not Verdict.KILLED:
             ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
-            self.wait(partial(note, self.paths, epoch, ENDED, ended))
+            more = {"unfit": sorted(outcome.unfit)} if outcome.unfit else {}
+            self.wait(partial(note, self.paths, epoch, ENDED, {**ended, **more}))
         if verdict is Verdict.FINISHED:
             self.wait(partial(mark_finished, self.paths, epoch))
             self.say(finished_text(self.paths))

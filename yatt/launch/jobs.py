@@ -9,7 +9,16 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.job_note import JobNote, is_same_job, names_run, noted_job
-from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_epoch, note, record, run_is_finished
+from yatt.adapters.ledger import (
+    ENDED,
+    STARTED,
+    STOP,
+    attempts,
+    newest_epoch,
+    note,
+    record,
+    run_is_finished,
+)
 from yatt.adapters.process import Identity
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
 from yatt.core.outcome import CANCEL
@@ -19,6 +28,7 @@ from yatt.paths import RunPaths
 
 Jobs = dict[str, list[Fields]]
 POLL_S, LOOK_S = 0.5, 5.0
+ACCOUNTS_S = 5.0
 CANCEL_LIMIT_S, OVER_LIMIT_S = 600.0, 60.0
 
 # Slurm's own words for why a job waits, and what they mean for a run.
@@ -31,6 +41,8 @@ WAITS = {
     "JobHeldAdmin": "is held by an administrator; ask them, or submit again with `yatt resume`",
     "launch failed requeued held": "could not be started: scontrol release {job}; its node is drained",
     "ReqNodeNotAvail": "asks for nodes that are down, drained or reserved",
+    "BadConstraints": "asks for nodes that are not there, or is kept off too many: "
+    "scontrol update jobid={job} ExcNodeList=",
     "PartitionDown": "waits for its partition, which is down",
     "PartitionTimeLimit": "asks for more time than its partition gives: change time_limit_min, submit again",
     "AssocGrpGRES": "waits: the account's share of GPUs is used up",
@@ -133,6 +145,12 @@ def _queued_view(paths: RunPaths, noted: JobNote | None, jobs: Jobs | None, mine
         view = view_of(paths, noted.job, found if is_same_job(noted, found, root) else [])
     newest = "" if view.is_alive else _by_hand(paths, mine)
     return view_of(paths, newest, mine[newest]) if newest else view
+
+
+def charged_gpu_s(paths: RunPaths) -> float | None:
+    """GPU seconds of the run's jobs as Slurm counted them; None where it has not, or does not say soon."""
+    jobs = {str(job) for attempt in attempts(paths) if (job := attempt.started.get("job"))}
+    return Slurm().charged_gpu_s(jobs, ACCOUNTS_S)
 
 
 def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:

@@ -4,31 +4,45 @@ import socket
 from collections.abc import Mapping
 
 from yatt.adapters.interface import address_of
+from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 
 ANY_PORT = 9
 
 
-def own_address(interface: str, env: Mapping[str, str]) -> str:
-    """IPv4 address of `interface`; without a name, of whichever has the route to the job's first node.
+def own_address(site: SiteConfig, env: Mapping[str, str]) -> str:
+    """Address of the site's `interface`; without one, of whichever has the route to the job's first node.
 
     Raises:
-        ConfigError: there is no such interface, or it has no address.
+        ConfigError: there is no such interface, or it has no such address.
+        OSError: there is no route.
     """
-    if interface:
-        return _address_of(interface)
+    if site.interface:
+        return _address_of(site.interface, site.ip_version)
     leader = env.get("SLURM_LAUNCH_NODE_IPADDR") or env.get("SLURM_SRUN_COMM_HOST") or "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((leader, ANY_PORT))  # sends nothing: it only asks for the route
+    family, *_, place = socket.getaddrinfo(leader, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing: it only asks for the route
         return str(probe.getsockname()[0])
 
 
-def _address_of(interface: str) -> str:
+def listening_place(address: str, backlog: int | None = None) -> "socket.socket":
+    """A socket that listens on a free port of this address; `backlog` calls may wait, or the system's number.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=backlog)
+
+
+def _address_of(interface: str, version: int) -> str:
     try:
-        return address_of(interface)
+        return address_of(interface, version)
     except OSError as error:
         known = ", ".join(name for _, name in socket.if_nameindex())
+        kind = f"IPv{version} address" if version else "address"
         raise ConfigError(
-            f"site interface: '{interface}' has no IPv4 address on {socket.gethostname()} "
+            f"site interface: '{interface}' has no {kind} on {socket.gethostname()} "
             f"({error.strerror}); there are {known}."
         ) from error

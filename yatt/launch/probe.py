@@ -23,7 +23,8 @@ from yatt.adapters.shared_folder import Member
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 from yatt.launch.allocation import allocation_of
-from yatt.launch.network import own_address
+from yatt.launch.network import listening_place, own_address
+from yatt.launch.node_check import NodeCheck
 from yatt.launch.plan import Component
 from yatt.launch.steps import python_of, srun_line
 
@@ -51,14 +52,13 @@ class NodeFacts:
     unreached: tuple[str, ...]
     """Addresses of nodes whose port did not answer."""
 
-    unwritable: tuple[str, ...]
-    """Of the scratch and the shared-memory folder."""
-
     missing_commands: tuple[str, ...]
     locked_memory_bytes: int
     """How much memory may be pinned, as InfiniBand needs; -1: all."""
 
     problem: str = ""
+    unfit: str = ""
+    """Why a run would leave this node out; empty if it would not."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,23 +75,24 @@ def main() -> int:
     parser.add_argument("what", choices=("batch", "task"))
     parser.add_argument("meeting", type=Path)
     parser.add_argument("--granted", type=int, default=0)
-    parser.add_argument("--interface", default="")
-    parser.add_argument("--folders", nargs="*", default=[])
     arguments = parser.parse_args()
     return _batch(arguments.meeting) if arguments.what == "batch" else _task(arguments)
 
 
 def _batch(meeting: Path) -> int:
-    order = msgspec.json.decode((meeting / "order.json").read_bytes(), type=TrialOrder)
+    order = _order(meeting)
     parts, site = (order.component,), order.site
     allocation = allocation_of(os.environ, parts)
     argv = [
         *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.probe", "task",
         str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
-        f"--interface={site.interface}", "--folders", *order.folders,
     ]  # fmt: skip
     env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
     return subprocess.run(argv, env=env, check=False).returncode
+
+
+def _order(meeting: Path) -> TrialOrder:
+    return msgspec.json.decode((meeting / "order.json").read_bytes(), type=TrialOrder)
 
 
 def _task(arguments: argparse.Namespace) -> int:
@@ -105,9 +106,9 @@ def _task(arguments: argparse.Namespace) -> int:
 
 
 def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
-    address, problem = "", ""
+    address, problem, order = "", "", _order(arguments.meeting)
     try:
-        address = own_address(arguments.interface, os.environ)
+        address = own_address(order.site, os.environ)
     except (ConfigError, OSError) as error:
         problem = str(error)
     return NodeFacts(
@@ -118,11 +119,18 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         granted=min(arguments.granted, os.cpu_count() or arguments.granted),
         address=address,
         unreached=_unreached(arguments.meeting, address, index, count),
-        unwritable=tuple(folder for folder in arguments.folders if not os.access(folder, os.W_OK)),
         missing_commands=tuple(name for name in ("scontrol", "srun") if shutil.which(name) is None),
         locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         problem=problem,
+        unfit=_unfit(order),
     )
+
+
+def _unfit(order: TrialOrder) -> str:
+    scratch, shm = map(Path, order.folders)
+    check = NodeCheck(order.site, (scratch, shm), "auto", order.component.gpus_per_node, os.environ)
+    found = check.run()
+    return found.why if found else ""
 
 
 def _gpus() -> int:
@@ -135,7 +143,7 @@ def _gpus() -> int:
 
 def _unreached(meeting: Path, address: str, index: int, count: int) -> tuple[str, ...]:
     """The kernel answers a connection on behalf of whoever listens, so nobody needs to accept it."""
-    with socket.create_server((address or "127.0.0.1", 0), backlog=count + 8) as server:
+    with listening_place(address or "127.0.0.1", count + 8) as server:
         port = server.getsockname()[1]
         publish(meeting / f"port-{index}", f"{address} {port}".encode())
         ports = [_awaited(meeting / f"port-{other}") for other in range(count)]

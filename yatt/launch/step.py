@@ -1,4 +1,4 @@
-"""What srun starts on every node: finds out who it is, then runs that node's controller to its end.
+"""What srun starts on every node: finds out who it is, checks the node, runs its controller to its end.
 
 It opens the controller's log itself (Slurm's own names for logs are wrong in steps of heterogeneous jobs),
 notes where it runs and how the controller ended, and passes signals on. A run folder that fails for a while
@@ -10,8 +10,10 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,13 +24,23 @@ from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.adapters.succession import Succession
+from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
+from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.control import scratch
-from yatt.errors import EXIT_USER_MISTAKE, ConfigError, YattError
+from yatt.errors import (
+    EXIT_FAILED,
+    EXIT_USER_MISTAKE,
+    EXIT_WILL_CONTINUE,
+    ConfigError,
+    WorkerFailed,
+    YattError,
+)
 from yatt.launch.batch_death import BatchDeath
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
+from yatt.launch.node_check import NodeCheck
 from yatt.launch.plan import read_plan
 from yatt.launch.steps import BLIND
 from yatt.paths import RunPaths
@@ -39,6 +51,9 @@ PATIENCE_S = 600.0
 
 ORPHANS_S = 3.0
 """How long it may take to end what the workers of a killed controller have started."""
+
+HELD = (signal.SIGUSR1, signal.SIGUSR2)
+"""Wait until the controller takes them: it unblocks them itself, once it has its handlers."""
 
 _WITNESSES = (0, 1)
 """Nodes whose step looks into the end of the launcher: on the first it may be the memory's next victim."""
@@ -59,82 +74,124 @@ def _run() -> int:
     parser.add_argument("--indexes", required=True, help="the run's nodes of this step, by task")
     parser.add_argument("--absent", default="")
     arguments = parser.parse_args()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until there is somebody to pass them to
     paths = RunPaths(arguments.run)
     node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
     if not _waited_for(paths.config.exists):
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
         sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; take one that all nodes share.\n")
         return EXIT_USER_MISTAKE
-    log = paths.log(arguments.epoch, f"node{node}")
-    try:
-        argv = _waited_for(partial(_controller, paths, arguments.epoch, node, arguments.absent))
-    except ConfigError as error:
-        code = exit_code_of(error)
-        _waited_for(partial(make_within, paths.root, log.parent))
-        _waited_for(partial(log.write_text, f"node{node}: {error}\n"))
-        _note(paths, arguments.epoch, node, {"ended": code})
+    return _Step(paths, arguments.epoch, node, arguments.absent).run()
+
+
+@dataclass(slots=True)
+class _Step:
+    """One node's part of an attempt."""
+
+    paths: RunPaths
+    epoch: int
+    node: int
+    absent: str
+    controller: "subprocess.Popen[bytes] | None" = None
+    death: BatchDeath | None = None
+    is_told: bool = False
+
+    def run(self) -> int:
+        """Check the node, then run its controller to its end; gives the exit code."""
+        log = self.paths.log(self.epoch, f"node{self.node}")
+        try:
+            site = _waited_for(partial(read_plan, self.paths)).site
+            environment = {**_names_of(site), **os.environ, **{k: str(v) for k, v in site.env.items()}}
+            if self.node in _WITNESSES:
+                self.death = _batch_death(self.paths, self.epoch, site, log)
+            signal.signal(signal.SIGTERM, self._received)
+            config = _waited_for(partial(load_attempt, self.paths, self.epoch))
+            check = self._check(config, site, environment)
+            unfit = check.run() if site.node_check.enabled else None
+            if unfit is not None:
+                return self._refused(log, unfit.why, unfit.exit_code, {"unfit": unfit.why})
+            argv = self._controller(site, device_of(check.device))
+        except (ConfigError, WorkerFailed) as error:
+            return self._refused(log, str(error), exit_code_of(error), {})
+        except OSError as error:  # nobody has a way to the first node
+            return self._refused(log, str(error), EXIT_FAILED, {})
+        if not self.is_told:
+            return self._run_to_its_end(argv, environment, log)
+        if self.death is not None:
+            self.death.wait()
+        return EXIT_WILL_CONTINUE
+
+    def _check(self, config: RunConfig, site: SiteConfig, env: dict[str, str]) -> NodeCheck:
+        launch = config.launch
+        folders = (Path(launch.scratch_dir), Path(launch.shm_dir))
+        return NodeCheck(site, folders, launch.device, node_gpus(config)[self.node], env)
+
+    def _refused(self, log: Path, why: str, code: int, more: dict[str, str]) -> int:
+        """No controller begins here, and the seat says so."""
+        _waited_for(partial(make_within, self.paths.root, log.parent))
+        _waited_for(partial(append_line, log, f"node{self.node}: {why}"))
+        self._note({**more, "ended": code})
         return code
-    owns_orphans = adopt_orphans()
-    environment = _waited_for(partial(_environment, paths))
-    death = _batch_death(paths, arguments.epoch, log) if node in _WITNESSES else None
-    controller = _waited_for(partial(spawn, argv, env=environment, log=log))
 
-    def received(number: int, _frame: object) -> None:
-        controller.send_signal(number)
-        if number == signal.SIGTERM and death is not None:
-            death.look_into()
+    def _controller(self, site: SiteConfig, device: str) -> list[str]:
+        argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root)]
+        argv += ["--epoch", str(self.epoch), "--node", str(self.node), "--device", device]
+        argv += ["--host", own_address(site, os.environ), "--slurm", site.requeue]
+        return [*argv, *(("--absent", self.absent) if self.absent else ())]
 
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, received)
-    _note(paths, arguments.epoch, node, {"pid": controller.pid})
-    code = controller.wait()
-    end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
-    _waited_for(partial(scratch.tidy, paths, arguments.epoch, node))
-    _note(paths, arguments.epoch, node, {"pid": controller.pid, "ended": code})
-    if death is not None:
-        death.wait()
-    return code if code >= 0 else 128 - code
+    def _run_to_its_end(self, argv: list[str], environment: dict[str, str], log: Path) -> int:
+        owns_orphans = adopt_orphans()
+        controller = self.controller = _waited_for(partial(spawn, argv, env=environment, log=log))
+        if self.is_told:  # while the controller was being started
+            controller.send_signal(signal.SIGTERM)
+        for number in HELD:
+            signal.signal(number, self._received)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        device = argv[argv.index("--device") + 1]
+        self._note({"pid": controller.pid, "device": device})
+        code = controller.wait()
+        end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
+        _waited_for(partial(scratch.tidy, self.paths, self.epoch, self.node))
+        self._note({"pid": controller.pid, "device": device, "ended": code})
+        if self.death is not None:
+            self.death.wait()
+        return code if code >= 0 else 128 - code
+
+    def _received(self, number: int, _frame: object) -> None:
+        self.is_told = True
+        if self.controller is not None:
+            self.controller.send_signal(number)
+        if number == signal.SIGTERM and self.death is not None:
+            self.death.look_into()
+
+    def _note(self, content: dict[str, Any]) -> None:
+        """A note that cannot be written costs no controller: the launcher hears of its end by srun."""
+        path = self.paths.seat(self.epoch, self.node)
+        where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
+
+        def write() -> None:
+            make_within(self.paths.root, path.parent)
+            publish(path, sealed({**where, **content}, self.epoch))
+
+        try:
+            _waited_for(write)
+        except (YattError, OSError) as error:
+            sys.stderr.write(f"yatt: node{self.node}: {path} is not written: {error}\n")
 
 
-def _controller(paths: RunPaths, epoch: int, node: int, absent: str) -> list[str]:
-    config = load_attempt(paths, epoch)
-    site = read_plan(paths).site
-    host = own_address(site.interface, os.environ)
-    argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
-    argv += ["--node", str(node), "--host", host, "--device", device_of(config.launch.device)]
-    return [*argv, "--slurm", site.requeue, *(("--absent", absent) if absent else ())]
+def _names_of(site: SiteConfig) -> dict[str, str]:
+    named = {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
+    return named if site.interface else {}
 
 
-def _batch_death(paths: RunPaths, epoch: int, log: Path) -> BatchDeath | None:
-    mode = _waited_for(partial(read_plan, paths)).site.requeue
-    succession = Succession.of_this_start(paths, epoch, mode)
+def _batch_death(paths: RunPaths, epoch: int, site: SiteConfig, log: Path) -> BatchDeath | None:
+    succession = Succession.of_this_start(paths, epoch, site.requeue)
 
     def say(text: str) -> None:  # srun, which would print it, may have been killed as well
         with contextlib.suppress(OSError):
             append_line(log, f"{clock.wall_iso()} yatt: {text}")
 
     return BatchDeath(succession, say) if succession.can_ask() else None
-
-
-def _environment(paths: RunPaths) -> dict[str, str]:
-    site: SiteConfig = read_plan(paths).site
-    named = {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
-    return {**(named if site.interface else {}), **os.environ, **{k: str(v) for k, v in site.env.items()}}
-
-
-def _note(paths: RunPaths, epoch: int, node: int, content: dict[str, Any]) -> None:
-    """A note that cannot be written costs no controller: the launcher hears of its end by srun."""
-    path = paths.seat(epoch, node)
-    where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
-
-    def write() -> None:
-        make_within(paths.root, path.parent)
-        publish(path, sealed({**where, **content}, epoch))
-
-    try:
-        _waited_for(write)
-    except (YattError, OSError) as error:
-        sys.stderr.write(f"yatt: node{node}: {path} is not written: {error}\n")
 
 
 def _waited_for(work: Callable[[], T]) -> T:

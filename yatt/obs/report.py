@@ -30,13 +30,16 @@ from yatt.paths import RunPaths
 
 RUNNING = "running, or broken off without a word"
 CUT_OFF = "broken off without a word"
+NODE_LEFT = "went on without a node"
+"""Nobody's failure: a machine was lost or found unfit."""
 
 
-def write_report(paths: RunPaths, out: Path | None) -> Path:
+def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = None) -> Path:
     """Write the page; gives where it is.
 
     Args:
         out: the file; ``report.html`` in the run folder if None.
+        charged_s: GPU seconds that Slurm's accounting has for the run's jobs; None where there is none.
 
     Raises:
         ConfigError: it is no run folder, or the page cannot be written there.
@@ -48,7 +51,7 @@ def write_report(paths: RunPaths, out: Path | None) -> Path:
     target = out or paths.report
     if out is None:
         make_ready(target)
-    page = report_page(paths, load_resolved(paths.config))
+    page = report_page(paths, load_resolved(paths.config), charged_s)
     try:
         publish(target, page.encode(errors="replace"))
     except OSError as error:
@@ -58,7 +61,7 @@ def write_report(paths: RunPaths, out: Path | None) -> Path:
     return target
 
 
-def report_page(paths: RunPaths, config: RunConfig) -> str:
+def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = None) -> str:
     """The page's text."""
     events, bad_events = read_events(paths.events)
     attempts = attempts_of(events)
@@ -81,9 +84,8 @@ def report_page(paths: RunPaths, config: RunConfig) -> str:
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
     state = state_of(paths, attempts, ends)
-    hours = gpu_seconds([each.span for each in attempts], gpus_of(paths, config, attempts)) / 3600
-    facts = _facts(config, attempts, rows, seconds)
-    facts.append(("GPU or slot hours", f"{hours:.2f}, {100 * running_share(seconds):.0f}% of them useful"))
+    gpus_s = gpu_seconds([each.span for each in attempts], gpus_of(paths, config, attempts))
+    facts = _facts(config, attempts, rows, seconds) + _hours(gpus_s, running_share(seconds), charged_s)
     head = _header(paths, config, state) + parts.facts(facts)
     head += parts.alarms_part(view.alarms.values())
     head += parts.counted_part(counted(view.num_late, view.num_lost, view.num_killed))
@@ -101,9 +103,9 @@ def end_of(attempt: Attempt, paths: RunPaths) -> tuple[str, str]:
     noted = paths.attempt(attempt.epoch) / "ended.json"
     record = unsealed(noted.read_bytes(), attempt.epoch) if noted.exists() else None
     code = record["exit_code"] if record is not None else attempt.exit_code
-    why = attempt.reason or (record["reason"] if record is not None and code else "")
+    why = attempt.reason or (record["reason"] if record is not None and code != EXIT_FINISHED else "")
     if code is None:
-        return RUNNING, ""
+        return (NODE_LEFT, why) if record is not None else (RUNNING, "")
     word = {EXIT_FINISHED: "finished", EXIT_WILL_CONTINUE: "stopped, to be continued"}.get(code, "failed")
     return f"{word} (exit code {code})", why
 
@@ -172,6 +174,14 @@ def _facts(
         ("tokens a second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
         ("tokens trained on", f"{tokens / 1e6:,.0f} M" if tokens >= 1e7 else f"{tokens:,}"),
     ]
+
+
+def _hours(gpus_s: float, share: float, charged_s: float | None) -> list[tuple[str, str]]:
+    hours = [("GPU or slot hours", f"{gpus_s / 3600:.2f}, {100 * share:.0f}% of them useful")]
+    if charged_s:
+        useful = min(1.0, gpus_s * share / charged_s)
+        hours.append(("GPU hours in Slurm's accounts", f"{charged_s / 3600:.2f}, {100 * useful:.0f}% useful"))
+    return hours
 
 
 def _curves(rows: list[dict[str, Any]]) -> str:

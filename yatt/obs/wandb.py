@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,14 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
 def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
     """Arguments of ``wandb.init``: the same run id at each start."""
     mode = config.logging.wandb_mode
+    own = replace(config.logging, webhook_url="")  # it is a secret
     return {
         "project": config.logging.wandb_project,
         "name": config.logging.wandb_name or paths.root.absolute().name,
         "id": run_id(paths),
         "dir": str(paths.root),
         "mode": mode,
-        "config": asdict(config),
+        "config": asdict(replace(config, logging=own)),
         "resume": "allow" if mode == "online" else None,
     }
 

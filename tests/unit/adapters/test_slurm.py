@@ -1,13 +1,17 @@
 """Reading what Slurm's commands print, and telling "no" from "no answer"."""
 
 import os
+import signal
 import sys
 
 import pytest
 
 from yatt.adapters.slurm import (
+    Reply,
     Slurm,
+    children_without_term,
     expand,
+    gpu_seconds,
     merged_state,
     parse_config,
     parse_jobs,
@@ -97,13 +101,20 @@ def test_settings():
     assert parse_config("KillWait                = 30 sec\nSlurmctldHost[0] = a(b)\n")["KillWait"] == "30 sec"
 
 
-def test_no_answer_is_none_and_no_such_job_is_an_empty_list(tmp_path):
-    def scontrol(code):
+@pytest.fixture
+def scontrol(tmp_path):
+    """Makes a stand-in for the command out of a Python program."""
+
+    def make(code):
         path = tmp_path / "scontrol"
         path.write_text(f"#!{sys.executable}\nimport sys, time\n{code}\n")
         path.chmod(0o700)
         return Slurm({**os.environ, "PATH": str(tmp_path)}, limit_s=1.0)
 
+    return make
+
+
+def test_no_answer_is_none_and_no_such_job_is_an_empty_list(tmp_path, scontrol):
     assert Slurm({"PATH": str(tmp_path)}).show_job("1") is None
     down = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm = scontrol(f"sys.exit({down!r})")
@@ -113,3 +124,24 @@ def test_no_answer_is_none_and_no_such_job_is_an_empty_list(tmp_path):
     hung = scontrol("time.sleep(30)").call("scontrol")
     assert hung.is_unreachable
     assert "did not answer within 1 s" in hung.says
+
+
+def test_a_requeue_gives_its_answer_though_slurm_ends_every_process_of_the_job(scontrol):
+    slurm = scontrol("import os, signal; os.kill(os.getpid(), signal.SIGTERM); print(*sys.argv[1:])")
+    with children_without_term():
+        assert slurm.requeue("7") == Reply(0, "requeue 7\n", "")
+        assert slurm.exclude("7+1", ["n1", "n2"]) == Reply(0, "update jobid=7+1 ExcNodeList=n1,n2\n", "")
+    assert slurm.requeue("7").code == -signal.SIGTERM
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_gpu_seconds_are_summed_over_starts_and_components(scontrol, tmp_path):
+    lines = (
+        "3600|cpu=4,gres/gpu:a100=2,gres/gpu=2\n100|billing=1,gres/gpu=4,node=2\n50|cpu=2\nx|gres/gpu=1\n|\n"
+    )
+    assert gpu_seconds(lines) == 3600 * 2 + 100 * 4
+    slurm = scontrol("")
+    assert slurm.charged_gpu_s(["7"], 1.0) is None, "no sacct"
+    (tmp_path / "scontrol").rename(tmp_path / "sacct")
+    assert slurm.charged_gpu_s([], 1.0) is None
+    assert slurm.charged_gpu_s(["7"], 5.0) == 0.0

@@ -17,6 +17,7 @@ from yatt.core.deadman import Job
         ("FAILED", "0:9", Job.DIED),
         ("FAILED", "137:0", Job.DIED),  # a template's shell around the launcher
         ("FAILED", "143:0", Job.OVER),
+        ("FAILED", "255:0", Job.OVER),
         ("FAILED", "1:0", Job.OVER),
         ("OUT_OF_MEMORY", "0:125", Job.DIED),
         ("CANCELLED", "0:9", Job.OVER),

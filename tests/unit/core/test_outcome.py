@@ -28,6 +28,16 @@ def seen(**changes):
         ({"ended": {0: 1}, "dead": frozenset({1})}, Verdict.SUCCEED, None),
         ({"ended": {0: 1}, "dead": frozenset({3}), "can_shrink": False}, Verdict.SUCCEED, None),
         ({}, Verdict.AGAIN, 1),
+        ({"unfit": {3: "x"}}, Verdict.AGAIN, None),
+        ({"unfit": {3: "x"}, "can_shrink": False}, Verdict.SUCCEED, None),
+        ({"unfit": {1: "x"}}, Verdict.SUCCEED, None),
+        ({"unfit": {0: "x"}, "ended": {0: 1}}, Verdict.SUCCEED, None),
+        ({"unfit": {0: "x"}, "ended": {0: 2}}, Verdict.SUCCEED, None),
+        ({"unfit": {0: "x", 1: "y"}, "is_unfit_everywhere": True, "ended": {0: 1}}, Verdict.AGAIN, 1),
+        ({"unfit": {0: "x", 1: "y"}, "is_unfit_everywhere": True, "ended": {0: 2}}, Verdict.GIVE_UP, 2),
+        ({"unfit": {1: "x"}, "stop": "preempted"}, Verdict.SUCCEED, 75),
+        ({"unfit": {1: "x"}, "stop": CANCEL}, Verdict.CANCELLED, 75),
+        ({"unfit": {1: "x"}, "is_killed": True}, Verdict.KILLED, None),
     ],
 )
 def test_the_verdict(changes, verdict, code):
@@ -53,3 +63,13 @@ def test_a_killed_controller_that_trains_is_named_before_what_followed_from_it()
     assert seen(ended={0: 1, 1: -9}, cause=followed).reason == f"node1 was killed by SIGKILL; {followed}"
     assert seen(ended={0: 1, 3: -9}, cause=followed).reason == followed, "engine nodes may be lost"
     assert seen(ended={0: 1, 1: 1}, cause=followed).reason == followed
+
+
+def test_a_node_that_is_unfit_is_left_out_unless_all_are():
+    some = seen(unfit={3: "GPU 1 is lost"}, dead=frozenset({2}))
+    assert (some.gone, some.unfit) == ({2, 3}, {3})
+    assert some.reason == "node3 is unfit: GPU 1 is lost"
+    every = seen(unfit={0: "no disk", 1: "no disk"}, is_unfit_everywhere=True)
+    assert (every.gone, every.unfit) == (frozenset(), frozenset())
+    assert every.reason == "no node is fit: node0 is unfit: no disk; node1 is unfit: no disk"
+    assert seen(unfit={2: "x"}, stop="preempted").gone == {2}

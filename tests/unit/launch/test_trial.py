@@ -13,7 +13,7 @@ from yatt.launch.probe import NodeFacts
 from yatt.launch.trial import Trial
 
 GOOD = NodeFacts(
-    node="n1", python="3.11.2", gpus=4, cpus=16, granted=16, address="10.0.0.1", unreached=(), unwritable=(),
+    node="n1", python="3.11.2", gpus=4, cpus=16, granted=16, address="10.0.0.1", unreached=(),
     missing_commands=(), locked_memory_bytes=-1,
 )  # fmt: skip
 BOTH = Trial(facts=(GOOD, replace(GOOD, node="n2")), report=report())
@@ -57,7 +57,7 @@ def test_two_good_nodes(tmp_path: Path) -> None:
         ({"cpus": 1}, "warn", "may use 1 CPUs, 8 were asked for"),
         ({"cpus": 8}, "warn", "may use 8 CPUs, 8 were asked for"),
         ({"granted": 2, "cpus": 8}, "warn", "has 2 CPUs on the node for 4 GPUs"),
-        ({"unwritable": ("/scratch",)}, "fail", "/scratch cannot be written to"),
+        ({"unfit": "/scratch cannot be written to"}, "fail", "unfit: /scratch cannot be written to"),
         ({"missing_commands": ("scontrol",)}, "fail", "scontrol not on the PATH"),
         ({"locked_memory_bytes": 65536}, "warn", "only 64 KiB may be locked"),
     ],

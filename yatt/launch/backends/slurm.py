@@ -109,11 +109,11 @@ class SlurmBackend:
             names = node_names(self.components, self.allocation)
             self._hand_over(succession, outcome.reason, [names[index] for index in sorted(outcome.gone)])
 
-    def _hand_over(self, succession: Succession, reason: str, keep_off: list[str]) -> None:
+    def _hand_over(self, succession: Succession, reason: str, gone: list[str]) -> None:
         """Let Slurm start the job anew, once, however long it does not answer; then wait for its kill."""
         pause_s = RETRY_FIRST_S
         while self._has_claim(succession) and not self._is_told_to_end():
-            reply = succession.succeed(keep_off, os.environ)
+            reply = succession.succeed(gone, os.environ)
             if reply.code == 0:
                 chained = reply.out
                 self.say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")

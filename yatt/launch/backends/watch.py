@@ -11,7 +11,7 @@ from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, read_or_none, unsealed_any
-from yatt.adapters.ledger import STOP, newest_epoch, note, record
+from yatt.adapters.ledger import STOP, attempts, newest_epoch, note, record
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm, seconds_of
@@ -37,6 +37,11 @@ END_TOGETHER_S = 15.0
 
 ORPHANS_S = 1.0
 """After a controller that trains died, the others only burn time."""
+
+UNFIT_S = 10.0
+"""Once a node was found unfit the others may take a check and this: what all say is no node's fault."""
+
+NO_GPU = "no GPU answers there, though others have some"
 
 LAST_SRUN_S = 3.0
 """Once every controller has ended; srun does not end while Slurm's controller is away."""
@@ -109,7 +114,7 @@ class AttemptWatch:
             self.steps.append(patiently(start))
 
     def _look(self) -> None:
-        """Read who has ended; an end that nobody outlives sets a limit to the rest."""
+        """Read who is there and who has ended."""
         for part in self.components:
             for index in set(part.indexes) - self.absent - self.ended.keys():
                 seat = unsealed_any(read_or_none(self.paths.seat(self.epoch, index)))
@@ -117,13 +122,45 @@ class AttemptWatch:
                     self.seats[index] = seat
                     if "ended" in seat:
                         self.ended[index] = int(seat["ended"])
+        self._limit_the_rest()
+
+    def _limit_the_rest(self) -> None:
+        """An end that nobody outlives."""
         owners = range(num_trainer_nodes(self.config))
-        if self._have_all_ended():
+        if self._unfit():
+            self._limit(
+                0.0 if len(self.seats) == self._num_present else self.site.node_check.limit_s + UNFIT_S
+            )
+        elif self._have_all_ended():
             self._limit(LAST_SRUN_S)
         elif 0 in self.ended and self.ended[0] >= 0:
             self._limit(END_TOGETHER_S)
         elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in owners):
             self._limit(ORPHANS_S)
+
+    def _unfit(self) -> dict[int, str]:
+        """Nodes that say so, and those without a GPU that answers where others have some."""
+        found = {index: str(seat["unfit"]) for index, seat in self.seats.items() if "unfit" in seat}
+        devices = {index: seat["device"] for index, seat in self.seats.items() if "device" in seat}
+        if "cuda" in devices.values():
+            found |= {index: NO_GPU for index, device in devices.items() if device == "cpu"}
+        return found
+
+    def _is_everywhere(self, unfit: dict[int, str]) -> bool:
+        """Whether all nodes say so; of a single one, whether another said the same in an attempt before."""
+        if len(unfit) < self._num_present or self._num_present > 1:
+            return 0 < len(unfit) == self._num_present
+        mine = self.seats[next(iter(unfit))]
+        before = (
+            unsealed_any(read_or_none(self.paths.seat(attempt.epoch, int(index)))) or {}
+            for attempt in attempts(self.paths)
+            if attempt.epoch < self.epoch
+            for index in attempt.ended.get("unfit", ())
+        )
+        return any(
+            seat.get("unfit") == mine.get("unfit") and seat.get("slurm_node") != mine.get("slurm_node")
+            for seat in before
+        )
 
     def _have_all_ended(self) -> bool:
         return all(set(part.indexes) <= self.ended.keys() | self.absent for part in self.components)
@@ -165,12 +202,12 @@ class AttemptWatch:
             for index in part.indexes
             if index not in self.ended and self.paths.lost(self.epoch, index).exists()
         )
-        roles = place(self.config)
-        gone = dead | self.absent
+        roles, unfit = place(self.config), self._unfit()
+        gone = dead | self.absent | unfit.keys()
         return Seen(
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
-            dead=dead, owners=frozenset(range(num_trainer_nodes(self.config))),
-            can_shrink=all(pool - gone for pool in roles.pools.values()),
+            dead=dead, unfit=unfit, is_unfit_everywhere=self._is_everywhere(unfit),
+            owners=frozenset(roles.owners), can_shrink=all(pool - gone for pool in roles.pools.values()),
             cause=reason_of_end(self.paths.events, self.epoch) or self._refusal(),
         )  # fmt: skip
 
@@ -188,9 +225,13 @@ class AttemptWatch:
         logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
         return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
+    @property
+    def _num_present(self) -> int:
+        return sum(len(set(part.indexes) - self.absent) for part in self.components)
+
     def _blind(self) -> str:
         """What a node said that does not see the run folder, and so cannot end in any other way."""
-        if len(self.seats) == sum(len(set(part.indexes) - self.absent) for part in self.components):
+        if len(self.seats) == self._num_present:
             return ""
         logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
         lines = [

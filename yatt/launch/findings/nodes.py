@@ -3,12 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, expand
+from yatt.adapters.slurm import Fields, expand, is_up
 from yatt.config.site import ComponentSection, SiteConfig, component
 from yatt.launch.findings.partitions import partition_of
 from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
-
-_OUT = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
 
 
 def node_findings(
@@ -46,12 +44,6 @@ def gpus_of(node: Fields) -> dict[str, int]:
             kind = rest[0] if rest and not (len(rest) == 1 and rest[0].isdigit()) else ""
             found[kind] = found.get(kind, 0) + count
     return found
-
-
-def is_up(node: Fields) -> bool:
-    """Whether Slurm would give the node to a job, now or when its present one is over."""
-    state = node.get("State", "UNKNOWN")
-    return not state.endswith("*") and not set(state.rstrip("*~#!%$@^-").split("+")) & _OUT
 
 
 def _fit(

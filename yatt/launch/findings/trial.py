@@ -40,6 +40,9 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
     about = facts.node
     if facts.problem:
         yield fail(about, facts.problem, "Correct `interface` in the site file.")
+    elif facts.unfit:
+        cure = "Mend it or keep the job off it (sbatch_args: exclude); where the check is wrong: node_check."
+        yield (fail if site.node_check.enabled else warn)(about, f"the node is unfit: {facts.unfit}", cure)
     elif facts.unreached:
         what = f"cannot reach {', '.join(facts.unreached)} (ports that the kernel chose)."
         yield fail(
@@ -49,10 +52,6 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
         what = f"the task sees {facts.gpus} GPUs, {demand.gpus_per_node} were asked for."
         yield fail(about, what, "See gpus_directive and srun_args.")
     yield from _cpus(facts, component(site, demand.component).cpus_per_node, demand.gpus_per_node)
-    for folder in facts.unwritable:
-        yield fail(
-            about, f"{folder} cannot be written to.", "scratch_dir, shm_dir: name folders of the node."
-        )
     if facts.missing_commands:
         what = f"{', '.join(facts.missing_commands)} not on the PATH, which a run needs on its nodes."
         yield fail(about, what, "setup: load the Slurm module.")

@@ -1,0 +1,209 @@
+"""What a node has to pass before an attempt begins on it.
+
+Its memory, its folders, its way to itself over the network, its GPUs, and the site's own check. Each of them
+may stand still on a broken node, so all run in a thread that is given up after a while. A look that fails by
+a defect of its own costs no node.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt import clock
+from yatt.adapters import bound
+from yatt.adapters.nvml import Nvml
+from yatt.adapters.process import spawn_to
+from yatt.config.site import SiteConfig
+from yatt.control import scratch
+from yatt.core.exits import describe_exit
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, words_of
+from yatt.launch.device import device_of
+from yatt.launch.network import listening_place, own_address
+from yatt.printable import printable
+
+WRITTEN_BYTES = 1 << 20
+LOOPBACK_S = 10.0
+MEMORY_LEFT = 0.5
+"""Of the memory that Slurm has granted: a node that has less to give is full of what others left behind."""
+
+FREE_S, LOOK_S = 20.0, 1.0
+"""GPUs and memory may take so long to be free of the attempt before, and are looked at so often meanwhile."""
+
+KILLED_S = 5.0
+
+SAID_BYTES, SHOWN_BYTES = 4096, 200
+"""Of what the site's own check printed: in srun's log, and of its last line as the reason."""
+
+_SETTING = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""Of a folder: more likely a wrong name than a broken node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a node is left out. With exit code 2 it is more likely the site file that is wrong."""
+
+    why: str
+    exit_code: int = EXIT_FAILED
+
+
+@dataclass(slots=True)
+class NodeCheck:
+    """One node's check.
+
+    Attributes:
+        folders: scratch and shared-memory folder.
+        device: cpu, cuda or auto; once it was looked at no longer auto.
+        num_gpus: how many this node needs.
+    """
+
+    site: SiteConfig
+    folders: tuple[Path, Path]
+    device: str
+    num_gpus: int
+    env: Mapping[str, str]
+    _faults: list[Unfit] = field(default_factory=list)
+    _at: str = ""
+    _is_over: bool = False
+    _child: "subprocess.Popen[bytes] | None" = None
+
+    def run(self) -> Unfit | None:
+        """What is wrong with this node; None if nothing is."""
+        limit_s = float(self.site.node_check.limit_s)
+        thread = threading.Thread(target=self._look, name="node-check", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        faults = list(self._faults)
+        if thread.is_alive():
+            faults.append(Unfit(f"the check of {self._at} was not done within {limit_s:g} s"))
+            self._give_up(thread)
+        if not faults:
+            return None
+        is_setting = all(each.exit_code == EXIT_USER_MISTAKE for each in faults)
+        why = printable("; ".join(each.why for each in faults))
+        return Unfit(why, EXIT_USER_MISTAKE if is_setting else EXIT_FAILED)
+
+    def _give_up(self, thread: threading.Thread) -> None:
+        """Nothing more is looked at; the site's own check is ended with what it has started."""
+        self._is_over = True
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            thread.join(KILLED_S)
+
+    def _look(self) -> None:
+        looks: tuple[tuple[str, Callable[[], Iterator[Unfit]]], ...] = (
+            ("its folders", self._folders), ("its memory", self._memory), ("its network", self._network),
+            ("its GPUs", self._gpus), ("node_check.command", self._command),
+        )  # fmt: skip
+        for self._at, look in looks:
+            if self._is_over:
+                return
+            try:
+                self._faults.extend(look())
+            except (YattError, OSError) as error:
+                self._faults.append(Unfit(f"{self._at}: {error}", getattr(error, "exit_code", EXIT_FAILED)))
+            except Exception as error:  # noqa: BLE001 - a defect of the look, not of the node
+                sys.stderr.write(f"yatt: {self._at} could not be looked at: {words_of(error)}\n")
+
+    def _memory(self) -> Iterator[Unfit]:
+        granted = self.env.get("SLURM_MEM_PER_NODE", "")
+        if not granted.isdigit():
+            return
+        until_s = clock.monotonic_s() + FREE_S
+        while (free := _free_mib()) < MEMORY_LEFT * int(granted):
+            if clock.monotonic_s() >= until_s:
+                yield Unfit(f"only {free} MiB of memory are left of the {granted} that the job was granted")
+                return
+            time.sleep(LOOK_S)
+
+    def _folders(self) -> Iterator[Unfit]:
+        scratch.sweep(self.folders)  # what was left by a step that was killed is not the node's fault
+        for folder in dict.fromkeys(self.folders):
+            try:
+                _write_in(folder)
+            except _SETTING as error:
+                yield Unfit(f"{folder} cannot be written to ({error.strerror})", EXIT_USER_MISTAKE)
+            except OSError as error:
+                yield Unfit(f"{folder} cannot be written to ({error.strerror})")
+        wanted, disk = self.site.node_check.free_gb, self.folders[0]
+        if wanted and (free := shutil.disk_usage(disk).free >> 30) < wanted:
+            yield Unfit(f"{disk} has {free} GiB free, and node_check.free_gb is {wanted}")
+
+    def _network(self) -> Iterator[Unfit]:
+        address = own_address(self.site, self.env)
+        with listening_place(address) as server:
+            try:
+                socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_S).close()
+            except OSError as error:
+                yield Unfit(f"it cannot reach itself at {address} ({error})")
+
+    def _gpus(self) -> Iterator[Unfit]:
+        self.device = device_of(self.device)
+        if self.device != "cuda":
+            return
+        given = self.env.get("CUDA_VISIBLE_DEVICES")
+        names = [str(gpu) for gpu in range(self.num_gpus)] if given is None else given.split(",")
+        try:
+            nvml = Nvml([name.strip() for name in names if name.strip()][: self.num_gpus])
+        except ConfigError as error:
+            is_missing = isinstance(error.__cause__, ImportError)
+            yield Unfit(str(error), EXIT_USER_MISTAKE if is_missing else EXIT_FAILED)
+            return
+        until_s = clock.monotonic_s() + FREE_S
+        while (faults := nvml.faults()) and clock.monotonic_s() < until_s:
+            time.sleep(LOOK_S)
+        nvml.close()
+        yield from map(Unfit, faults)
+
+    def _command(self) -> Iterator[Unfit]:
+        command = self.site.node_check.command
+        if not command:
+            return
+        output = os.memfd_create("yatt-check")  # neither the run folder nor this node's disk may be in order
+        try:
+            # Marked, so that it does not hear signals that are the controller's, and nothing of it stays.
+            env = {**self.env, bound.MARK: "node-check"}
+            self._child = spawn_to(list(command), env=env, output=output)
+            code = self._child.wait()
+            said = os.pread(output, SAID_BYTES, max(0, os.fstat(output).st_size - SAID_BYTES))
+        finally:
+            os.close(output)
+        if code:
+            lines = said.decode(errors="replace").splitlines()
+            sys.stderr.write("".join(f"yatt: node_check.command: {printable(line)}\n" for line in lines))
+            last = lines[-1][:SHOWN_BYTES] if lines else "it printed nothing"
+            ended = EXIT_USER_MISTAKE if code == bound.NOT_STARTED else EXIT_FAILED
+            yield Unfit(f"{command[0]}, {describe_exit(code)}: {last}", ended)
+
+
+def _free_mib() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _write_in(folder: Path) -> None:
+    """Write, read again and remove a file.
+
+    Raises:
+        OSError: it cannot be done.
+    """
+    path = folder / f"yatt-check-{os.getpid()}-{threading.get_ident()}"
+    data = os.urandom(WRITTEN_BYTES)
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.read_bytes() != data:
+            raise OSError(0, "what was written is not what is read")
+    finally:
+        path.unlink(missing_ok=True)
