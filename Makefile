@@ -32,6 +32,8 @@ soak: setup slurm newer-slurm
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/property tests/protocol
 	@YATT_SOAK_ITERATIONS=900 YATT_SOAK_STORMS=2 $(BIN)/python -m pytest tests/soak
+	@YATT_FORMS=all $(BIN)/python -m pytest tests/slurm/test_forms.py
+	@YATT_STORM_SCHEDULES=10 YATT_STORM_EVENTS=12 $(BIN)/python -m pytest -s tests/slurm/test_storm.py
 	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
-TEST_PACKAGES = ("libfaketime",)
+TEST_PACKAGES = ("libfaketime", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core")
 """Wanted by single tests, which are skipped without them."""
+
+TEST_COMMANDS = ("slurmdbd", "mariadbd")
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -26,9 +28,10 @@ SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 def main() -> None:
     """Install, or do nothing."""
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
     if not missing():
+        install_for_tests()
         return
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES, *TEST_PACKAGES]
     if shutil.which("apt-get") is None:
         sys.exit(
             f"Slurm is missing ({', '.join(missing())}) and there is no apt-get here: install slurmctld, "
@@ -45,11 +48,20 @@ def main() -> None:
             _run(install)
     if left := missing():
         sys.exit(f"still missing after the installation: {', '.join(left)}")
+    install_for_tests()
 
 
-def missing() -> list[str]:
-    """Commands the test cluster needs and this machine lacks."""
-    return [name for name in COMMANDS if shutil.which(name, path=SEARCH) is None]
+def install_for_tests() -> None:
+    """What single tests want, if that can be had; another system may not know a package."""
+    if missing(TEST_COMMANDS) and shutil.which("apt-get") and os.geteuid() == 0:
+        with daemons_kept_off():
+            for package in TEST_PACKAGES:
+                _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", package])
+
+
+def missing(commands: tuple[str, ...] = COMMANDS) -> list[str]:
+    """Which of these commands this machine lacks; the test cluster needs `COMMANDS`."""
+    return [name for name in commands if shutil.which(name, path=SEARCH) is None]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ class SubmittedRun:
         noted = noted_job(self.paths)
         return noted.job if noted else ""
 
+    def controller_is_there(self) -> None:
+        """Until the steps of the first two nodes run, which see to a launcher's death."""
+
+        def both() -> bool:
+            epoch = newest_epoch(self.paths)
+            return all(self.paths.seat(epoch, node).exists() for node in (0, 1))
+
+        self._wait(both, 90, "the first two nodes' steps")
+
     def hurry(self) -> None:
         """Iterations of a run with `SLOW_REWARD` are as fast as they can be from now on."""
         (self.file.folder / "hurry").touch()
@@ -182,7 +192,7 @@ class SubmittedRun:
 
     # ---- what must hold after every case -------------------------------------------------------
 
-    def check(self, reference: dict[str, Any], *, dead: int | None = None) -> None:
+    def check(self, reference: dict[str, Any], *, dead: Collection[int] = ()) -> None:
         """The invariants: a lineage of whole checkpoints, one line an iteration, nothing left behind, and the
         same results as the run that nothing happened to."""
         assert run_is_finished(self.paths)
@@ -215,12 +225,12 @@ class SubmittedRun:
                 assert event["token"] > tokens.get(key, 0), f"{event} after token {tokens.get(key)}"
                 tokens[key] = event["token"]
 
-    def check_nothing_left(self, dead: int | None) -> None:
-        """But on the node `dead`, whose machine was lost with all that was on it."""
+    def check_nothing_left(self, dead: Collection[int]) -> None:
+        """But on the nodes `dead`, whose machines were lost with all that was on them."""
         wait_for(lambda: not living(self.paths.root), timeout_s=20, what=f"no process of {self.paths.root}")
         lost = set()
-        if dead is not None:
-            for record in (self.paths.root / "attempts").glob(f"*/local/{dead}*"):
+        for node in dead:
+            for record in (self.paths.root / "attempts").glob(f"*/local/{node}*"):
                 noted = unsealed_any(record.read_bytes()) or {}
                 lost |= {Path(folder).name for folder in noted["folders"]}
         kept = [name for name in self.file.leftovers() if name not in lost]

@@ -34,6 +34,11 @@ PATH=@BIN@ exec "$@"
 @pytest.fixture
 def container(tmp_path: Path) -> dict[str, object]:
     """A runtime in which there is no scontrol."""
+    return stand_in(tmp_path)
+
+
+def stand_in(tmp_path: Path) -> dict[str, object]:
+    """What a site file says of it; it lies in this folder."""
     (tmp_path / "bin").mkdir()
     for name in ("sh", "bash", "uname"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or f"/bin/{name}")

@@ -104,7 +104,7 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     cluster.wait_state(int(first), "CANCELLED", timeout_s=40)
     assert run.restarts(first) == 0
     assert status(run)["state"] == "stopped"
-    run.check_nothing_left(None)
+    run.check_nothing_left(())
     again = run.yatt("cancel", root)
     assert (again.returncode, f"job {first} is over (CANCELLED)" in again.stderr) == (2, True)
 
@@ -161,7 +161,7 @@ def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference,
     assert accepted == set(range(4 * ITERATIONS)), "no prompt is passed over"
     assert sum(abs(a - b) for a, b in zip(*rewards, strict=True)) / len(rewards[0]) < 0.1
     run.check_checkpoints()
-    run.check_nothing_left(None)
+    run.check_nothing_left(())
 
 
 def test_sizes_that_do_not_divide_are_refused_on_resume(cluster: Cluster, tmp_path: Path) -> None:

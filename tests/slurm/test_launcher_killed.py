@@ -50,4 +50,4 @@ def test_a_job_that_its_user_ends_stays_ended(cluster: Cluster, tmp_path):
     wait_for(lambda: cluster.squeue() == [], timeout_s=60, what="the job to be gone")
     assert cluster.show_job(int(job_id))["JobState"] == "CANCELLED"
     assert (len(attempts(run.paths)), run.restarts(job_id)) == (1, 0)
-    run.check_nothing_left(None)
+    run.check_nothing_left(())

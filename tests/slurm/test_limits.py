@@ -116,7 +116,7 @@ def test_a_crash_loop_without_progress_ends_with_its_cause(cluster: Cluster, tmp
         "error", f"the run in {run.paths.root} ended with exit code 93; see its log"
     )  # fmt: skip
     run.check_checkpoints()
-    run.check_nothing_left(None)
+    run.check_nothing_left(())
 
 
 MISTAKEN = """
@@ -139,7 +139,7 @@ def test_a_mistake_of_the_users_is_not_tried_again(cluster: Cluster, tmp_path):
     assert [code for code, _ in ends(run.paths)] == [2]
     assert "a table that only the login node has" in run.launcher_log()
     assert submitit_result(run, job_id)[0] == "error"
-    run.check_nothing_left(None)
+    run.check_nothing_left(())
 
 
 def submitit_result(run: SubmittedRun, job_id: str) -> tuple[str, str]:

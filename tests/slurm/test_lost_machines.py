@@ -39,7 +39,7 @@ def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0
     assert [code for code, _ in ends(run.paths)] == [0]
-    run.check(reference, dead=3)
+    run.check(reference, dead={3})
 
 
 def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, reference, tmp_path):
@@ -175,4 +175,4 @@ def test_after_a_lost_engine_node_a_restart_in_the_same_start_does_without_it(
     run.wait_finished(job_id)
     assert attempts(run.paths)[1].started["absent"] == [3]
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [1, 0])
-    run.check(reference, dead=3)
+    run.check(reference, dead={3})

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.runs import living, rows, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
+from yatt.adapters.files import unsealed_any
+from yatt.adapters.interface import IF_INET6
 
 pytestmark = pytest.mark.slurm
 TEMPLATE = """#!/bin/bash
@@ -91,6 +94,26 @@ def test_a_site_that_hands_no_environment_to_steps_changes_nothing(
     run.hurry()
     run.wait_finished(run.job_id)
     assert run.restarts(run.job_id) == 1
+    run.check(reference)
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not IF_INET6.exists(), reason="no IPv6 on this machine")
+def test_nodes_talk_over_ipv6_and_collectives_over_an_interface_of_their_own(
+    cluster: Cluster, reference, tmp_path: Path
+) -> None:
+    other = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo,ib9"}
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, interface="lo", ip_version=6, env=other)
+    done = run.yatt("diagnose", "--site", str(run.site), "--nodes", "2")
+    assert done.returncode == 0, done.stdout
+    job_id = run.submit()
+    run.wait_step(1)
+    roster = unsealed_any(run.paths.whole_roster(1).read_bytes())["addresses"]
+    assert len(roster) == 4
+    assert all(address.startswith("tcp://[::1]:") for address in roster.values()), roster
+    [trainer, *_] = [pid for pid, name in living(run.paths.root).items() if name == "yatt.trainer"]
+    assert b"NCCL_SOCKET_IFNAME=lo,ib9" in Path(f"/proc/{trainer}/environ").read_bytes()
+    run.hurry()
+    run.wait_finished(job_id)
     run.check(reference)
 
 
