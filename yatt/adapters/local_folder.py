@@ -20,6 +20,11 @@ from yatt.errors import ConfigError
 
 OWNER = "owner.json"
 MEMORY = ("tmpfs", "ramfs")
+SHARED = frozenset({
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "wekafs", "panfs", "glusterfs", "orangefs",
+    "pvfs2", "cifs", "smb3", "afs", "9p", "virtiofs", "vastnfs", "daos", "quobyte",
+})  # fmt: skip
+"""Filesystems that several machines see at once; of FUSE ones the part after `fuse.`."""
 MAX_OWNER_BYTES = 1 << 16
 
 

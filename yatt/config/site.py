@@ -78,6 +78,30 @@ class NodeCheckSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageSection:
+    """What is copied to each node's own disk before an attempt, once for all processes, and read there."""
+
+    folder: Annotated[str, FILE] = ""
+    """On a disk of the node's own; $NAME in it is a variable of the step ($TMPDIR). Empty: nothing is
+    copied."""
+
+    what: tuple[Literal["models", "data", "container"], ...] = ("models", "data", "container")
+    """models: of the policy and the GenRMs; data: the prompts; container: the image, if it is a file."""
+
+    limit_s: Annotated[int, COUNT] = 600
+    """A node copies for so long at most; what is missing then is read from where it is."""
+
+    keep_h: Annotated[int, COUNT_OR_NONE] = 24
+    """Hours that a copy stays on the node for later runs after its last use; 0: removed at once."""
+
+    def __post_init__(self) -> None:
+        rule(
+            not self.folder or self.folder[0] in "/$",
+            f"folder: '{self.folder}' is relative, and jobs start elsewhere; begin it with / or $NAME.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSection:
     """What one component asks for instead of what the whole file says."""
 
@@ -150,6 +174,8 @@ class SiteConfig:
     container: ContainerSection = field(default_factory=ContainerSection)
 
     node_check: NodeCheckSection = field(default_factory=NodeCheckSection)
+
+    stage: StageSection = field(default_factory=StageSection)
 
     python: Annotated[str, FILE] = ""
     """The launcher's interpreter, and without a container that of the steps; empty: the submitting one's."""

@@ -17,7 +17,7 @@ from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import ended_by, patiently
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
-from yatt.config.load import load_attempt
+from yatt.config.staged import load_on_node
 from yatt.control import scratch
 from yatt.control.coordinator import program_of
 from yatt.control.descriptors import check_descriptors
@@ -65,7 +65,7 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
-    config = patiently(partial(load_attempt, paths, arguments.epoch))
+    config = patiently(partial(load_on_node, paths, arguments.epoch))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()

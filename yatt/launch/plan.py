@@ -112,7 +112,8 @@ def read_plan(paths: RunPaths) -> JobPlan:
 
 
 def effective(config: RunConfig, site: SiteConfig, resized: Resized) -> RunConfig:
-    """What an attempt runs with: the run's config, another number of nodes, this site's folders.
+    """What an attempt runs with: the run's config, another number of nodes, this site's folders. Where nodes
+    copy models first (`stage`), they wait for each other by so much longer.
 
     Raises:
         ConfigError: with so many nodes the run's sizes do not fit.
@@ -123,6 +124,7 @@ def effective(config: RunConfig, site: SiteConfig, resized: Resized) -> RunConfi
         nodes=resized.nodes or launch.nodes,
         scratch_dir=site.scratch_dir or launch.scratch_dir,
         shm_dir=site.shm_dir or launch.shm_dir,
+        start_timeout_s=launch.start_timeout_s + (site.stage.limit_s if site.stage.folder else 0),
     )
     if resized.trainer_nodes:
         place = replace(place, trainer_nodes=resized.trainer_nodes)

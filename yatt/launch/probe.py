@@ -26,6 +26,7 @@ from yatt.launch.allocation import allocation_of
 from yatt.launch.network import listening_place, own_address
 from yatt.launch.node_check import NodeCheck
 from yatt.launch.plan import Component
+from yatt.launch.staging import fault_of
 from yatt.launch.steps import python_of, srun_line
 
 MEET_S, CONNECT_S = 60.0, 10.0
@@ -59,6 +60,9 @@ class NodeFacts:
     problem: str = ""
     unfit: str = ""
     """Why a run would leave this node out; empty if it would not."""
+
+    stage: str = ""
+    """Why models and data would not be copied to this node; empty if they would, or shall not."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +127,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         problem=problem,
         unfit=_unfit(order),
+        stage=fault_of(order.site.stage, {**os.environ, **{k: str(v) for k, v in order.site.env.items()}}),
     )
 
 

@@ -7,6 +7,7 @@ is waited for.
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
+from yatt.config.staged import STAGED
 from yatt.control import scratch
 from yatt.errors import (
     EXIT_FAILED,
@@ -42,6 +44,7 @@ from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.node_check import NodeCheck
 from yatt.launch.plan import read_plan
+from yatt.launch.staging import Staging, sources_of
 from yatt.launch.steps import BLIND
 from yatt.paths import RunPaths
 
@@ -94,6 +97,7 @@ class _Step:
     absent: str
     controller: "subprocess.Popen[bytes] | None" = None
     death: BatchDeath | None = None
+    staging: Staging | None = None
     is_told: bool = False
 
     def run(self) -> int:
@@ -111,12 +115,16 @@ class _Step:
             if unfit is not None:
                 return self._refused(log, unfit.why, unfit.exit_code, {"unfit": unfit.why})
             argv = self._controller(site, device_of(check.device))
+            self.staging = Staging(site.stage, environment, partial(_say_in, log), lambda: self.is_told)
+            copies = self.staging.run(sources_of(config, site.stage, self.node))
+            environment[STAGED] = json.dumps(copies)
         except (ConfigError, WorkerFailed) as error:
             return self._refused(log, str(error), exit_code_of(error), {})
         except OSError as error:  # nobody has a way to the first node
             return self._refused(log, str(error), EXIT_FAILED, {})
         if not self.is_told:
             return self._run_to_its_end(argv, environment, log)
+        self.staging.close()
         if self.death is not None:
             self.death.wait()
         return EXIT_WILL_CONTINUE
@@ -152,6 +160,8 @@ class _Step:
         code = controller.wait()
         end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
         _waited_for(partial(scratch.tidy, self.paths, self.epoch, self.node))
+        if self.staging is not None:
+            self.staging.close()
         self._note({"pid": controller.pid, "device": device, "ended": code})
         if self.death is not None:
             self.death.wait()
@@ -187,11 +197,13 @@ def _names_of(site: SiteConfig) -> dict[str, str]:
 def _batch_death(paths: RunPaths, epoch: int, site: SiteConfig, log: Path) -> BatchDeath | None:
     succession = Succession.of_this_start(paths, epoch, site.requeue)
 
-    def say(text: str) -> None:  # srun, which would print it, may have been killed as well
-        with contextlib.suppress(OSError):
-            append_line(log, f"{clock.wall_iso()} yatt: {text}")
+    return BatchDeath(succession, partial(_say_in, log)) if succession.can_ask() else None
 
-    return BatchDeath(succession, say) if succession.can_ask() else None
+
+def _say_in(log: Path, text: str) -> None:
+    """In the controller's log: srun, which would print it, may have been killed as well."""
+    with contextlib.suppress(OSError):
+        append_line(log, f"{clock.wall_iso()} yatt: {text}")
 
 
 def _waited_for(work: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
 from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
+from yatt.launch.backends.images import with_local_image
 from yatt.launch.backends.watch import AttemptWatch
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan
@@ -86,8 +87,11 @@ class SlurmBackend:
         """Start the steps, and stay until they have ended."""
         job, about = self.allocation, self.about()
         self.say(f"attempt {epoch} of job {job.job_id}, restart {job.restarts}, on {about['hosts']}")
+        site = with_local_image(
+            self.plan.site, self.components, self.allocation, self.absent, self.say, self.is_warned
+        )
         watch = AttemptWatch(
-            self.paths, epoch, self.config, self.plan.site, self.components, self.allocation, self.absent,
+            self.paths, epoch, self.config, site, self.components, self.allocation, self.absent,
             self.slurm, self.signals, follower,
         )  # fmt: skip
         outcome = watch.run()

@@ -3,16 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from yatt.adapters.local_folder import MEMORY, mount_of as mount_of
+from yatt.adapters.local_folder import MEMORY, SHARED, mount_of as mount_of
 from yatt.adapters.shared_folder import Report
 from yatt.launch.check_fs import LATE_S, faults, lateness_s
 from yatt.launch.findings.records import Finding, fail, ok, warn
-
-SHARED = frozenset({
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "wekafs", "panfs", "glusterfs", "orangefs",
-    "pvfs2", "cifs", "smb3", "afs", "9p", "virtiofs", "vastnfs", "daos", "quobyte",
-})  # fmt: skip
-"""Filesystems that several machines see at once; of FUSE ones the part after `fuse.`."""
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
 LITTLE_BYTES = 1 << 30

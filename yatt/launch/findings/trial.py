@@ -48,6 +48,8 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
         yield fail(
             about, what, "Name another `interface`; ask the administrators about a firewall between nodes."
         )
+    if facts.stage:
+        yield warn(about, f"{facts.stage}.", "Name a folder on a disk of each node, or leave stage out.")
     if facts.gpus < demand.gpus_per_node:
         what = f"the task sees {facts.gpus} GPUs, {demand.gpus_per_node} were asked for."
         yield fail(about, what, "See gpus_directive and srun_args.")

@@ -1,0 +1,74 @@
+"""Models, data and images on a node's own disk. The virtual nodes share one: one of them copies, all read."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import kill, living, wait_for
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
+from tests.slurm.test_containers import stand_in
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+def test_engines_that_are_started_again_need_the_copy_only(
+    cluster: Cluster, reference: dict[str, Any], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    stage = {"folder": "$NODE_DISK", "keep_h": 0}
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, stage=stage, env={"NODE_DISK": str(disk)})
+    job_id = run.submit()
+    run.wait_step(2)
+    copies = [path.name for path in disk.glob("*/*/*")]
+    assert sorted(copies) == ["policy", "train.jsonl"]
+    (tmp_path / "policy").rename(tmp_path / "moved")
+    (tmp_path / "train.jsonl").unlink()
+    engines = [pid for pid, module in living(run.paths.root).items() if module == "yatt.rollout"]
+    assert len(engines) > 1
+    assert all(kill(pid) for pid in engines)
+    run.wait_step(5)
+    (tmp_path / "moved").rename(tmp_path / "policy")
+    run.file.write()
+    cluster.call("scontrol", "requeue", job_id)
+    run.wait_attempts(2)
+    run.hurry()
+    run.wait_finished(job_id)
+    run.check(reference)
+    wait_for(lambda: not list(disk.glob("*/*")), timeout_s=20, what="the copies to be removed")
+
+
+def test_a_disk_that_is_not_there_costs_a_line(
+    cluster: Cluster, reference: dict[str, Any], tmp_path: Path
+) -> None:
+    run = SubmittedRun(cluster, tmp_path, stage={"folder": str(tmp_path / "nowhere")})
+    said = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--nodes", "2")
+    assert "stage.folder" in said.stdout
+    job_id = run.submit()
+    run.wait_finished(job_id)
+    run.check(reference)
+    log = next((run.paths.attempt(1) / "logs").glob("node0.*")).read_text()
+    assert "cannot be used (No such file or directory); nothing is copied" in log
+
+
+def test_a_containers_image_is_copied_before_the_steps_in_it(
+    cluster: Cluster, reference: dict[str, Any], tmp_path: Path
+) -> None:
+    image, disk = tmp_path / "yatt.sif", tmp_path / "disk"
+    image.write_bytes(b"image")
+    disk.mkdir()
+    container = {**stand_in(tmp_path), "image": str(image)}
+    run = SubmittedRun(
+        cluster, tmp_path, container=container, python=sys.executable, stage={"folder": str(disk)}
+    )
+    job_id = run.submit()
+    run.wait_finished(job_id)
+    run.check(reference)
+    (srun,) = (run.paths.attempt(1) / "logs").glob("*srun-trainer*")
+    (copy,) = disk.glob("*/*/yatt.sif")
+    assert f"entered {copy}\n" in srun.read_text()
+    shutil.rmtree(disk)

@@ -1,0 +1,156 @@
+"""What a node copies to its own disk, and what happens when it cannot."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.core.test_placement import config
+from yatt.adapters import local_copy
+from yatt.config.load import resolved_text
+from yatt.config.schema import PlacementSection
+from yatt.config.site import SiteConfig, StageSection, load_site
+from yatt.config.staged import STAGED, load_on_node, with_copies
+from yatt.errors import ConfigError
+from yatt.launch.plan import Resized, effective
+from yatt.launch.staging import Staging, fault_of, sources_of
+from yatt.paths import RunPaths
+
+
+def staging(folder: str, said: list[str], *, is_told: bool = False, **section: object) -> Staging:
+    stage = StageSection(folder=folder, **section)
+    return Staging(stage, {"TMPDIR": os.environ.get("STAGE_TEST", "/nowhere")}, said.append, lambda: is_told)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return str(tmp_path / "model")
+
+
+def test_each_source_has_a_copy_and_nothing_is_said(source: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    mine = staging(str(tmp_path), said, keep_h=0)
+    copies = mine.run([source])
+    assert said == []
+    assert Path(copies[source], "config.json").read_text() == "{}"
+    mine.close()
+    assert not Path(copies[source]).exists()
+
+
+def test_a_copy_stays_for_later_runs(source: str, tmp_path: Path) -> None:
+    mine = staging(str(tmp_path), [], keep_h=1)
+    copies = mine.run([source])
+    mine.close()
+    assert Path(copies[source]).exists()
+
+
+def test_a_folder_may_be_named_by_a_variable_of_the_step(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGE_TEST", str(tmp_path))
+    said: list[str] = []
+    copies = staging("$TMPDIR", said).run([source])
+    assert copies[source].startswith(str(tmp_path))
+    assert fault_of(StageSection(folder="$TMPDIR"), {"TMPDIR": str(tmp_path)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("$JOB_TMP/x", "there is no variable JOB_TMP"),
+        ("/proc/here", "No such file or directory"),
+        ("${", "Invalid placeholder in string: line 1, col 1"),
+    ],
+)
+def test_without_its_folder_everything_is_read_from_where_it_is(source: str, folder: str, why: str) -> None:
+    said: list[str] = []
+    assert staging(folder, said).run([source]) == {}
+    assert said == [f"stage.folder {folder} cannot be used ({why}); nothing is copied"]
+    assert fault_of(StageSection(folder=folder), {}) == f"stage.folder {folder} cannot be used ({why})"
+
+
+def test_one_that_cannot_be_copied_costs_only_itself(source: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    missing = str(tmp_path / "missing")
+    assert list(staging(str(tmp_path), said).run([missing, source])) == [source]
+    assert said == [f"{missing} is not copied (No such file or directory); it is read from where it is"]
+
+
+def test_a_filesystem_that_stands_still_costs_its_limit(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = threading.Event()
+    monkeypatch.setattr(local_copy, "parts_of", lambda _: [stands.wait(60)][:0])
+    said: list[str] = []
+    assert staging(str(tmp_path), said, limit_s=1).run([source]) == {}
+    assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from where it is"]
+    said.clear()
+    assert staging(str(tmp_path), said, limit_s=600, is_told=True).run([source]) == {}
+    assert said == []
+    stands.set()
+
+
+def test_a_node_copies_what_its_roles_read() -> None:
+    run = config(3, 1, 1, 1)
+    run = replace(run, placement=PlacementSection(mode="disaggregated", genrm_slabs=1, trainer_nodes=1))
+    judge = run.genrms[0].model
+    policy, data = run.model.path, run.data.train_files
+    stage = StageSection(folder="/local")
+    assert sources_of(run, stage, 0) == (policy, *data)
+    engines = {sources_of(run, stage, node) for node in (1, 2)}
+    assert engines <= {(policy,), (judge,), (policy, judge)}
+    assert any(judge in sources for sources in engines)
+    only = StageSection(folder="/local", what=("data",))
+    assert [sources_of(run, only, node) for node in (0, 1)] == [data, ()]
+    assert sources_of(run, StageSection(folder="/local", what=("container",)), 0) == ()
+
+
+def test_the_processes_of_a_node_read_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config(1, 1, 1, 0)
+    (tmp_path / "copy").mkdir()
+    copies = {run.model.path: str(tmp_path / "copy"), run.genrms[0].model: str(tmp_path / "gone")}
+    seen = with_copies(run, copies)
+    assert seen.model.path == str(tmp_path / "copy")
+    assert seen.genrms == run.genrms, "a copy that is gone is not used"
+    assert replace(seen, model=run.model) == run
+    paths = RunPaths(tmp_path)
+    paths.config.write_text(resolved_text(run))
+    assert load_on_node(paths, 1) == run
+    monkeypatch.setenv(STAGED, "{" + f'"{run.model.path}": "{tmp_path}/copy"' + "}")
+    assert load_on_node(paths, 1) == seen
+
+
+def test_nodes_wait_longer_for_each_other_where_they_copy_first() -> None:
+    run = config(1, 1, 1, 0)
+    plain = effective(run, SiteConfig(), Resized())
+    staged = effective(run, SiteConfig(stage=StageSection(folder="/local", limit_s=100)), Resized())
+    assert staged.launch.start_timeout_s == plain.launch.start_timeout_s + 100
+
+
+def test_a_relative_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("stage: {folder: scratch, what: [model]}\n")
+    with pytest.raises(ConfigError, match=r"stage\.what\[0\]") as refused:
+        load_site(file)
+    file.write_text("stage: {folder: scratch}\n")
+    with pytest.raises(ConfigError, match="is relative") as refused:
+        load_site(file)
+    assert refused.value.exit_code == 2
+
+
+def test_the_images_own_step_prints_where_the_copy_is(tmp_path: Path) -> None:
+    image = tmp_path / "yatt.sif"
+    image.write_bytes(b"image")
+    for folder, place in ((str(tmp_path), f"{tmp_path}/yatt-stage-"), ("/proc/nowhere", str(image))):
+        section = json.dumps({"folder": folder, "what": ["container"]})
+        argv = ["yatt.launch.staging", section, str(image)]
+        done = subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(place)
+        assert Path(done.stdout.strip()).read_bytes() == b"image"

@@ -1,0 +1,86 @@
+"""A container's image is copied to each node's own disk before the steps that run in it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from yatt import clock
+from yatt.config.site import ContainerSection, SiteConfig
+from yatt.launch.allocation import Allocation
+from yatt.launch.attempts import POLL_S
+from yatt.launch.plan import Component
+from yatt.launch.steps import python_of, srun_line
+
+START_S = 60.0
+"""What a step takes to start and end, beside the copying."""
+
+END_S = 10.0
+
+
+def with_local_image(
+    site: SiteConfig, components: tuple[Component, ...], allocation: Allocation, absent: frozenset[int],
+    say: Callable[[str], None], is_told: Callable[[], bool],
+) -> SiteConfig:  # fmt: skip
+    """The site with the image's copy, if every node has made one; with the image where it is otherwise.
+
+    Args:
+        is_told: whether this start is being ended, which ends the copying.
+    """
+    stage, image = site.stage, site.container.image
+    if not stage.folder or "container" not in stage.what or not Path(image).is_file():
+        return site
+    outside = replace(site, container=ContainerSection())
+    program = (python_of(outside), "-P", "-m", "yatt.launch.staging", json.dumps(asdict(stage)), image)
+    orders = [
+        (*srun_line(components, number, outside, allocation, absent), *program)
+        for number, part in enumerate(components)
+        if set(part.indexes) - absent
+    ]
+    said = _outputs(orders, stage.limit_s + START_S, is_told)
+    copies = {line for text in said for line in text.splitlines()}
+    if len(copies) == 1 and image not in copies and len(said) == len(orders):
+        return replace(site, container=replace(site.container, image=copies.pop()))
+    if not is_told():
+        say(f"not every node has a copy of {image} in {stage.folder}; it is read from where it is")
+    return site
+
+
+def _outputs(orders: list[tuple[str, ...]], limit_s: float, is_told: Callable[[], bool]) -> list[str]:
+    """What the steps printed that ended well, within `limit_s`."""
+    until_s = clock.monotonic_s() + limit_s
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in orders]
+        steps = [
+            subprocess.Popen(
+                order, env=os.environ, stdout=output, stderr=sys.stderr, stdin=subprocess.DEVNULL
+            )
+            for order, output in zip(orders, outputs, strict=True)
+        ]
+        while any(step.poll() is None for step in steps) and clock.monotonic_s() < until_s and not is_told():
+            time.sleep(POLL_S)
+        for step in steps:
+            _end(step)
+        for output in outputs:
+            output.seek(0)
+        return [
+            output.read().decode(errors="replace")
+            for step, output in zip(steps, outputs, strict=True)
+            if step.returncode == 0
+        ]
+
+
+def _end(step: "subprocess.Popen[bytes]") -> None:
+    if step.poll() is None:
+        step.terminate()
+    try:
+        step.wait(END_S)
+    except subprocess.TimeoutExpired:
+        step.kill()
+        step.wait()
