@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_messages import Receiver, receiver as receiver
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
@@ -67,10 +68,11 @@ def test_unfit_nodes_that_the_run_needs_cost_a_start_each_and_are_not_given_agai
     run.check_nothing_left(())
 
 
-def test_what_every_node_says_ends_the_run_and_keeps_the_job_off_none(
-    cluster: Cluster, tmp_path: Path
+def test_what_every_node_says_ends_the_run_keeps_the_job_off_none_and_is_told(
+    cluster: Cluster, tmp_path: Path, receiver: Receiver
 ) -> None:
-    run = run_with(cluster, tmp_path, "n1 n2 n3 n4 n5")
+    told = {"logging": {"webhook_url": receiver.url}}
+    run = run_with(cluster, tmp_path, "n1 n2 n3 n4 n5", told)
     job_id = run.submit()
     run.wait_said("attempts in a row failed")
     assert {code for code, _ in ends(run.paths)} == {1}
@@ -83,6 +85,9 @@ def test_what_every_node_says_ends_the_run_and_keeps_the_job_off_none(
     assert run.restarts(job_id) == 0
     assert "the disk of n1 is broken" in run.yatt("status", str(run.paths.root)).stdout
     run.check_nothing_left(())
+    (message,) = receiver.got
+    assert message["state"] == "failed"
+    assert "the disk of n1 is broken" in message["text"]
 
 
 def test_a_signal_during_the_check_is_not_lost_and_kills_nobody(
