@@ -135,6 +135,10 @@ class RunPaths:
         """Which Slurm node a controller was started on, and how it ended."""
         return self.attempt(epoch) / "seats" / f"{node}.json"
 
+    def staged(self, epoch: int, node: int) -> Path:
+        """Which copies a node has on its own disk in this attempt."""
+        return self.attempt(epoch) / "staged" / f"{node}.json"
+
     def log(self, epoch: int, worker: str) -> Path:
         """A process's output. In a Slurm job the name says the epoch and the job's restart count as well, so
         that it means something outside of its folder too."""

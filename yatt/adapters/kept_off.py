@@ -14,12 +14,12 @@ from functools import partial
 from yatt.adapters.files import publish, read_or_none, sealed, unsealed_any
 from yatt.adapters.ledger import attempts
 from yatt.adapters.patience import patiently
-from yatt.adapters.slurm import Fields, Slurm, expand, is_up
-from yatt.errors import YattError
+from yatt.adapters.slurm import Fields, Slurm, expand, gpus_of, is_up
+from yatt.errors import words_of
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
-_GPUS = re.compile(r"gres[:/]gpu(?::([^:,]*[^:,\d][^:,]*))?:\d+")
+_GPUS = re.compile(r"gres[:/]gpu(?::([^:,]*[^:,\d][^:,]*))?:(\d+)")
 """Newer versions write gres/gpu:a100:8, older ones gres:gpu:a100:8; the type may not be there."""
 
 _ASKED_NODES = re.compile(r"(?:^|,)node=(\d+)")
@@ -47,27 +47,33 @@ class KeptOff:
             added = noted.get("nodes", []) if noted.get("job") == job_id else []
             if exclude or any(added):
                 self._renew(job_id, exclude, added, epoch)
-        except (OSError, YattError) as error:
-            _LOG.warning("the nodes to keep job %s off are not known: %s", job_id, error)
+        except Exception as error:  # noqa: BLE001 (the start is asked for already: nothing may go wrong with it)
+            _LOG.warning("the nodes to keep job %s off are not known: %s", job_id, words_of(error))
 
     def _renew(self, job_id: str, exclude: list[str], added: list[list[str]], epoch: int) -> None:
         parts, nodes = self.slurm.show_job(job_id), self.slurm.show_nodes()
         if not parts or nodes is None:
             _LOG.warning("Slurm does not say what job %s may be kept off", job_id)
             return
-        lists, adding = list[list[str]](), list[list[str]]()
-        for offset, part in enumerate(parts):
-            mine = added[offset] if offset < len(added) else []
-            others = [name for name in expand(value_of(part, "ExcNodeList")) if name not in mine]
-            adding.append(
-                affordable(exclude, _needed(part, parts), part, self._within(part, nodes), {*others})
-            )
-            lists.append([*others, *adding[-1]])
-        content = sealed({"job": job_id, "nodes": adding}, epoch)
-        patiently(partial(publish, self.paths.kept_off, content))
-        for offset, (part, names) in enumerate(zip(parts, lists, strict=True)):
-            if {*expand(value_of(part, "ExcNodeList"))} != {*names}:
-                self._change(f"{job_id}+{offset}" if len(parts) > 1 else job_id, names)
+        mine = [{*names} for names in (*added, *[[]] * len(parts))][: len(parts)]
+        before = [expand(value_of(part, "ExcNodeList")) for part in parts]
+        others = [
+            [name for name in names if name not in own] for names, own in zip(before, mine, strict=True)
+        ]
+        adding = affordable(exclude, parts, [self._within(part, nodes) for part in parts], others)
+        # Until the lists are changed both may be in them; whoever comes next has to know all that is ours.
+        self._note(job_id, [[*own, *new] for own, new in zip(mine, adding, strict=True)], epoch)
+        lists = [[*theirs, *new] for theirs, new in zip(others, adding, strict=True)]
+        changed = [
+            self._change(f"{job_id}+{offset}" if len(parts) > 1 else job_id, names)
+            for offset, names in enumerate(lists)
+            if {*before[offset]} != {*names}
+        ]
+        if all(changed):
+            self._note(job_id, adding, epoch)
+
+    def _note(self, job_id: str, nodes: list[list[str]], epoch: int) -> None:
+        patiently(partial(publish, self.paths.kept_off, sealed({"job": job_id, "nodes": nodes}, epoch)))
 
     def _within(self, part: Fields, nodes: Mapping[str, Fields]) -> Mapping[str, Fields]:
         """Of all nodes those of its reservation, if it has one."""
@@ -76,13 +82,14 @@ class KeptOff:
         names = self.slurm.reserved(reservation)
         return {name: node for name, node in nodes.items() if name in names}
 
-    def _change(self, whose: str, names: list[str]) -> None:
+    def _change(self, whose: str, names: list[str]) -> bool:
         for _ in range(TRIES):
             reply = self.slurm.exclude(whose, names)
             if reply.code == 0:
-                return
+                return True
             _LOG.warning("job %s is not kept off %s yet: %s", whose, names, reply.says)
             time.sleep(PAUSE_S)
+        return False
 
 
 def lately_unfit(paths: RunPaths) -> list[str]:
@@ -101,29 +108,65 @@ def lately_unfit(paths: RunPaths) -> list[str]:
 
 
 def affordable(
-    exclude: list[str], needed: int, part: Fields, nodes: Mapping[str, Fields], others: set[str]
-) -> list[str]:
-    """As many of the nodes `exclude`, from the first on, as a component can do without: a job that is kept
-    off one too many waits for ever, and no launcher lives that could mend it. What Slurm knows to be down is
-    left to Slurm.
+    exclude: list[str], parts: list[Fields], nodes: list[Mapping[str, Fields]], others: list[list[str]]
+) -> list[list[str]]:
+    """Of each component, as many of the nodes `exclude`, from the first on, as it can do without: a job that
+    is kept off one too many waits for ever, and no launcher lives that could mend it. What Slurm knows to be
+    down is left to Slurm.
 
     Args:
-        needed: nodes of the components that share its partition, its own included.
-        others: nodes that it is kept off already.
+        nodes: by component, those that it may be given.
+        others: by component, nodes that it is kept off already.
     """
-    features, wanted = value_of(part, "Features"), _GPUS.search(value_of(part, "TresPerNode"))
-    if value_of(part, "ReqNodeList") or (features and not re.fullmatch(r"[\w.-]+", features)):
-        return []
-    kind = (f"gpu:{wanted[1]}" if wanted[1] else "gpu") if wanted else ""
-    there = {
-        name
-        for name, node in nodes.items()
-        if is_up(node)
-        and {*part.get("Partition", "").split(",")} & {*node.get("Partitions", "").split(",")}
+    there = [
+        {name for name, node in mine.items() if could_serve(node, part)} - {*off}
+        for part, mine, off in zip(parts, nodes, others, strict=True)
+    ]
+    result = []
+    for part, mine in zip(parts, there, strict=True):
+        wanted = sum(_num_nodes(each) for each, its in zip(parts, there, strict=True) if its & mine)
+        features = value_of(part, "Features")
+        is_judged = not value_of(part, "ReqNodeList") and re.fullmatch(r"[\w.-]*", features)
+        spare = max(0, len(mine) - wanted) if is_judged else 0
+        result.append([name for name in dict.fromkeys(exclude) if name in mine][:spare])
+    return result
+
+
+def could_serve(node: Fields, part: Fields) -> bool:
+    """Whether Slurm might give the node to a component, by what both show; in doubt not."""
+    features, state = value_of(part, "Features"), node.get("State", "")
+    return (
+        is_up(node)
+        and (bool(value_of(part, "Reservation")) or not {"RESERVED", "MAINT"} & {*state.split("+")})
+        and bool({*part.get("Partition", "").split(",")} & {*node.get("Partitions", "").split(",")})
         and (not features or features in node.get("ActiveFeatures", "").split(","))
-        and kind in node.get("Gres", "")
-    } - others
-    return [name for name in dict.fromkeys(exclude) if name in there][: max(0, len(there) - needed)]
+        and _has_gpus(node, value_of(part, "TresPerNode"))
+        and int(node.get("CPUTot", "0")) >= _cpus(part)
+        and int(node.get("RealMemory", "0")) >= mebibytes(value_of(part, "MinMemoryNode"))
+        and int(node.get("RealMemory", "0")) >= _cpus(part) * mebibytes(value_of(part, "MinMemoryCPU"))
+    )
+
+
+def _cpus(part: Fields) -> int:
+    return int(value_of(part, "MinCPUsNode") or "1")
+
+
+def _has_gpus(node: Fields, asked: str) -> bool:
+    """Of the type that is asked for; of any together where no type is."""
+    had, wanted = gpus_of(node), _GPUS.search(asked)
+    if wanted is None:
+        return "gpu" not in asked
+    kind = wanted[1] or ""
+    return (had.get(kind, 0) if kind else sum(had.values())) >= int(wanted[2])
+
+
+def mebibytes(text: str) -> int:
+    """Memory as Slurm writes it: 1500G, 32000M, 0; without a unit in MiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
+    return int(float(found[1]) * _MEBIBYTES[found[2]]) if found else 0
+
+
+_MEBIBYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 
 def value_of(part: Fields, key: str) -> str:
@@ -131,12 +174,7 @@ def value_of(part: Fields, key: str) -> str:
     return "" if (value := part.get(key, "")) in ("(null)", "None") else value
 
 
-def _needed(part: Fields, parts: list[Fields]) -> int:
-    """How many nodes the components in this one's partition need together."""
-    return sum(_nodes(each) for each in parts if each.get("Partition") == part.get("Partition"))
-
-
-def _nodes(part: Fields) -> int:
+def _num_nodes(part: Fields) -> int:
     """Of one component. While a job is completing NumNodes counts only the nodes that are not free yet."""
     asked = _ASKED_NODES.search(part.get("ReqTRES", part.get("TRES", "")))
     return max(int(part.get("NumNodes", "1").partition("-")[0]), int(asked[1]) if asked else 0)

@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import random
+import secrets
 import shutil
 import stat
 import threading
@@ -31,8 +32,14 @@ SPARE_BYTES = 1 << 30
 """What a copy leaves free on the disk."""
 
 WAIT_S = 0.2
-UNUSED_PARTS = frozenset({"original"})
-"""Folders of a published model that no loader reads: the same weights in another form."""
+BROKEN_LOOKS = 25
+"""A copy that is not whole, and that nobody makes, is in use by somebody who began before it was damaged."""
+
+SETTLE_S = 600.0
+"""So long after it was taken a copy may be used by somebody who holds no lock: a container's runtime."""
+
+OTHER_FORMS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
+"""Weights that no loader reads where there are safetensors."""
 
 
 class GivenUp(Exception):
@@ -58,7 +65,7 @@ class LocalCopies:
 
     folder: Path
     is_over: Callable[[], bool]
-    _locks: list[int] = field(default_factory=list)
+    _locks: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def within(cls, folder: Path, is_over: Callable[[], bool]) -> "LocalCopies":
@@ -67,6 +74,11 @@ class LocalCopies:
         Raises:
             OSError: there is none that is surely this user's.
         """
+        if not folder.is_absolute():
+            raise OSError(errno.EINVAL, f"'{folder}' is no absolute path")
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(errno.EPERM, "others can rename what is in it", str(folder))
         own = folder / f"yatt-stage-{os.getuid()}"
         with contextlib.suppress(FileExistsError):
             own.mkdir(mode=0o700)
@@ -82,54 +94,79 @@ class LocalCopies:
             OSError: it cannot be made, there is no room for it, or the source changes meanwhile.
             GivenUp: `is_over` before it was there.
         """
-        parts = parts_of(source)
-        name = _name_of(source, parts)
+        if not (parts := parts_of(source)):
+            raise OSError(errno.ENOENT, "there is nothing in it", str(source))
+        name, place, broken = _name_of(source, parts), leaf_of(source), 0
         while not self.is_over():
             descriptor = self._locked(name, fcntl.LOCK_SH)
-            if descriptor is not None and self._is_whole(name, source, parts):
-                self._locks.append(descriptor)
-                os.utime(self.folder / name)
-                return self.folder / name / source.name
+            is_made = descriptor is None  # by another, who has the lock alone
+            if descriptor is not None and self._is_whole(self.folder / name / place, parts):
+                _unlock(self._locks.pop(name, None))
+                self._locks[name] = descriptor
+                self._touch(name)
+                return self.folder / name / place
             _unlock(descriptor)
             descriptor = self._locked(name, fcntl.LOCK_EX)
             if descriptor is not None:
                 try:
-                    if not self._is_whole(name, source, parts):
-                        self._make(name, source, parts)
+                    if not self._is_whole(self.folder / name / place, parts):
+                        self._make(name, place, source, parts)
                 finally:
                     _unlock(descriptor)
-            else:
-                time.sleep(WAIT_S * random.uniform(0.5, 1.0))
+                continue
+            broken = 0 if is_made else broken + 1
+            if broken > BROKEN_LOOKS:
+                raise OSError(errno.EBUSY, "its copy is damaged and in use", str(source))
+            time.sleep(WAIT_S * random.uniform(0.5, 1.0))
         raise GivenUp
 
     def prune(self, keep_s: float) -> None:
-        """Remove what nobody uses and was last taken more than `keep_s` ago, and what was never completed."""
+        """Remove what nobody uses and was last used more than `keep_s` ago."""
         for name in self._oldest():
-            with contextlib.suppress(OSError):
-                age_s = time.time() - (self.folder / name).stat().st_mtime
-                if name.endswith(_PARTIAL) or age_s >= keep_s:
-                    self._remove(name)
+            if self._age_s(name) >= max(keep_s, SETTLE_S):
+                self._remove(name)
 
-    def release(self) -> None:
-        """No copy is used by this process any more."""
+    def release(self, *, keep: bool) -> None:
+        """No copy is used by this process any more.
+
+        Args:
+            keep: False removes those that nobody else uses.
+        """
         while self._locks:
-            _unlock(self._locks.pop())
+            name, descriptor = self._locks.popitem()
+            with contextlib.suppress(OSError):
+                self._touch(name)
+            _unlock(descriptor)
+            if not keep:
+                self._remove(name)
+
+    def _touch(self, name: str) -> None:
+        os.utime(self.folder / name)
 
     def _oldest(self) -> list[str]:
-        """Names of all copies, the one first that was not taken for the longest time."""
-        found = [entry for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
-        return [entry.name for entry in sorted(found, key=lambda entry: entry.stat().st_mtime)]
+        """Names of all copies and parts of copies, the one first that was not used for the longest time."""
+        found = {name.removesuffix(_LOCK).removesuffix(_PARTIAL) for name in os.listdir(self.folder)}
+        return sorted(found, key=self._age_s, reverse=True)
+
+    def _age_s(self, name: str) -> float:
+        """Since its last use; of one that is not there, since its lock was made."""
+        for path in (self.folder / name, self.folder / f"{name}{_PARTIAL}", self._lock_file(name)):
+            with contextlib.suppress(OSError):
+                return time.time() - path.stat().st_mtime
+        return 0.0
 
     def _remove(self, name: str) -> None:
         """Remove one that nobody uses."""
-        descriptor = self._locked(name, fcntl.LOCK_EX)
-        if descriptor is not None:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            self._lock_file(name).unlink(missing_ok=True)
-            _unlock(descriptor)
+        with contextlib.suppress(OSError):
+            descriptor = self._locked(name, fcntl.LOCK_EX)
+            if descriptor is not None:
+                for path in (self.folder / name, self.folder / f"{name}{_PARTIAL}"):
+                    shutil.rmtree(path, ignore_errors=True)
+                self._lock_file(name).unlink(missing_ok=True)
+                _unlock(descriptor)
 
     def _lock_file(self, name: str) -> Path:
-        return self.folder / f"{name.removesuffix(_PARTIAL)}.lock"
+        return self.folder / f"{name}{_LOCK}"
 
     def _locked(self, name: str, how: int) -> int | None:
         """A descriptor with the lock; None if another has it, or has removed it just now."""
@@ -144,36 +181,40 @@ class LocalCopies:
         os.close(descriptor)
         return None
 
-    def _is_whole(self, name: str, source: Path, parts: list[Part]) -> bool:
+    def _is_whole(self, root: Path, parts: list[Part]) -> bool:
         """Whether it is there, with files of the right sizes: a crash may have left less."""
-        root = self.folder / name / source.name
         with contextlib.suppress(OSError):
             return all((root / part.name).stat().st_size == part.size for part in parts)
         return False
 
-    def _make(self, name: str, source: Path, parts: list[Part]) -> None:
+    def _make(self, name: str, place: str, source: Path, parts: list[Part]) -> None:
+        """What another has begun is gone on with; its whole files have their names already."""
         target, partial = self.folder / name, self.folder / f"{name}{_PARTIAL}"
-        for old in (target, partial):
-            shutil.rmtree(old, ignore_errors=True)
-        self._make_room(sum(part.size for part in parts), but=name)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.mkdir(mode=0o700, exist_ok=True)
+        for unfinished in partial.rglob(".*"):
+            unfinished.unlink(missing_ok=True)
+        missing = [part for part in parts if not self._is_whole(partial / place, [part])]
+        self._make_room(sum(part.size for part in missing), but=name)
         try:
-            partial.mkdir(mode=0o700)
-            _Copying(source, partial / source.name, parts, self.is_over).run()
+            _Copying(source, partial / place, missing, self.is_over).run()
             if parts_of(source) != parts:
                 raise OSError(errno.ESTALE, "changed while it was copied", str(source))
             os.rename(partial, target)
-        finally:
+        except OSError:
             shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     def _make_room(self, size: int, but: str) -> None:
-        names = iter([name for name in self._oldest() if name != but])
+        old = (name for name in self._oldest() if name != but and self._age_s(name) >= SETTLE_S)
         while shutil.disk_usage(self.folder).free < size + SPARE_BYTES:
-            if (name := next(names, None)) is None:
+            if (name := next(old, None)) is None:
                 raise OSError(errno.ENOSPC, f"no room for {size / 1e9:.1f} GB", str(self.folder))
             self._remove(name)
 
 
-_PARTIAL = ".partial"
+_PARTIAL, _LOCK = ".partial", ".lock"
 
 
 class _Copying:
@@ -211,18 +252,31 @@ class _Copying:
                     self._errors.append(error)
 
     def _copy(self, source: Path, target: Path, size: int) -> None:
+        """A file has its name once it is whole."""
         target.parent.mkdir(parents=True, exist_ok=True)
         buffer, copied = memoryview(bytearray(min(size, CHUNK_BYTES) or 1)), 0
-        with source.open("rb", buffering=0) as here, target.open("xb") as there:
-            while count := here.readinto(buffer):
-                there.write(buffer[:count])
-                copied += count
-                if self._is_over() or self._errors:
-                    raise GivenUp
-            there.flush()
+        unfinished = target.with_name(f".{secrets.token_hex(8)}")
+        try:
+            with source.open("rb", buffering=0) as here, unfinished.open("xb") as there:
+                if size:
+                    os.posix_fallocate(there.fileno(), 0, size)  # a full disk says so now
+                while count := here.readinto(buffer):
+                    there.write(buffer[:count])
+                    copied += count
+                    if self._is_over() or self._errors:
+                        raise GivenUp
+                there.flush()
+                os.fsync(there.fileno())
             if copied != size:
                 raise OSError(errno.ESTALE, "changed while it was copied", str(source))
-            os.fsync(there.fileno())
+            unfinished.rename(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def leaf_of(source: Path) -> str:
+    """What a copy is called: as its source, if that has a name of its own."""
+    return source.name if source.name not in ("", "..") else "copy"
 
 
 def parts_of(source: Path) -> list[Part]:
@@ -237,14 +291,17 @@ def parts_of(source: Path) -> list[Part]:
 
 
 def _parts_below(folder: Path, prefix: str) -> Iterator[Part]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in UNUSED_PARTS:
-                continue
-            if entry.is_dir():
-                yield from _parts_below(Path(entry.path), f"{prefix}{entry.name}/")
-            else:
-                yield _part(Path(entry.path), f"{prefix}{entry.name}")
+    with os.scandir(folder) as scanned:
+        entries = list(scanned)
+    has_safetensors = any(entry.name.endswith(".safetensors") for entry in entries)
+    for entry in entries:
+        name = entry.name
+        if name.startswith((".", "checkpoint-")) or name == "original":
+            continue  # no loader reads the same weights in another form, nor a training run's states
+        if entry.is_dir():
+            yield from _parts_below(Path(entry.path), f"{prefix}{name}/")
+        elif not (has_safetensors and name.endswith(OTHER_FORMS)):
+            yield _part(Path(entry.path), f"{prefix}{name}")
 
 
 def _part(path: Path, name: str) -> Part:

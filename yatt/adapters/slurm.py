@@ -158,6 +158,18 @@ def is_up(node: Fields) -> bool:
     return not state.endswith("*") and not set(state.rstrip("*~#!%$@^-").split("+")) & _OUT
 
 
+def gpus_of(node: Fields) -> dict[str, int]:
+    """GPUs that a node is configured with, by type; "" for those without one."""
+    found: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", node.get("Gres", "")).split(","):
+        name, *rest = item.split(":")
+        if name == "gpu":
+            count = int(rest[-1]) if rest and rest[-1].isdigit() else 1
+            kind = rest[0] if rest and not (len(rest) == 1 and rest[0].isdigit()) else ""
+            found[kind] = found.get(kind, 0) + count
+    return found
+
+
 @contextmanager
 def children_without_term() -> Iterator[None]:
     """What this thread starts meanwhile does not hear SIGTERM: Slurm sends it to every process of a job that

@@ -15,9 +15,10 @@ from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import cpus_by_device, visible_devices
 from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import ended_by, patiently
+from yatt.adapters.staged import on_node
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
-from yatt.config.staged import load_on_node
+from yatt.config.load import config_hash, load_attempt
 from yatt.control import scratch
 from yatt.control.coordinator import program_of
 from yatt.control.descriptors import check_descriptors
@@ -65,7 +66,8 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
-    config = patiently(partial(load_on_node, paths, arguments.epoch))
+    own = patiently(partial(load_attempt, paths, arguments.epoch))
+    config = patiently(partial(on_node, own, paths, arguments.epoch, arguments.node))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()
@@ -78,7 +80,7 @@ def _node(arguments: argparse.Namespace) -> Node:
     node = Node(
         config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
-        absent=arguments.absent, succession=succession,
+        absent=arguments.absent, succession=succession, config_hash=config_hash(own),
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))

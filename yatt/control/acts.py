@@ -14,7 +14,6 @@ from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
-from yatt.config.load import config_hash
 from yatt.control.epochs import check_newest
 from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
@@ -206,7 +205,7 @@ class Acts:
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
             iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
-            run_id=config.run.id, config_hash=config_hash(config),
+            run_id=config.run.id, config_hash=self._node.config_hash,
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
             nodes=tuple(node.state for node in saved),

@@ -30,6 +30,9 @@ class Node:
     cpus: tuple[frozenset[int], ...] = ()
     absent: frozenset[int] = frozenset()
     succession: Succession | None = None
+    config_hash: str = ""
+    """Of the config as the run folder has it; `config` may name copies on this node's disk."""
+
     local_name: str = field(default_factory=new_name)
     """Of its node-local folders; nobody can guess it."""
 

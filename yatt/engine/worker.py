@@ -20,10 +20,10 @@ from pathlib import Path
 from yatt import clock
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.config.schema import RunConfig
-from yatt.config.staged import load_on_node
 from yatt.engine.build import import_library
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
@@ -223,7 +223,8 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
     try:
-        config = patiently(partial(load_on_node, RunPaths(Path(arguments.run)), arguments.epoch))
+        where = RunPaths(Path(arguments.run)), arguments.epoch, arguments.node
+        config = patiently(partial(load_on_node, *where))
         plan = patiently(partial(make_plan, config))
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
         import_library(plan.kind)

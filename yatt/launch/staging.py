@@ -6,24 +6,26 @@ the container (`yatt.launch.backends.images`), whose program this module is.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from string import Template
 
 from yatt import clock
+from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.local_copy import GivenUp, LocalCopies
-from yatt.adapters.local_folder import SHARED, mount_of
+from yatt.adapters.local_folder import MEMORY, SHARED, mount_of
 from yatt.config.schema import RunConfig
 from yatt.config.site import StageSection
 from yatt.core.placement import ROLLOUT, TRAINER, genrm_role, place
+from yatt.errors import words_of
 
-LOOK_S = 0.1
+LOOK_S, CLOSE_S = 0.1, 5.0
 SAID_S = 1.0
 """A copy that was there already is not worth a line."""
 
@@ -39,6 +41,10 @@ def fault_of(stage: StageSection, env: Mapping[str, str]) -> str:
     except (OSError, KeyError, ValueError) as error:
         return f"stage.folder {stage.folder} cannot be used ({_words(error)})"
     kind = mount_of(os.path.realpath(own), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
+    if kind in MEMORY:
+        return (
+            f"stage.folder {own.parent} is in memory ({kind}): copies count against what the job is granted"
+        )
     if kind.removeprefix("fuse.") not in SHARED:
         return ""
     return f"stage.folder {own.parent} is on {kind}, which is no disk of the node's own"
@@ -80,17 +86,18 @@ class Staging:
     _at: str = ""
     _is_over: bool = False
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the site asks for copies at all."""
+        return bool(self.stage.folder)
+
     def run(self, sources: Iterable[str]) -> dict[str, str]:
         """Copy them, unless they are there; gives the copy of each source that has one now."""
         wanted = tuple(sources)
-        if not self.stage.folder or not wanted:
+        if not self.is_wanted or not wanted:
             return {}
-        until_s = clock.monotonic_s() + self.stage.limit_s
-        thread = threading.Thread(target=self._copy, args=(wanted,), name="staging", daemon=True)
-        thread.start()
-        while thread.is_alive() and clock.monotonic_s() < until_s and not self.is_told():
-            thread.join(LOOK_S)
-        if thread.is_alive():
+        raise_soft_limit()  # each copy is locked by a descriptor
+        if not self._within(self.stage.limit_s, partial(self._copy, wanted), self.is_told):
             self._is_over = True
             if not self.is_told():
                 limit = f"{self.stage.limit_s} s (stage.limit_s)"
@@ -98,11 +105,29 @@ class Staging:
         return dict(self._made)
 
     def close(self) -> None:
-        """The copies are not used any more; those that shall not be kept are removed."""
+        """The copies are not used any more; those that shall not be kept are removed, if that is quick."""
         if self._copies is not None:
-            self._copies.release()
-            with contextlib.suppress(OSError):
-                self._copies.prune(self.stage.keep_h * H_S)
+            keep = bool(self.stage.keep_h)
+            self._within(CLOSE_S, partial(self._copies.release, keep=keep), lambda: False)
+
+    def _within(self, limit_s: float, work: Callable[[], None], is_told: Callable[[], bool]) -> bool:
+        """Whether `work` was done in time, in a thread: a disk that stands still holds nobody."""
+        thread = threading.Thread(target=self._guarded, args=(work,), name="staging", daemon=True)
+        until_s = clock.monotonic_s() + limit_s
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread to be had
+            self.say(f"nothing is copied: {error}")
+            return True
+        while thread.is_alive() and clock.monotonic_s() < until_s and not is_told():
+            thread.join(LOOK_S)
+        return not thread.is_alive()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 (it is for speed only)
+            self.say(f"{self._at} is not copied ({words_of(error)}); it is read from where it is")
 
     def _copy(self, sources: tuple[str, ...]) -> None:
         self._at = self.stage.folder

@@ -7,7 +7,6 @@ is waited for.
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -21,15 +20,16 @@ from typing import Any, TypeVar
 
 from yatt import clock
 from yatt.adapters.files import append_line, make_within, publish, sealed
+from yatt.adapters.ledger import ENDED, STOP, record
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
+from yatt.adapters.staged import note_copies
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
-from yatt.config.staged import STAGED
 from yatt.control import scratch
 from yatt.errors import (
     EXIT_FAILED,
@@ -57,6 +57,9 @@ ORPHANS_S = 3.0
 
 HELD = (signal.SIGUSR1, signal.SIGUSR2)
 """Wait until the controller takes them: it unblocks them itself, once it has its handlers."""
+
+STOP_LOOK_S = 2.0
+"""While models are copied, the run folder is looked at so often for a stop."""
 
 _WITNESSES = (0, 1)
 """Nodes whose step looks into the end of the launcher: on the first it may be the memory's next victim."""
@@ -99,6 +102,8 @@ class _Step:
     death: BatchDeath | None = None
     staging: Staging | None = None
     is_told: bool = False
+    is_stopped: bool = False
+    looked_s: float = 0.0
 
     def run(self) -> int:
         """Check the node, then run its controller to its end; gives the exit code."""
@@ -114,19 +119,20 @@ class _Step:
             unfit = check.run() if site.node_check.enabled else None
             if unfit is not None:
                 return self._refused(log, unfit.why, unfit.exit_code, {"unfit": unfit.why})
-            argv = self._controller(site, device_of(check.device))
-            self.staging = Staging(site.stage, environment, partial(_say_in, log), lambda: self.is_told)
-            copies = self.staging.run(sources_of(config, site.stage, self.node))
-            environment[STAGED] = json.dumps(copies)
+            device = device_of(check.device)
+            argv = self._controller(site, device)
+            self.staging = Staging(site.stage, environment, partial(_say_in, log), self._is_stopping)
+            if self.staging.is_wanted:
+                self._note({"device": device})  # it is fit: nobody waits to hear whether it is
+                self._stage(self.staging, sources_of(config, site.stage, self.node))
         except (ConfigError, WorkerFailed) as error:
             return self._refused(log, str(error), exit_code_of(error), {})
         except OSError as error:  # nobody has a way to the first node
             return self._refused(log, str(error), EXIT_FAILED, {})
         if not self.is_told:
             return self._run_to_its_end(argv, environment, log)
-        self.staging.close()
-        if self.death is not None:
-            self.death.wait()
+        self._note({"ended": EXIT_WILL_CONTINUE})
+        self._close()
         return EXIT_WILL_CONTINUE
 
     def _check(self, config: RunConfig, site: SiteConfig, env: dict[str, str]) -> NodeCheck:
@@ -160,12 +166,36 @@ class _Step:
         code = controller.wait()
         end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
         _waited_for(partial(scratch.tidy, self.paths, self.epoch, self.node))
+        self._note({"pid": controller.pid, "device": device, "ended": code})
+        self._close()
+        return code if code >= 0 else 128 - code
+
+    def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
+        """Copy them to this node's disk. After a failed attempt they are read from where they are: the disk
+        may be what has failed."""
+        if _waited_for(partial(record, self.paths, self.epoch - 1, ENDED)).get("exit_code") == EXIT_FAILED:
+            staging.say("the attempt before has failed: nothing is read from stage.folder in this one")
+        elif copies := staging.run(sources):
+            try:
+                _waited_for(partial(note_copies, self.paths, self.epoch, self.node, copies))
+            except (YattError, OSError) as error:
+                staging.say(f"the copies are not used, as they cannot be noted: {error}")
+
+    def _is_stopping(self) -> bool:
+        """Told by a signal, by one that is held back for the controller, or by a word in the run folder."""
+        if self.is_told or signal.sigpending() & {*HELD}:
+            return True
+        if clock.monotonic_s() - self.looked_s > STOP_LOOK_S:
+            self.looked_s = clock.monotonic_s()
+            with contextlib.suppress(OSError):
+                self.is_stopped = bool(record(self.paths, self.epoch, STOP))
+        return self.is_stopped
+
+    def _close(self) -> None:
         if self.staging is not None:
             self.staging.close()
-        self._note({"pid": controller.pid, "device": device, "ended": code})
         if self.death is not None:
             self.death.wait()
-        return code if code >= 0 else 128 - code
 
     def _received(self, number: int, _frame: object) -> None:
         self.is_told = True

@@ -25,12 +25,12 @@ from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import Row, RowReader
 from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.staged import load_on_node
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_link import WorkerLink
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
-from yatt.config.staged import load_on_node
 from yatt.core.verdict import parse
 from yatt.errors import (
     EXIT_FAILED,
@@ -260,7 +260,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
-        config = patiently(partial(load_on_node, RunPaths(Path(arguments.run)), arguments.epoch))
+        where = RunPaths(Path(arguments.run)), arguments.epoch, arguments.node
+        config = patiently(partial(load_on_node, *where))
         functions = patiently(partial(load_rewards, config))
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)

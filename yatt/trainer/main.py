@@ -18,10 +18,10 @@ from pathlib import Path
 from yatt.adapters.collector import importing
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_link import Order, Pulse, WorkerLink
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import open_run_store
-from yatt.config.staged import load_on_node
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -37,7 +37,7 @@ def main() -> None:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
-    config = patiently(partial(load_on_node, RunPaths(run), arguments.epoch))
+    config = patiently(partial(load_on_node, RunPaths(run), arguments.epoch, arguments.node))
     opened = patiently(partial(open_run_store, config, run))
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.
     with importing():

@@ -1,6 +1,7 @@
 """Which nodes a job is kept off: no more than it can do without, and what others have asked for stays."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -10,38 +11,72 @@ import pytest
 
 from yatt.adapters import ledger
 from yatt.adapters.files import publish, sealed
-from yatt.adapters.kept_off import KeptOff, affordable
+from yatt.adapters.kept_off import TRIES, KeptOff, affordable, mebibytes
 from yatt.adapters.slurm import Slurm
 from yatt.paths import RunPaths
 
-NODE = {"State": "IDLE", "Partitions": "gpu,all", "ActiveFeatures": "ib,fast", "Gres": "gpu:a100:8"}
+NODE = {
+    "State": "IDLE", "Partitions": "gpu,all", "ActiveFeatures": "ib,fast", "Gres": "gpu:a100:8",
+    "CPUTot": "64", "RealMemory": "512000",
+}  # fmt: skip
 PART = {"Partition": "gpu", "NumNodes": "2", "ExcNodeList": "(null)", "ReqNodeList": "(null)"}
+NAMES = ("n1", "n2", "n3", "n4")
 
 
 @pytest.mark.parametrize(
     ("part", "changed", "others", "off"),
     [
-        ({}, {}, set(), ["n3", "n1"]),
-        ({}, {"n4": {"State": "DOWN*"}}, set(), ["n3"]),
-        ({}, {"n3": {"State": "DOWN"}}, set(), ["n1"]),
-        ({}, {"n4": {"Partitions": "cpu"}}, set(), ["n3"]),
-        ({}, {}, {"n4"}, ["n3"]),
-        ({}, {}, {"n3"}, ["n1"]),
-        ({"ReqNodeList": "n[1-2]"}, {}, set(), []),
-        ({"Features": "fast"}, {"n4": {"ActiveFeatures": "slow"}}, set(), ["n3"]),
-        ({"Features": "fast&ib"}, {}, set(), []),
-        ({"TresPerNode": "gres:gpu:a100:2"}, {"n4": {"Gres": "gpu:t4:8"}}, set(), ["n3"]),
-        ({"TresPerNode": "gres/gpu:a100:2"}, {"n4": {"Gres": "gpu:t4:8"}}, set(), ["n3"]),
-        ({"TresPerNode": "gres/gpu:2"}, {"n4": {"Gres": "gpu:t4:8"}}, set(), ["n3", "n1"]),
-        ({"TresPerNode": "gres:gpu:2"}, {"n4": {"Gres": "(null)"}}, set(), ["n3"]),
+        ({}, {}, [], ["n3", "n1"]),
+        ({}, {"n4": {"State": "DOWN*"}}, [], ["n3"]),
+        ({}, {"n3": {"State": "DOWN"}}, [], ["n1"]),
+        ({}, {"n4": {"State": "IDLE+RESERVED"}}, [], ["n3"]),
+        ({}, {"n4": {"State": "MAINT"}}, [], ["n3"]),
+        ({"Reservation": "mine"}, {"n4": {"State": "IDLE+RESERVED"}}, [], ["n3", "n1"]),
+        ({}, {"n4": {"Partitions": "cpu"}}, [], ["n3"]),
+        ({}, {}, ["n4"], ["n3"]),
+        ({}, {}, ["n3"], ["n1"]),
+        ({"ReqNodeList": "n[1-2]"}, {}, [], []),
+        ({"Features": "fast"}, {"n4": {"ActiveFeatures": "slow"}}, [], ["n3"]),
+        ({"Features": "fast&ib"}, {}, [], []),
+        ({"TresPerNode": "gres:gpu:a100:2"}, {"n4": {"Gres": "gpu:t4:8"}}, [], ["n3"]),
+        ({"TresPerNode": "gres/gpu:a100:2"}, {"n4": {"Gres": "gpu:t4:8"}}, [], ["n3"]),
+        ({"TresPerNode": "gres/gpu:a100:2"}, {"n4": {"Gres": "gpu:a100_1g.5gb:8"}}, [], ["n3"]),
+        ({"TresPerNode": "gres/gpu:2"}, {"n4": {"Gres": "gpu:t4:8"}}, [], ["n3", "n1"]),
+        ({"TresPerNode": "gres/gpu:8"}, {"n4": {"Gres": "gpu:t4:4"}}, [], ["n3"]),
+        ({"TresPerNode": "gres:gpu:2"}, {"n4": {"Gres": "(null)"}}, [], ["n3"]),
+        ({"TresPerNode": "gpu in words of tomorrow"}, {}, [], []),
+        ({"MinMemoryNode": "400G"}, {"n4": {"RealMemory": "256000"}}, [], ["n3"]),
+        ({"MinMemoryCPU": "8000M", "MinCPUsNode": "40"}, {"n4": {"RealMemory": "256000"}}, [], ["n3"]),
+        ({"MinCPUsNode": "64"}, {"n4": {"CPUTot": "32"}}, [], ["n3"]),
     ],
 )
 def test_a_job_is_kept_off_no_more_nodes_than_it_can_do_without(part, changed, others, off) -> None:
-    nodes = {name: {**NODE, **changed.get(name, {})} for name in ("n1", "n2", "n3", "n4")}
-    mine, exclude = {**PART, **part}, ["n3", "n1", "n3", "gone"]
-    assert affordable(exclude, 2, mine, nodes, others) == off
-    assert len(affordable(exclude, 3, mine, nodes, others)) == max(0, len(off) - 1)
-    assert affordable(exclude, 5, mine, nodes, others) == []
+    nodes = {name: {**NODE, **changed.get(name, {})} for name in NAMES}
+
+    def kept_off(num_nodes: int) -> list[str]:
+        mine = {**PART, **part, "NumNodes": f"{num_nodes}"}
+        return affordable(["n3", "n1", "n3", "gone"], [mine], [nodes], [others])[0]
+
+    assert kept_off(2) == off
+    assert len(kept_off(3)) == max(0, len(off) - 1)
+    assert kept_off(5) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "spare"), [(("gpu", "gpu"), 0), (("gpu", "all"), 0), (("gpu", "cpu"), 2)]
+)
+def test_components_that_might_be_given_the_same_nodes_need_them_together(partitions, spare) -> None:
+    nodes = {name: NODE for name in NAMES} | {f"c{n}": {**NODE, "Partitions": "cpu"} for n in range(4)}
+    parts = [{**PART, "Partition": partition} for partition in partitions]
+    off = affordable(["n3", "n1", "c1", "c2"], parts, [nodes, nodes], [[], []])
+    assert [len(names) for names in off] == [spare, spare]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("1.5T", 1572864), ("2G", 2048), ("500M", 500), ("7", 7), ("", 0)]
+)
+def test_memory_is_read_as_slurm_writes_it(text: str, said: int) -> None:
+    assert mebibytes(text) == said
 
 
 SCONTROL = """
@@ -56,7 +91,7 @@ if argv[:2] == ["show", "job"]:
         print(f"   ExcNodeList={names or '(null)'}\\n")
 elif argv[:2] == ["show", "node"]:
     for number in range(1, 1 + state["up"]):
-        print(f"NodeName=n{number} State=IDLE Partitions=gpu,all Gres=(null)")
+        print(f"NodeName=n{number} State=IDLE Partitions=gpu,all Gres=(null) CPUTot=8 RealMemory=8000")
 elif argv[:2] == ["show", "reservation"]:
     print(f"ReservationName={argv[-1]} Nodes=n[1-3]")
 elif state["refusals"]:
@@ -88,9 +123,9 @@ class OneJob:
     def excluded(self) -> list[str]:
         return list(self.state()["lists"])
 
-    def exclude(self, *lists: str) -> None:
-        """Somebody else."""
-        self._file.write_text(json.dumps({**self.state(), "lists": lists}))
+    def be(self, **differs: Any) -> None:
+        """By somebody else, or by Slurm."""
+        self._file.write_text(json.dumps({**self.state(), **differs}))
 
 
 def run_of(folder: Path, *unfit: int) -> RunPaths:
@@ -111,7 +146,7 @@ def test_only_what_was_added_is_taken_away_again(tmp_path: Path) -> None:
     keep = KeptOff(run_of(tmp_path), job.slurm)
     keep.renew("7", ["n1", "n8"], 1)
     assert job.excluded() == ["n8,n1", "n1,n8"]
-    job.exclude("n8,n1,n9", "n1,n8")  # by an administrator, meanwhile
+    job.be(lists=["n8,n1,n9", "n1,n8"])  # by an administrator, meanwhile
     keep.renew("7", ["n2"], 2)
     assert job.excluded() == ["n8,n9,n2", "n2"]
     keep.renew("7", [], 3)
@@ -152,6 +187,32 @@ def test_a_refusal_is_asked_again_for_a_while(tmp_path: Path, monkeypatch: pytes
     job = OneJob(tmp_path, "", refusals=3)
     KeptOff(run_of(tmp_path), job.slurm).renew("7", ["n1"], 1)
     assert job.state()["changes"] == [["7", "n1"]]
+
+
+def test_what_was_added_is_known_though_a_change_was_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the job would collect one node after the other."""
+    monkeypatch.setattr("yatt.adapters.kept_off.PAUSE_S", 0.0)
+    job = OneJob(tmp_path, "n8")
+    keep = KeptOff(run_of(tmp_path), job.slurm)
+    keep.renew("7", ["n1"], 1)
+    job.be(refusals=TRIES)
+    keep.renew("7", ["n2"], 2)
+    assert job.excluded() == ["n8,n1"]
+    keep.renew("7", [], 3)
+    assert job.excluded() == ["n8"]
+
+
+def test_a_record_that_makes_no_sense_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job, paths = OneJob(tmp_path, "n[a-b]"), run_of(tmp_path, 0)
+    publish(paths.seat(1, 0), sealed({"no": "name"}, 1))
+    with caplog.at_level(logging.WARNING):
+        KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
+    assert "are not known: KeyError" in caplog.text
+    ledger.note(paths, 1, ledger.ENDED, {})
+    KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
+    assert job.excluded() == ["n[a-b]"]
 
 
 def test_a_damaged_note_adds_what_is_to_be_added_and_takes_nothing_away(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from yatt.adapters import local_copy
-from yatt.adapters.local_copy import GivenUp, LocalCopies, parts_of
+from yatt.adapters.local_copy import GivenUp, LocalCopies, leaf_of, parts_of
 
 FILES = {
     "config.json": b"{}",
     "model.safetensors": os.urandom(3 << 20),
     "pooling/config.json": b"[]",
+    "pooling/pytorch_model.bin": b"there are no safetensors here",
     "empty": b"",
 }
+OTHERS = ("original/consolidated.pth", ".git/config", "checkpoint-7/optimizer.pt", "pytorch_model.bin")
 
 
 @pytest.fixture
@@ -32,10 +34,16 @@ def model(tmp_path: Path) -> Path:
         blob.write_bytes(data)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(blob)
-    for name in ("original/consolidated.pth", ".git/config"):
-        (folder / name).parent.mkdir()
+    for name in OTHERS:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"not for loaders")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody uses may be removed at once."""
+    monkeypatch.setattr(local_copy, "SETTLE_S", 0.0)
 
 
 def copies_in(folder: Path, is_over: bool = False) -> LocalCopies:
@@ -79,39 +87,51 @@ def test_a_source_that_has_changed_has_another_copy(model: Path, tmp_path: Path)
 def test_a_copy_that_a_crash_has_cut_is_made_anew(model: Path, tmp_path: Path) -> None:
     copies = copies_in(tmp_path)
     copy = copies.take(model)
-    copies.release()
+    copies.release(keep=True)
     os.truncate(copy / "model.safetensors", 0)
     assert content(copies.take(model)) == FILES
 
 
 TAKE = """
-import sys
+import sys, time
 from pathlib import Path
 from yatt.adapters import local_copy
 from yatt.adapters.local_copy import LocalCopies
-made = LocalCopies._make
-def make(self, name, source, parts):
+make, copy = LocalCopies._make, local_copy._Copying._copy
+def telling(*about):
     print("makes", flush=True)
-    if len(sys.argv) > 3:
-        local_copy.CHUNK_BYTES = 4096
-    made(self, name, source, parts)
-LocalCopies._make = make
+    make(*about)
+LocalCopies._make = telling
 if len(sys.argv) > 3:
-    import time
-    write = local_copy._Copying._copy
-    local_copy._Copying._copy = lambda *about: (write(*about), time.sleep(60))
+    local_copy._Copying._copy = lambda *about: (copy(*about), time.sleep(60))
 copies = LocalCopies.within(Path(sys.argv[1]), lambda: False)
+print("ready", flush=True)
+sys.stdin.readline()
 print(copies.take(Path(sys.argv[2])), flush=True)
 sys.stdin.read()
 """
 
 
-def taker(folder: Path, source: Path, *more: str) -> "subprocess.Popen[str]":
-    """Another process that takes a copy, and uses it until its input ends."""
-    return subprocess.Popen(
+def waiting_taker(folder: Path, source: Path, *more: str) -> "subprocess.Popen[str]":
+    """Another process that takes a copy once it is given a line, and uses it until its input ends."""
+    process = subprocess.Popen(
         [sys.executable, "-c", TAKE, str(folder), str(source), *more],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: "subprocess.Popen[str]") -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def taker(folder: Path, source: Path, *more: str) -> "subprocess.Popen[str]":
+    """One that takes it now."""
+    process = waiting_taker(folder, source, *more)
+    go(process)
+    return process
 
 
 def end(process: "subprocess.Popen[str]") -> list[str]:
@@ -120,13 +140,20 @@ def end(process: "subprocess.Popen[str]") -> list[str]:
 
 
 def test_of_many_processes_one_makes_it(model: Path, tmp_path: Path) -> None:
-    said = [end(process) for process in [taker(tmp_path, model) for _ in range(5)]]
+    large = os.urandom(64 << 20)
+    (model / "large").write_bytes(large)
+    processes = [waiting_taker(tmp_path, model) for _ in range(4)]
+    for process in processes:
+        go(process)
+    said = [end(process) for process in processes]
     assert sum("makes" in lines for lines in said) == 1
     assert len({lines[-1] for lines in said}) == 1
-    assert content(Path(said[0][-1])) == FILES
+    assert content(Path(said[0][-1])) == {**FILES, "large": large}
 
 
-def test_one_who_is_killed_while_copying_leaves_nothing_that_counts(model: Path, tmp_path: Path) -> None:
+def test_one_who_is_killed_while_copying_leaves_whole_files_only(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = taker(tmp_path, model, "slowly")
     assert process.stdout.readline() == "makes\n"
     own = tmp_path / f"yatt-stage-{os.getuid()}"
@@ -136,8 +163,30 @@ def test_one_who_is_killed_while_copying_leaves_nothing_that_counts(model: Path,
     end(process)
     copies = copies_in(tmp_path)
     copies.prune(3600)
-    assert list(own.iterdir()) == []
+    assert list(own.glob("*.partial")), "whoever comes next goes on with it"
+    written = local_copy._Copying._copy
+    made = list[str]()
+
+    def copy(self: object, source: Path, target: Path, size: int) -> None:
+        made.append(target.name)
+        written(self, source, target, size)
+
+    monkeypatch.setattr(local_copy._Copying, "_copy", copy)
     assert content(copies.take(model)) == FILES
+    assert made
+    assert "model.safetensors" not in made, "it was whole already"
+    assert not list(own.glob("*.partial"))
+
+
+def test_parts_that_nobody_goes_on_with_are_removed(model: Path, tmp_path: Path) -> None:
+    copies = copies_in(tmp_path)
+    part = copies.folder / "0123.partial"
+    part.mkdir()
+    (copies.folder / "4567.lock").touch()
+    for path in copies.folder.iterdir():
+        os.utime(path, (0, 0))
+    copies.prune(3600)
+    assert list(copies.folder.iterdir()) == []
 
 
 def test_what_somebody_uses_is_never_removed(model: Path, tmp_path: Path) -> None:
@@ -162,9 +211,11 @@ def test_room_is_made_by_removing_the_one_unused_for_the_longest_time(
     for age_s, source in zip((30, 20, 10), sources, strict=False):
         source.write_bytes(b"12345678")
         found.append(copies.take(source))
+        copies.release(keep=True)
         os.utime(found[-1].parent, (time.time() - age_s,) * 2)
-    used, copies._locks = copies._locks[0], copies._locks[1:]  # the oldest is used
-    copies.release()
+    user = taker(tmp_path, sources[0])
+    assert user.stdout.readline().strip() == str(found[0])
+    os.utime(found[0].parent, (0, 0))
     free = namedtuple("usage", "free")
     room = iter([0, 0, 1 << 40])
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free(next(room, 0)))
@@ -173,8 +224,7 @@ def test_room_is_made_by_removing_the_one_unused_for_the_longest_time(
     assert [path.exists() for path in found] == [True, False, True]
     with pytest.raises(OSError, match=r"no room for 0\.0 GB"):
         copies.take(model)
-    assert not list(copies.folder.glob("*.partial"))
-    os.close(used)
+    end(user)
 
 
 def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,23 +235,84 @@ def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch
     copies = LocalCopies.within(tmp_path, lambda: next(looks, 99) > 20)
     with pytest.raises(GivenUp):
         copies.take(model)
-    assert not [path for path in copies.folder.iterdir() if path.is_dir()]
+    assert not list(copies.folder.rglob("*.safetensors"))
+    assert not list(copies.folder.rglob("model/.*"))
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_source_that_changes_meanwhile_is_not_taken(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     copy = local_copy._Copying._copy
 
     def change(self: object, source: Path, target: Path, size: int) -> None:
-        copy(self, source, target, size)
-        source.resolve().write_bytes(b"others")
+        if when == "after":
+            copy(self, source, target, size)
+        source.resolve().write_bytes(b"others" if when == "before" else bytes(size))
+        if when == "before":
+            copy(self, source, target, size)
 
     monkeypatch.setattr(local_copy._Copying, "_copy", change)
     copies = copies_in(tmp_path)
     with pytest.raises(OSError, match="changed while it was copied"):
         copies.take(model)
     assert not [path for path in copies.folder.iterdir() if path.is_dir()]
+
+
+def test_a_copy_that_was_damaged_while_it_is_used_is_refused_at_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = taker(tmp_path, model)
+    assert process.stdout.readline() == "makes\n"
+    os.truncate(Path(process.stdout.readline().strip()) / "model.safetensors", 5)
+    monkeypatch.setattr(local_copy, "WAIT_S", 0.01)
+    with pytest.raises(OSError, match="damaged and in use"):
+        copies_in(tmp_path).take(model)
+    end(process)
+    assert content(copies_in(tmp_path).take(model)) == FILES
+
+
+def test_the_age_of_a_copy_is_counted_from_the_end_of_its_use(model: Path, tmp_path: Path) -> None:
+    copies = copies_in(tmp_path)
+    copy = copies.take(model)
+    os.utime(copy.parent, (0, 0))
+    copies.release(keep=True)
+    copies.prune(3600)
+    assert copy.exists()
+    copies.take(model)
+    copies.release(keep=False)
+    assert list(copies.folder.iterdir()) == []
+
+
+def test_what_was_just_taken_stays_for_those_who_hold_no_lock(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    copies = copies_in(tmp_path)
+    copy = copies.take(model)
+    copies.release(keep=True)
+    copies.prune(0)
+    assert copy.exists()
+
+
+def test_a_source_without_a_name_gets_one() -> None:
+    assert [leaf_of(Path(name)) for name in ("/", "/usr/..", "/a/b.c")] == ["copy", "copy", "b.c"]
+
+
+def test_an_empty_folder_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(OSError, match="nothing in it"):
+        copies_in(tmp_path).take(tmp_path / "model")
+
+
+def test_a_folder_in_which_others_may_rename_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can rename"):
+        copies_in(tmp_path)
+    tmp_path.chmod(0o1777)
+    copies_in(tmp_path)
+    with pytest.raises(OSError, match="no absolute path"):
+        copies_in(Path("here"))
 
 
 @pytest.mark.parametrize("plant", ["link", "file", "open"])

@@ -1,10 +1,13 @@
 """What a node copies to its own disk, and what happens when it cannot."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +15,16 @@ import pytest
 
 from tests.unit.core.test_placement import config
 from yatt.adapters import local_copy
+from yatt.adapters.files import read_or_none, unsealed_any
+from yatt.adapters.ledger import ENDED, STOP, note
+from yatt.adapters.staged import load_on_node, note_copies, on_node
 from yatt.config.load import resolved_text
 from yatt.config.schema import PlacementSection
 from yatt.config.site import SiteConfig, StageSection, load_site
-from yatt.config.staged import STAGED, load_on_node, with_copies
 from yatt.errors import ConfigError
 from yatt.launch.plan import Resized, effective
 from yatt.launch.staging import Staging, fault_of, sources_of
+from yatt.launch.step import STOP_LOOK_S, _Step
 from yatt.paths import RunPaths
 
 
@@ -97,6 +103,32 @@ def test_a_filesystem_that_stands_still_costs_its_limit(
     stands.set()
 
 
+def test_a_disk_that_stands_still_at_the_end_holds_nobody(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, stands = staging(str(tmp_path), []), threading.Event()
+    mine.run([source])
+    monkeypatch.setattr("yatt.launch.staging.CLOSE_S", 0.2)
+    monkeypatch.setattr(local_copy.LocalCopies, "release", lambda *_, **__: stands.wait(60))
+    began_s = time.monotonic()
+    mine.close()
+    assert time.monotonic() - began_s < 30
+    stands.set()
+
+
+def test_a_defect_costs_a_line(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_copy, "parts_of", lambda _: raises(ValueError("odd")))
+    said: list[str] = []
+    assert staging(str(tmp_path), said).run([source]) == {}
+    assert said == [f"{source} is not copied (ValueError: odd); it is read from where it is"]
+
+
+def test_a_folder_in_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = StageSection(folder="/dev/shm")
+    assert "is in memory" in fault_of(stage, {})
+    (Path("/dev/shm") / f"yatt-stage-{os.getuid()}").rmdir()
+
+
 def test_a_node_copies_what_its_roles_read() -> None:
     run = config(3, 1, 1, 1)
     run = replace(run, placement=PlacementSection(mode="disaggregated", genrm_slabs=1, trainer_nodes=1))
@@ -113,18 +145,25 @@ def test_a_node_copies_what_its_roles_read() -> None:
 
 
 def test_the_processes_of_a_node_read_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = config(1, 1, 1, 0)
+    run, paths = config(1, 1, 1, 0), RunPaths(tmp_path)
+    paths.config.write_text(resolved_text(run))
+    assert load_on_node(paths, 1, 0) == run
     (tmp_path / "copy").mkdir()
     copies = {run.model.path: str(tmp_path / "copy"), run.genrms[0].model: str(tmp_path / "gone")}
-    seen = with_copies(run, copies)
+    note_copies(paths, 1, 0, copies)
+    seen = load_on_node(paths, 1, 0)
     assert seen.model.path == str(tmp_path / "copy")
     assert seen.genrms == run.genrms, "a copy that is gone is not used"
     assert replace(seen, model=run.model) == run
-    paths = RunPaths(tmp_path)
-    paths.config.write_text(resolved_text(run))
-    assert load_on_node(paths, 1) == run
-    monkeypatch.setenv(STAGED, "{" + f'"{run.model.path}": "{tmp_path}/copy"' + "}")
-    assert load_on_node(paths, 1) == seen
+    assert load_on_node(paths, 1, 1) == run, "another node's"
+    assert load_on_node(paths, 2, 0) == run, "another attempt's"
+    broken = OSError(errno.EIO, "the disk is broken")
+    monkeypatch.setattr(Path, "exists", lambda path: raises(broken) if path.name == "copy" else True)
+    assert on_node(run, paths, 1, 0).model == run.model
+
+
+def raises(error: Exception) -> bool:
+    raise error
 
 
 def test_nodes_wait_longer_for_each_other_where_they_copy_first() -> None:
@@ -154,3 +193,38 @@ def test_the_images_own_step_prints_where_the_copy_is(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, check=True)
         assert done.stdout.startswith(place)
         assert Path(done.stdout.strip()).read_bytes() == b"image"
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> _Step:
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    return _Step(paths, 2, 0, "")
+
+
+def test_a_stop_of_any_kind_ends_the_copying(step: _Step) -> None:
+    assert not step._is_stopping()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert step._is_stopping()
+    finally:
+        signal.sigtimedwait({signal.SIGUSR2}, 10)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    assert not step._is_stopping()
+    note(step.paths, 2, STOP, {"reason": "the time limit is near"})
+    assert not step._is_stopping(), "the folder is not looked at all the time"
+    step.looked_s -= STOP_LOOK_S
+    assert step._is_stopping()
+
+
+@pytest.mark.parametrize(("exit_code", "num_copies"), [(1, 0), (75, 1), (None, 1)])
+def test_after_a_failed_attempt_the_disk_is_not_trusted(
+    step: _Step, source: str, tmp_path: Path, exit_code: int | None, num_copies: int
+) -> None:
+    note(step.paths, 1, ENDED, {"exit_code": exit_code})
+    said: list[str] = []
+    step._stage(staging(str(tmp_path), said), (source,))
+    noted = unsealed_any(read_or_none(step.paths.staged(2, 0))) or {"copies": {}}
+    assert len(noted["copies"]) == num_copies
+    assert (said == []) == bool(num_copies)

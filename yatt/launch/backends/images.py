@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import IO
 
 from yatt import clock
 from yatt.config.site import ContainerSection, SiteConfig
@@ -34,7 +35,7 @@ def with_local_image(
         is_told: whether this start is being ended, which ends the copying.
     """
     stage, image = site.stage, site.container.image
-    if not stage.folder or "container" not in stage.what or not Path(image).is_file():
+    if not stage.folder or "container" not in stage.what or not Path(image).is_file() or is_told():
         return site
     outside = replace(site, container=ContainerSection())
     program = (python_of(outside), "-P", "-m", "yatt.launch.staging", json.dumps(asdict(stage)), image)
@@ -43,37 +44,54 @@ def with_local_image(
         for number, part in enumerate(components)
         if set(part.indexes) - absent
     ]
-    said = _outputs(orders, stage.limit_s + START_S, is_told)
-    copies = {line for text in said for line in text.splitlines()}
-    if len(copies) == 1 and image not in copies and len(said) == len(orders):
-        return replace(site, container=replace(site.container, image=copies.pop()))
+    env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
+    try:
+        lines = _lines(orders, env, stage.limit_s + START_S, is_told)
+    except OSError as error:  # no process, descriptor or file to be had
+        lines = []
+        say(f"the step that copies {image} cannot be started ({error.strerror})")
+    num_nodes = sum(len(set(part.indexes) - absent) for part in components)
+    if len(lines) == num_nodes and len(set(lines)) == 1 and image not in lines:
+        return replace(site, container=replace(site.container, image=lines[0]))
     if not is_told():
         say(f"not every node has a copy of {image} in {stage.folder}; it is read from where it is")
     return site
 
 
-def _outputs(orders: list[tuple[str, ...]], limit_s: float, is_told: Callable[[], bool]) -> list[str]:
-    """What the steps printed that ended well, within `limit_s`."""
-    until_s = clock.monotonic_s() + limit_s
+def _lines(
+    orders: list[tuple[str, ...]], env: dict[str, str], limit_s: float, is_told: Callable[[], bool]
+) -> list[str]:
+    """What the tasks of those steps printed that ended well, within `limit_s`.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    until_s, steps = clock.monotonic_s() + limit_s, list[subprocess.Popen[bytes]]()
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in orders]
-        steps = [
-            subprocess.Popen(
-                order, env=os.environ, stdout=output, stderr=sys.stderr, stdin=subprocess.DEVNULL
-            )
-            for order, output in zip(orders, outputs, strict=True)
-        ]
-        while any(step.poll() is None for step in steps) and clock.monotonic_s() < until_s and not is_told():
-            time.sleep(POLL_S)
-        for step in steps:
-            _end(step)
-        for output in outputs:
-            output.seek(0)
+        try:
+            for order, output in zip(orders, outputs, strict=True):
+                nothing = subprocess.DEVNULL
+                step = subprocess.Popen(order, env=env, stdin=nothing, stdout=output, stderr=sys.stderr)
+                steps.append(step)
+            while any(step.poll() is None for step in steps) and clock.monotonic_s() < until_s:
+                if is_told():
+                    break
+                time.sleep(POLL_S)
+        finally:
+            for step in steps:
+                _end(step)
         return [
-            output.read().decode(errors="replace")
+            line
             for step, output in zip(steps, outputs, strict=True)
             if step.returncode == 0
+            for line in _read(output).splitlines()
         ]
+
+
+def _read(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace")
 
 
 def _end(step: "subprocess.Popen[bytes]") -> None:

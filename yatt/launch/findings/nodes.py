@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, expand, is_up
+from yatt.adapters.slurm import Fields, expand, gpus_of, is_up
 from yatt.config.site import ComponentSection, SiteConfig, component
 from yatt.launch.findings.partitions import partition_of
 from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
@@ -32,18 +32,6 @@ def node_findings(
         if limit.isdigit() and demand.nodes > int(limit):
             what = f"{demand.nodes} nodes are needed; {name} gives a job {limit} at most."
             yield fail(demand.component, what, "Take fewer nodes, or another partition.")
-
-
-def gpus_of(node: Fields) -> dict[str, int]:
-    """GPUs that a node is configured with, by type; "" for those without one."""
-    found: dict[str, int] = {}
-    for item in re.sub(r"\([^)]*\)", "", node.get("Gres", "")).split(","):
-        name, *rest = item.split(":")
-        if name == "gpu":
-            count = int(rest[-1]) if rest and rest[-1].isdigit() else 1
-            kind = rest[0] if rest and not (len(rest) == 1 and rest[0].isdigit()) else ""
-            found[kind] = found.get(kind, 0) + count
-    return found
 
 
 def _fit(

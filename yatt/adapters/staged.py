@@ -1,0 +1,59 @@
+"""The config as a node's processes see it: with paths of copies on its own disk (`yatt.launch.staging`)."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.config.load import load_attempt
+from yatt.config.schema import RunConfig
+from yatt.paths import RunPaths
+
+
+def note_copies(paths: RunPaths, epoch: int, node: int, copies: Mapping[str, str]) -> None:
+    """Tell the processes of this node, in this attempt, which copy each source has.
+
+    Raises:
+        OSError, ConfigError, FolderGone: it cannot be written; then the sources are read.
+    """
+    path = paths.staged(epoch, node)
+    make_within(paths.root, path.parent)
+    publish(path, sealed({"copies": dict(copies)}, epoch))
+
+
+def load_on_node(paths: RunPaths, epoch: int, node: int) -> RunConfig:
+    """As `load_attempt`, for a controller or worker.
+
+    Raises:
+        ConfigError: as `load_attempt`.
+        OSError: the run folder does not answer.
+    """
+    return on_node(load_attempt(paths, epoch), paths, epoch, node)
+
+
+def on_node(config: RunConfig, paths: RunPaths, epoch: int, node: int) -> RunConfig:
+    """The same config, which reads this node's copies instead of their sources.
+
+    Raises:
+        OSError: the run folder does not answer.
+    """
+    noted = unsealed_any(read_or_none(paths.staged(epoch, node))) or {}
+    copies = noted.get("copies", {})
+
+    def place(source: str) -> str:
+        with contextlib.suppress(OSError):  # a disk that fails, or a copy that somebody has removed
+            if source in copies and Path(copies[source]).exists():
+                return str(copies[source])
+        return source
+
+    return replace(
+        config,
+        model=replace(config.model, path=place(config.model.path)),
+        genrms=tuple(replace(genrm, model=place(genrm.model)) for genrm in config.genrms),
+        data=replace(
+            config.data,
+            train_files=tuple(map(place, config.data.train_files)),
+            val_files=tuple(map(place, config.data.val_files)),
+        ),
+    )
