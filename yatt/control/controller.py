@@ -183,7 +183,8 @@ class Controller:
             try:
                 return await supervisor.ready(worker)
             except WorkerFailed:
-                if not left or worker.role == TRAINER or not supervisor.was_killed(wire):
+                is_final = worker.role == TRAINER or not supervisor.was_killed(wire)
+                if is_final or not left or self.quit.is_set():
                     raise
 
     async def _hand_over(self, order: c.HandOver) -> m.Message:
