@@ -206,7 +206,7 @@ def test_a_stop_of_any_kind_ends_the_copying(step: _Step) -> None:
     assert not step._is_stopping()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
-        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)  # other threads do not hold it back
         assert step._is_stopping()
     finally:
         signal.sigtimedwait({signal.SIGUSR2}, 10)
