@@ -22,7 +22,7 @@ from tests.tiny_models import make_scripted_model
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.config.load import load, resolved_text
-from yatt.control.publications import Published
+from yatt.control.publications import LocalPublication
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -86,7 +86,7 @@ async def give(root: Path) -> None:
                 for _ in range(FILE_BYTES >> 20):
                     file.write(block)
         (folder / "index.json").write_text(json.dumps({"policy_version": 1, "files": names, "checksums": {}}))
-        published = Published(policy_version=1, folder=folder, probe=(), expected=(), rounding=0.0)
+        published = LocalPublication(policy_version=1, folder=folder, probe=(), expected=(), rounding=0.0)
         owner.parts.publications.adopt(published)
         lateness = Lateness()
         publish(root / "ready", b"1")

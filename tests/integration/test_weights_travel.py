@@ -19,7 +19,7 @@ from yatt.control import publications
 from yatt.control.node import Node
 from yatt.control.peers import Peers
 from yatt.control.progress import Progress
-from yatt.control.publications import Publications, Published
+from yatt.control.publications import LocalPublication, Publications
 from yatt.core.placement import place
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed, YattError
@@ -85,7 +85,9 @@ class Pair:
         content["index.json"] = json.dumps(index).encode()
         for name, data in content.items():
             (folder / name).write_bytes(data)
-        self.stores[0].adopt(Published(policy_version=policy_version, folder=folder, probe=(), expected=()))
+        self.stores[0].adopt(
+            LocalPublication(policy_version=policy_version, folder=folder, probe=(), expected=())
+        )
         return content
 
     async def fetch(self, policy_version: int) -> None:

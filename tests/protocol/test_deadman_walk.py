@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from yatt.core import deadman as rules
-from yatt.core.deadman import Action, Job, Limits, Observer, Stage
+from yatt.core.deadman import Action, Job, Limits, Observer, ObserverStage
 
 LIMITS = Limits(silence_s=2.0, takeover_s=2.0)
 LAST_TICK = 6
@@ -109,7 +109,7 @@ def look(world: World, who: int, seat: Seat, step: Step, *, is_blind: bool) -> W
     silence = 0.0 if lives else float(world.tick - max(0, since))
     counter = None if is_blind else world.counter
     world = put(world, who, replace(seat, has_looked=True))
-    return feed(world, who, rules.Tick(float(world.tick), silence, counter), step)
+    return feed(world, who, rules.Look(float(world.tick), silence, counter), step)
 
 
 def requeue(world: World, seat: Seat, *, is_lost: bool) -> World:
@@ -121,8 +121,8 @@ def requeue(world: World, seat: Seat, *, is_lost: bool) -> World:
     return replace(world, start=2)
 
 
-def walk(world: World, step: Step) -> tuple[set[World], set[Stage]]:
-    todo, seen, stages = [world], {world}, set[Stage]()
+def walk(world: World, step: Step) -> tuple[set[World], set[ObserverStage]]:
+    todo, seen, stages = [world], {world}, set[ObserverStage]()
     while todo:
         world = todo.pop()
         stages |= {seat.observer.stage for seat in world.seats if seat is not None}
@@ -147,14 +147,16 @@ def left_alone(world: World, step: Step) -> World:
 
 def survey(step: Step) -> None:
     """Safety in every world, and an end to every zombie that somebody survives to see."""
-    reached = set[Stage]()
+    reached = set[ObserverStage]()
     for seats, faults in ((1, 3), (2, 1)):
         worlds, stages = walk(World(seats=(Seat(),) * seats, faults_left=faults), step)
         reached |= stages
         for world in worlds:
             if world.tick == LAST_TICK and not world.leader_lives and world.start == 1 and any(world.seats):
                 assert left_alone(world, step).start == 2, f"nobody requeues: {world}"
-    assert reached == set(Stage) - {Stage.ENDED}, "a stage that was not reached was not tested"
+    assert reached == set(ObserverStage) - {ObserverStage.ENDED}, (
+        "a stage that was not reached was not tested"
+    )
 
 
 def test_a_dead_leader_is_succeeded_once_and_a_living_one_never() -> None:
@@ -165,13 +167,13 @@ def test_a_dead_leader_is_succeeded_once_and_a_living_one_never() -> None:
 
 
 def watches_the_wire_only(observer, event, limits):
-    if isinstance(event, rules.Tick) and event.counter is not None:
+    if isinstance(event, rules.Look) and event.counter is not None:
         observer = replace(observer, counter=event.counter, moved_s=-100.0)
     return rules.step(observer, event, limits)
 
 
 def takes_blindness_for_silence(observer, event, limits):
-    if isinstance(event, rules.Tick) and event.counter is None:
+    if isinstance(event, rules.Look) and event.counter is None:
         event = replace(event, counter=observer.counter)
         observer = replace(observer, moved_s=-100.0)
     return rules.step(observer, event, limits)
@@ -180,7 +182,7 @@ def takes_blindness_for_silence(observer, event, limits):
 def requeues_without_a_claim(observer, event, limits):
     after, action = rules.step(observer, event, limits)
     if action is Action.CLAIM:
-        return replace(after, stage=Stage.REQUEUEING), Action.REQUEUE
+        return replace(after, stage=ObserverStage.REQUEUEING), Action.REQUEUE
     return after, action
 
 
@@ -197,7 +199,7 @@ def takes_a_death_for_the_end(observer, event, limits):
 
 
 def never_takes_over(observer, event, limits):
-    if observer.stage is Stage.WAITING:
+    if observer.stage is ObserverStage.WAITING:
         return observer, Action.NOTHING
     return rules.step(observer, event, limits)
 
@@ -205,8 +207,8 @@ def never_takes_over(observer, event, limits):
 def keeps_an_old_claim(observer, event, limits):
     """Requeues under its old claim after asking again, as the first version of the rules did."""
     after, action = rules.step(observer, event, limits)
-    if observer.claim and observer.stage is Stage.ASKING and action is Action.CLAIM:
-        return replace(after, stage=Stage.REQUEUEING, claim=observer.claim), Action.REQUEUE
+    if observer.claim and observer.stage is ObserverStage.ASKING and action is Action.CLAIM:
+        return replace(after, stage=ObserverStage.REQUEUEING, claim=observer.claim), Action.REQUEUE
     return after, action
 
 
@@ -218,7 +220,7 @@ def claims_the_same_again(observer, event, limits):
 def goes_on_without_the_claim(observer, event, limits):
     """What the shell must not do: see `is_fresh`."""
     if isinstance(event, rules.ClaimTried) and event.is_mine is False:
-        return replace(observer, stage=Stage.REQUEUEING), Action.REQUEUE
+        return replace(observer, stage=ObserverStage.REQUEUEING), Action.REQUEUE
     return rules.step(observer, event, limits)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from yatt.core import delivery
-from yatt.core.delivery import Answers, Due, Outgoing, Seen
+from yatt.core.delivery import Answers, Due, DuplicateFilter, Outgoing
 
 RESEND_S, LIMIT_S, LAST_TICK, MOST_LOST = 1.0, 4.0, 8, 3
 Frame = tuple[str, int]  # send | probe | answer | working | unknown, and its number
@@ -23,7 +23,7 @@ class Rules:
     working = staticmethod(delivery.working)
     forgotten = staticmethod(delivery.forgotten)
 
-    def admits(self, seen: Seen, seq: int) -> bool:
+    def admits(self, seen: DuplicateFilter, seq: int) -> bool:
         return seen.admits(seq)
 
 
@@ -48,7 +48,7 @@ class World:
 def arrive(world: World, frame: Frame, rules: Rules) -> World:
     kind, value = frame
     if kind == "send":
-        seen = Seen(top=1 if 1 in world.seen else 0)
+        seen = DuplicateFilter(top=1 if 1 in world.seen else 0)
         if rules.admits(seen, 1):
             assert not world.acted or not world.is_kept, f"acted on twice: {world}"
             return replace(
@@ -165,7 +165,7 @@ def test_what_the_sender_slept_is_nobodys_silence() -> None:
 
 
 def test_answers_are_kept_up_to_their_bytes_and_what_goes_may_be_carried_out_again() -> None:
-    answers, seen = Answers(most_bytes=10), Seen()
+    answers, seen = Answers(most_bytes=10), DuplicateFilter()
     assert [seen.admits(seq) for seq in (1, 2, 2, 5, 4, 4, 3, 1)] == [
         True, True, False, True, True, False, True, False,
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_answers_are_kept_up_to_their_bytes_and_what_goes_may_be_carried_out_aga
 
 
 def test_what_is_remembered_of_a_sender_has_a_bound() -> None:
-    seen = Seen(most_missing=8)
+    seen = DuplicateFilter(most_missing=8)
     for seq in range(1, 1000):
         assert seen.admits(seq)
         seen.forget(seq)
@@ -191,7 +191,7 @@ def test_what_is_remembered_of_a_sender_has_a_bound() -> None:
 
 
 class ActsAgain(Rules):
-    def admits(self, seen: Seen, seq: int) -> bool:
+    def admits(self, seen: DuplicateFilter, seq: int) -> bool:
         return True
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from yatt.core import epochs as rules
-from yatt.core.epochs import BEGINNING, Checked, Claim, ClaimStage, Commit, Found, Linked, Looked
+from yatt.core.epochs import BEGINNING, Checked, Claim, ClaimStage, Commit, FileOwner, Linked, Looked
 
 Step = Callable[[Claim, rules.ClaimEvent], Claim]
 
@@ -54,9 +54,9 @@ def happenings(world: World, who: int, claim: Claim) -> Iterator[tuple[World, ru
         if world.drops_left:
             yield replace(world, drops_left=world.drops_left - 1), Linked()
     elif claim.epoch not in names:
-        yield world, Checked(Found.NOBODYS)
+        yield world, Checked(FileOwner.NOBODYS)
     else:
-        yield world, Checked(Found.MINE if names[claim.epoch] == who else Found.OTHERS)
+        yield world, Checked(FileOwner.MINE if names[claim.epoch] == who else FileOwner.OTHERS)
 
 
 def checked(world: World, who: int) -> World:
@@ -101,13 +101,13 @@ def takes_what_it_saw(claim, event):
 
 
 def leaves_a_gap(claim, event):
-    if event == Checked(Found.NOBODYS):
+    if event == Checked(FileOwner.NOBODYS):
         return Claim(ClaimStage.LINK, claim.epoch + 1)
     return rules.claim_step(claim, event)
 
 
 def takes_nobodys_for_its_own(claim, event):
-    if event == Checked(Found.NOBODYS):
+    if event == Checked(FileOwner.NOBODYS):
         return Claim(ClaimStage.WON, claim.epoch)
     return rules.claim_step(claim, event)
 

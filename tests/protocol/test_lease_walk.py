@@ -49,7 +49,7 @@ def effect(world: World, action: rules.Action) -> World:
             assert token > world.last_token, f"token {token} does not rise: {world}"
             using, memory = world.using | {role}, world.memory | {role}
             return replace(world, using=using, memory=memory, last_token=token)
-        case rules.Ask(role):
+        case rules.RequestRelease(role):
             return replace(world, asked=role)
         case rules.Kill(role):
             return replace(world, doomed=world.doomed | {role})

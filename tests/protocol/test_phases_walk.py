@@ -11,7 +11,7 @@ import pytest
 
 from yatt.core import phases
 from yatt.core.nodeset import NodeSet
-from yatt.core.phases import Part, Phase, Program, RunState
+from yatt.core.phases import Phase, PhasePart, Program, RunState
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
@@ -41,7 +41,7 @@ TRAINER, ENGINES, JUDGES = "trainer", "engines", "judges"
 class World:
     state: RunState
     holder: tuple[str, ...] = ("", "")  # which kind of role holds each node
-    orders: frozenset[phases.Order] = frozenset()  # sent, not carried out yet
+    orders: frozenset[phases.PhaseOrder] = frozenset()  # sent, not carried out yet
     mail: frozenset[phases.Event] = frozenset()  # answers under way; each may arrive more than once
     acting: phases.Act | None = None
     done: frozenset[tuple[int, int]] = frozenset()  # (node, seq) of orders carried out, of late
@@ -69,7 +69,7 @@ def apply(world: World, program: Program, result: phases.Result) -> World:
     world = replace(world, state=state)
     for action in actions:
         match action:
-            case phases.Order():
+            case phases.PhaseOrder():
                 check_order(world, action, program)
                 world = replace(world, orders=world.orders | {action})
             case phases.Act():
@@ -83,9 +83,9 @@ def apply(world: World, program: Program, result: phases.Result) -> World:
     return world
 
 
-def check_order(world: World, order: phases.Order, program: Program) -> None:
+def check_order(world: World, order: phases.PhaseOrder, program: Program) -> None:
     assert order.node not in world.lost, f"{order} to a node that is lost"
-    if order.part is Part.ENTER:
+    if order.part is PhasePart.ENTER:
         for node in program.nodes - world.lost:
             assert (node, order.seq - 1) in world.done, f"{order} before node {node} has prepared"
 
@@ -113,10 +113,10 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
     return replace(world, acting=act)
 
 
-def carry_out(world: World, order: phases.Order, program: Program) -> World:
+def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World:
     holder = list(world.holder)
     wanted = kind_of(order.phase, order.node, program)
-    if order.part is Part.PREPARE:
+    if order.part is PhasePart.PREPARE:
         holder[order.node] = wanted if holder[order.node] == wanted else ""
     else:
         others = {
@@ -125,7 +125,7 @@ def carry_out(world: World, order: phases.Order, program: Program) -> World:
         }  # fmt: skip
         assert not others, f"node {order.node} enters {order.phase} while another is held by {others}"
         holder[order.node] = wanted
-    answered = phases.Answered(order.node, order.seq)
+    answered = phases.OrderAnswered(order.node, order.seq)
     return replace(
         world, holder=tuple(holder), orders=world.orders - {order}, mail=world.mail | {answered},
         done=world.done | {(order.node, order.seq)},
@@ -175,7 +175,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
 
 
 def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1) -> list[World]:
-    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=NodeSet())
+    nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
     first = World(nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left)
     todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
@@ -197,7 +197,7 @@ def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_lef
 def without_old_mail(world: World, turns: int) -> World:
     """Old mail is kept for a turn or two only, so that the walk ends."""
     oldest = world.state.seq - turns
-    mail = frozenset(m for m in world.mail if isinstance(m, phases.Answered) and m.seq >= oldest)
+    mail = frozenset(m for m in world.mail if isinstance(m, phases.OrderAnswered) and m.seq >= oldest)
     return replace(world, mail=mail, done=frozenset(d for d in world.done if d[1] >= oldest))
 
 
@@ -224,14 +224,14 @@ def test_no_order_of_events_breaks_a_run() -> None:
 
 
 def enters_before_all_prepared(state, event, program):
-    if isinstance(event, phases.Answered) and event.seq == state.seq and state.part is Part.PREPARE:
+    if isinstance(event, phases.OrderAnswered) and event.seq == state.seq and state.part is PhasePart.PREPARE:
         state = replace(state, owed=NodeSet({event.node}))
     return phases.step(state, event, program)
 
 
 def counts_late_answers(state, event, program):
-    if isinstance(event, phases.Answered):
-        event = phases.Answered(event.node, state.seq)
+    if isinstance(event, phases.OrderAnswered):
+        event = phases.OrderAnswered(event.node, state.seq)
     return phases.step(state, event, program)
 
 
@@ -246,7 +246,11 @@ def acts_before_it_stops(state, event, program):
     """As the first version of the rules did: a wish in PREPARE or ENTER waited for the whole act."""
     after, actions = phases.step(replace(state, stop=""), event, program)
     stop = state.stop or getattr(event, "reason", "")
-    if state.phase is Phase.SCORE and state.part is not Part.ACT and isinstance(event, phases.Answered):
+    if (
+        state.phase is Phase.SCORE
+        and state.part is not PhasePart.ACT
+        and isinstance(event, phases.OrderAnswered)
+    ):
         return replace(after, stop=stop), actions
     return phases.step(state, event, program)
 
@@ -296,8 +300,8 @@ def waits_for_the_lost(state, event, program):
 
 
 def counts_answers_of_the_lost(state, event, program):
-    if isinstance(event, phases.Answered) and event.node in state.lost and state.owed:
-        event = phases.Answered(min(state.owed), event.seq)
+    if isinstance(event, phases.OrderAnswered) and event.node in state.lost and state.owed:
+        event = phases.OrderAnswered(min(state.owed), event.seq)
     return phases.step(state, event, program)
 
 
@@ -319,7 +323,7 @@ def orders_the_lost(state, event, program):
 
 
 def enters_without_asking_who_is_left(state, event, program):
-    if isinstance(event, phases.NodeLost) and state.part is Part.PREPARE:
+    if isinstance(event, phases.NodeLost) and state.part is PhasePart.PREPARE:
         state = replace(state, owed=NodeSet({event.node}))
     return phases.step(state, event, program)
 
@@ -340,7 +344,7 @@ def test_who_is_absent_from_the_start_is_asked_nothing() -> None:
     program = replace(ELASTIC, absent=frozenset({1}))
     state, _ = phases.start(program)
     after, actions = phases.step(state, phases.Acted(state.seq), program)
-    assert [order.node for order in actions if isinstance(order, phases.Order)] == [0, 2]
+    assert [order.node for order in actions if isinstance(order, phases.PhaseOrder)] == [0, 2]
     assert after.owed == {0, 2}
 
 
@@ -351,7 +355,7 @@ def test_a_failure_ends_the_run_with_its_exit_code() -> None:
 
 
 def test_a_resumed_run_goes_on_after_its_checkpoint() -> None:
-    state = RunState(phase=Phase.BUILD, part=Part.ACT, seq=3, owed=NodeSet())
+    state = RunState(phase=Phase.BUILD, part=PhasePart.ACT, seq=3, owed=NodeSet())
     after, _ = phases.step(state, phases.Acted(3, resumed=1), PROGRAM)
     assert (after.trained, after.saved, after.phase) == (1, 1, Phase.PUBLISH)
 
@@ -386,7 +390,7 @@ def test_a_dead_node_is_named_in_every_order_of_its_death_and_what_followed_from
     states = states_reached()
     assert len(states) > 50
     for state in states:
-        others = [phases.Answered(node, state.seq) for node in state.owed] + [phases.Acted(state.seq)]
+        others = [phases.OrderAnswered(node, state.seq) for node in state.owed] + [phases.Acted(state.seq)]
         cause = "node1 has trainer ranks, and the run cannot do without them"
         named = phases.End(1, f"node1 was not heard of for 10 s; {cause}")
         assert end_of(state, [DEATH, SYMPTOM, phases.PatienceOver()]) == named

@@ -41,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_un
     park_s: float = 0.0
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class KeyValueReply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """`found`: all keys were there, or the operation took place. `error`: why the operation is refused."""
 
     number: int
@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_u
 
 
 _COUNT = re.compile(rb"-?[0-9]{1,19}")
-CALLS, REPLIES = msgspec.msgpack.Decoder(Call), msgspec.msgpack.Decoder(Reply)
+CALLS, REPLIES = msgspec.msgpack.Decoder(Call), msgspec.msgpack.Decoder(KeyValueReply)
 
 
 class Table:
@@ -65,7 +65,7 @@ class Table:
         """Whether all keys are there."""
         return self._values.keys() >= set(keys)
 
-    def apply(self, call: Call) -> Reply:
+    def apply(self, call: Call) -> KeyValueReply:
         """Carry out an operation."""
         key = call.keys[0] if call.keys else ""
         found, value, count, error = True, b"", 0, ""
@@ -87,7 +87,7 @@ class Table:
                 count = len(self._values)
             case _:
                 found = False
-        return Reply(number=call.number, found=found, value=value, count=count, error=error)
+        return KeyValueReply(number=call.number, found=found, value=value, count=count, error=error)
 
     def _add(self, key: str, amount: int) -> tuple[int, str]:
         """The new count; or 0 and why there is none."""
@@ -191,7 +191,7 @@ class KeyValueClient:
     def call(
         self, kind: str, *keys: str, value: bytes = b"", expected: bytes = b"", amount: int = 0,
         park_s: float = 0.0,
-    ) -> Reply:  # fmt: skip
+    ) -> KeyValueReply:  # fmt: skip
         """One operation.
 
         Raises:

@@ -47,7 +47,7 @@ class GivenUp(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourceFile:
     """One file of a source: its name in it, bytes, time of its last change in ns."""
 
     name: str
@@ -181,13 +181,13 @@ class LocalCopies:
         os.close(descriptor)
         return None
 
-    def _is_whole(self, root: Path, parts: list[Part]) -> bool:
+    def _is_whole(self, root: Path, parts: list[SourceFile]) -> bool:
         """Whether it is there, with files of the right sizes: a crash may have left less."""
         with contextlib.suppress(OSError):
             return all((root / part.name).stat().st_size == part.size for part in parts)
         return False
 
-    def _make(self, name: str, place: str, source: Path, parts: list[Part]) -> None:
+    def _make(self, name: str, place: str, source: Path, parts: list[SourceFile]) -> None:
         """What another has begun is gone on with; its whole files have their names already."""
         target, partial = self.folder / name, self.folder / f"{name}{_PARTIAL}"
         if target.exists():
@@ -220,9 +220,11 @@ _PARTIAL, _LOCK = ".partial", ".lock"
 class _Copying:
     """Some files of one source at a time, each in a daemon thread: a read that never returns holds nobody."""
 
-    def __init__(self, source: Path, target: Path, parts: list[Part], is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, source: Path, target: Path, parts: list[SourceFile], is_over: Callable[[], bool]
+    ) -> None:
         self._source, self._target, self._is_over = source, target, is_over
-        self._waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[SourceFile] = queue.SimpleQueue()
         for part in sorted(parts, key=lambda part: -part.size):
             self._waiting.put(part)
         self._errors: list[BaseException] = []
@@ -279,7 +281,7 @@ def leaf_of(source: Path) -> str:
     return source.name if source.name not in ("", "..") else "copy"
 
 
-def parts_of(source: Path) -> list[Part]:
+def parts_of(source: Path) -> list[SourceFile]:
     """The files of a folder that a loader may read, at any depth, by name; of a file itself, named "".
 
     Raises:
@@ -290,7 +292,7 @@ def parts_of(source: Path) -> list[Part]:
     return sorted(_parts_below(source, ""), key=lambda part: part.name)
 
 
-def _parts_below(folder: Path, prefix: str) -> Iterator[Part]:
+def _parts_below(folder: Path, prefix: str) -> Iterator[SourceFile]:
     with os.scandir(folder) as scanned:
         entries = list(scanned)
     has_safetensors = any(entry.name.endswith(".safetensors") for entry in entries)
@@ -304,14 +306,14 @@ def _parts_below(folder: Path, prefix: str) -> Iterator[Part]:
             yield _part(Path(entry.path), f"{prefix}{name}")
 
 
-def _part(path: Path, name: str) -> Part:
+def _part(path: Path, name: str) -> SourceFile:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
-    return Part(name, found.st_size, found.st_mtime_ns)
+    return SourceFile(name, found.st_size, found.st_mtime_ns)
 
 
-def _name_of(source: Path, parts: list[Part]) -> str:
+def _name_of(source: Path, parts: list[SourceFile]) -> str:
     about = [str(source), *((part.name, part.size, part.changed_ns) for part in parts)]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 

@@ -31,7 +31,7 @@ Chat = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """A piece of text; special tokens in it count only if it is trusted."""
 
     text: str
@@ -71,7 +71,7 @@ class Tokenizer:
         """Ids of trusted text from `render_chat`, which holds its special tokens already."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
-    def encode_parts(self, parts: Sequence[Part], *, adds_special: bool) -> list[int]:
+    def encode_parts(self, parts: Sequence[TextPart], *, adds_special: bool) -> list[int]:
         """Ids of a text of which only some parts are trusted.
 
         A special token counts only where it lies wholly in a trusted part. What the others spell is
@@ -99,7 +99,7 @@ class Tokenizer:
         """Ids of chat messages whose contents are not trusted, with the model's template around them.
 
         Args:
-            messages: {role, content, ...}; a content is text, or a list of `Part`.
+            messages: {role, content, ...}; a content is text, or a list of `TextPart`.
 
         Raises:
             ConfigError: as `render_chat`.
@@ -112,7 +112,7 @@ class Tokenizer:
             return mark
 
         def shown(content: Any, trust: Callable[[str], str]) -> str:
-            parts = [Part(content, False)] if isinstance(content, str) else content
+            parts = [TextPart(content, False)] if isinstance(content, str) else content
             return "".join(part.text if part.is_trusted else trust(part.text) for part in parts)
 
         plain = [{**message, "content": shown(message["content"], str)} for message in messages]
@@ -191,7 +191,7 @@ def _special_pattern(fast: tokenizers.Tokenizer) -> "re.Pattern[str] | None":
     return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
-def _is_trusted(match: "re.Match[str]", parts: Sequence[Part]) -> bool:
+def _is_trusted(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
     """Whether a match lies wholly in one trusted part."""
     ends = list(accumulate(len(part.text) for part in parts))
     return any(
@@ -200,12 +200,12 @@ def _is_trusted(match: "re.Match[str]", parts: Sequence[Part]) -> bool:
     )
 
 
-def _unhidden(text: str, hidden: Mapping[str, str]) -> list[Part]:
+def _unhidden(text: str, hidden: Mapping[str, str]) -> list[TextPart]:
     """The template's own text, trusted, and what was hidden from it, not trusted."""
     if not hidden:
-        return [Part(text, True)]
+        return [TextPart(text, True)]
     pieces = re.split("(" + "|".join(map(re.escape, hidden)) + ")", text)
-    return [Part(hidden.get(piece, piece), piece not in hidden) for piece in pieces if piece]
+    return [TextPart(hidden.get(piece, piece), piece not in hidden) for piece in pieces if piece]
 
 
 def _load_fast(root: Path) -> tokenizers.Tokenizer:

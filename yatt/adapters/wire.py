@@ -25,7 +25,7 @@ import zmq
 
 from yatt.adapters.curve import Socket
 from yatt.core import delivery
-from yatt.core.delivery import Answers, Due, Outgoing, Seen
+from yatt.core.delivery import Answers, Due, DuplicateFilter, Outgoing
 from yatt.errors import DeadlineExceeded, StaleEpoch, words_of
 from yatt.printable import printable
 from yatt.records import message as m
@@ -69,7 +69,7 @@ class Fence:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, DuplicateFilter] = {}
 
     def is_current(self, sender: str, frame: m.Frame) -> bool:
         """Whether the frame is of this process's epoch.
@@ -87,11 +87,13 @@ class Fence:
         Raises:
             StaleEpoch: as `is_current`.
         """
-        return self.is_current(sender, frame) and self._seen.setdefault(sender, Seen()).admits(frame.seq)
+        return self.is_current(sender, frame) and self._seen.setdefault(sender, DuplicateFilter()).admits(
+            frame.seq
+        )
 
     def forget(self, sender: str, seq: int) -> None:
         """Admit this frame of the sender once more."""
-        self._seen.setdefault(sender, Seen()).forget(seq)
+        self._seen.setdefault(sender, DuplicateFilter()).forget(seq)
 
 
 @dataclass(slots=True)

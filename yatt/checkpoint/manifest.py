@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResumePoint:
     """The checkpoint to resume from, if any; why newer ones were passed over; and what ghosts left."""
 
     manifest: Manifest | None
@@ -135,16 +135,16 @@ class Checkpoints:
         with contextlib.suppress(OSError, StoreUnreachable):  # the checkpoint exists without it
             self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
-    def newest(self) -> Found:
+    def newest(self) -> ResumePoint:
         """The newest checkpoint that counts and whose files are there."""
         candidates = self.candidates()
         skipped: list[str] = []
         for name in candidates.names:
             try:
-                return Found(self.whole(name), name, tuple(skipped), candidates.ghosts)
+                return ResumePoint(self.whole(name), name, tuple(skipped), candidates.ghosts)
             except CheckpointError as error:
                 skipped.append(str(error))
-        return Found(None, "", tuple(skipped), candidates.ghosts)
+        return ResumePoint(None, "", tuple(skipped), candidates.ghosts)
 
     def candidates(self) -> Candidates:
         """Everything that may be resumed from, judged by names and adoptions alone."""

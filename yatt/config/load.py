@@ -19,7 +19,7 @@ import yaml
 from yatt.config.check import relations
 from yatt.config.ranges import Range, Text
 from yatt.config.schema import RunConfig
-from yatt.config.tree import UNREADABLE, Node, argument_tree, merge, parse_tree, read_tree
+from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge, parse_tree, read_tree
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -117,7 +117,11 @@ def _plain(value: Any) -> Any:
 
 
 def _finish(
-    cls: type[C], tree: Node, name: str, faults: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
+    cls: type[C],
+    tree: YamlNode,
+    name: str,
+    faults: list[str],
+    rules: Callable[[C], Iterable[tuple[str, str]]],
 ) -> C:
     config = _section(cls, tree, "", faults)
     if config is not _REFUSED and not faults:
@@ -130,7 +134,7 @@ def _finish(
     return config
 
 
-def _place(tree: Node, key: str) -> str:
+def _place(tree: YamlNode, key: str) -> str:
     """Where the deepest written part of `key` is."""
     node = tree
     for part in key.replace("]", "").replace("[", ".").split("."):
@@ -143,7 +147,7 @@ def _place(tree: Node, key: str) -> str:
     return f"{node.at}: "
 
 
-def _section(cls: Any, node: Node, key: str, faults: list[str]) -> Any:
+def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     if node.value is UNREADABLE:
         return _REFUSED
     if not isinstance(node.value, dict):
@@ -187,7 +191,7 @@ def _unknown(key: str, name: str, known: list[str]) -> str:
     return f"{key}: no such key. {hint}"
 
 
-def _value(hint: Any, node: Node, key: str, faults: list[str]) -> Any:
+def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     """What `node` means for a key of type `hint`; `_REFUSED` where it is a fault."""
     if node.value is UNREADABLE:
         return _REFUSED
@@ -208,7 +212,7 @@ def _value(hint: Any, node: Node, key: str, faults: list[str]) -> Any:
     return value
 
 
-def _values(origin: Any, args: tuple[Any, ...], node: Node, key: str, faults: list[str]) -> Any:
+def _values(origin: Any, args: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
     """A list's or a dictionary's values."""
     if origin is tuple:
         listed = [_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(node.value)]
@@ -226,7 +230,7 @@ def _scalar(hint: Any, value: Any) -> Any:
     return value if get_origin(hint) is None and type(value) is hint else _REFUSED
 
 
-def _in_rules(value: Any, rules: tuple[Any, ...], node: Node, key: str, faults: list[str]) -> Any:
+def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
     """`value` if it is within its ranges."""
     for limit in rules:
         if isinstance(limit, Range) and value not in limit:

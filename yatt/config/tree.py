@@ -30,14 +30,14 @@ _SCALAR_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, O
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and its place: ``run.yaml:12`` or ``argument 'a.b=c'``."""
 
-    value: Any  # dict[str, Node], list[Node] or a YAML scalar
+    value: Any  # dict[str, YamlNode], list[YamlNode] or a YAML scalar
     at: str
 
 
-def read_tree(path: Path, faults: list[str]) -> Node:
+def read_tree(path: Path, faults: list[str]) -> YamlNode:
     """Parse one file. Duplicate keys are faults; the first one is kept.
 
     Raises:
@@ -76,7 +76,7 @@ def _read_regular(path: Path) -> bytes:
     return data
 
 
-def parse_tree(text: str, name: str, faults: list[str]) -> Node:
+def parse_tree(text: str, name: str, faults: list[str]) -> YamlNode:
     """Parse `text`; places are called ``name:line``.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_tree(text: str, name: str, faults: list[str]) -> Node:
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not readable as YAML. {_yaml_error(error, text)}") from error
     if root is None:
-        return Node({}, f"{name}:1")
+        return YamlNode({}, f"{name}:1")
     return _Converter(name, loader, faults).convert(root, 0)
 
 
@@ -124,14 +124,14 @@ def _yaml_error(error: yaml.YAMLError, text: str) -> str:
 
 @dataclass(slots=True)
 class _Converter:
-    """Turns composed YAML nodes into `Node`s; what cannot be turned is a fault."""
+    """Turns composed YAML nodes into `YamlNode`s; what cannot be turned is a fault."""
 
     name: str
     loader: yaml.SafeLoader
     faults: list[str]
     count: int = 0
 
-    def convert(self, node: yaml.Node, depth: int) -> Node:
+    def convert(self, node: yaml.Node, depth: int) -> YamlNode:
         """`node` with everything below it.
 
         Raises:
@@ -146,16 +146,16 @@ class _Converter:
                 f"{at}: has more than {MAX_VALUES} values once aliases (*name) are written out; use fewer."
             )
         if isinstance(node, yaml.SequenceNode):
-            return Node([self.convert(item, depth + 1) for item in node.value], at)
+            return YamlNode([self.convert(item, depth + 1) for item in node.value], at)
         if isinstance(node, yaml.MappingNode):
-            return Node(self._mapping(node, depth), at)
-        return Node(self._scalar(node), at)
+            return YamlNode(self._mapping(node, depth), at)
+        return YamlNode(self._scalar(node), at)
 
     def _place(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
 
-    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        out: dict[str, Node] = {}
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, YamlNode]:
+        out: dict[str, YamlNode] = {}
         for key_node, value_node in node.value:
             key = self._key(key_node)
             if key in out:
@@ -202,17 +202,17 @@ def _short(text: object, most: int = 60) -> str:
     return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
-def merge(base: Node, over: Node) -> Node:
+def merge(base: YamlNode, over: YamlNode) -> YamlNode:
     """`over` wins; sections are merged key by key, lists and scalars are replaced whole."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
-    return Node(merged, base.at)
+    return YamlNode(merged, base.at)
 
 
-def argument_tree(argument: str, faults: list[str]) -> Node:
+def argument_tree(argument: str, faults: list[str]) -> YamlNode:
     """One ``a.b=c`` as a tree; c is YAML.
 
     Raises:
@@ -224,15 +224,15 @@ def argument_tree(argument: str, faults: list[str]) -> Node:
     at = f"argument '{argument}'"
     node = _relocate(parse_tree(text, at, faults), at)
     if text.strip() == "":
-        node = Node("", at)
+        node = YamlNode("", at)
     for key in reversed(path.split(".")):
-        node = Node({key: node}, at)
+        node = YamlNode({key: node}, at)
     return node
 
 
-def _relocate(node: Node, at: str) -> Node:
+def _relocate(node: YamlNode, at: str) -> YamlNode:
     if isinstance(node.value, dict):
-        return Node({key: _relocate(child, at) for key, child in node.value.items()}, at)
+        return YamlNode({key: _relocate(child, at) for key, child in node.value.items()}, at)
     if isinstance(node.value, list):
-        return Node([_relocate(child, at) for child in node.value], at)
-    return Node(node.value, at)
+        return YamlNode([_relocate(child, at) for child in node.value], at)
+    return YamlNode(node.value, at)

@@ -176,7 +176,7 @@ class Arbiter:
 
     def _perform(self, slab: Slab, action: rules.Action) -> None:
         match action:
-            case rules.Ask(role, token):
+            case rules.RequestRelease(role, token):
                 self._spawn(self._ask(slab, role, token))
             case rules.Give(role, token):
                 self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)

@@ -112,7 +112,7 @@ class Coordinator:
 
     async def _perform(self, action: phases.Action) -> None:
         match action:
-            case phases.Order():
+            case phases.PhaseOrder():
                 self._spawn(self._order(action))
             case phases.Act():
                 self._acting_seq = action.seq
@@ -162,14 +162,14 @@ class Coordinator:
                     call_in_thread(partial(patiently, write, limit_s=RECORD_S)), 2 * RECORD_S
                 )
 
-    async def _order(self, order: phases.Order) -> None:
+    async def _order(self, order: phases.PhaseOrder) -> None:
         holders = holders_of(self._node, order.phase, order.scoring)
         slabs = self._node.placement.slabs_by_node[order.node]
         mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
         body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
         if await self._ports.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
-        self._tell(phases.Answered(order.node, order.seq))
+        self._tell(phases.OrderAnswered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()

@@ -68,7 +68,7 @@ class DeadMan:
         observer = rules.Observer(moved_s=clock.monotonic_s())
         while True:
             await asyncio.sleep(LOOK_S)
-            tick = rules.Tick(clock.monotonic_s(), self.wire_silence_s(), await self._counter())
+            tick = rules.Look(clock.monotonic_s(), self.wire_silence_s(), await self._counter())
             observer, action = rules.step(observer, tick, self.limits)
             while action is not Action.NOTHING:
                 _LOG.warning("dead-man's switch: %s, %s", observer.stage.value, action.value)

@@ -15,7 +15,7 @@ from yatt.adapters.ledger import newest_epoch
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.clock import wall_iso
-from yatt.core.epochs import Checked, Claim, ClaimStage, Found, Linked, Looked, claim_step
+from yatt.core.epochs import Checked, Claim, ClaimStage, FileOwner, Linked, Looked, claim_step
 from yatt.errors import FolderGone, StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths
 
@@ -46,12 +46,12 @@ def skip_epochs(paths: RunPaths, newest: int) -> None:
         _try(paths, newest)
 
 
-def _try(paths: RunPaths, epoch: int) -> Found:
+def _try(paths: RunPaths, epoch: int) -> FileOwner:
     who = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("SLURM_JOB_ID", "")}
     path = paths.epochs / f"{epoch:06d}"
     if claim(path, sealed(who, epoch)):
-        return Found.MINE
-    return Found.NOBODYS if read_or_none(path) is None else Found.OTHERS
+        return FileOwner.MINE
+    return FileOwner.NOBODYS if read_or_none(path) is None else FileOwner.OTHERS
 
 
 def check_newest(paths: RunPaths, epoch: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.tokenizer import Part
+from yatt.adapters.tokenizer import TextPart
 from yatt.checkpoint.run_store import Stores
 from yatt.control.carried import frozen, read_state, state_path, write_state
 from yatt.control.engines import ABORTED
@@ -57,7 +57,7 @@ class Owner:
             return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", user=True)
         try:
             # The function's own text, with a completion in it: what it spells is no control token.
-            completed = await self._scorer.ask_genrm(genrm, ask, [Part(ask.text, False)])
+            completed = await self._scorer.ask_genrm(genrm, ask, [TextPart(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
         if completed.finish_reason in ("error", ABORTED):

@@ -33,7 +33,7 @@ PIECES_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class LocalPublication:
     """Weights on this node's memory filesystem, and the trainer's log-probs of the probe (see
     m.Published)."""
 
@@ -51,9 +51,9 @@ class Publications:
         self._node, self._peers, self._events, self._progress = node, peers, events, progress
         self._fetching = asyncio.Lock()
         self._digests: dict[tuple[int, str], asyncio.Task[str]] = {}
-        self.newest: Published | None = None
+        self.newest: LocalPublication | None = None
 
-    def adopt(self, published: Published) -> None:
+    def adopt(self, published: LocalPublication) -> None:
         """This is the newest now."""
         self.newest = published
         for key in [key for key in self._digests if key[0] != published.policy_version]:
@@ -127,7 +127,7 @@ class Publications:
             await self._fetch_file(order, partly / name, size_bytes)
         partly.rename(folder)
         self.adopt(
-            Published(
+            LocalPublication(
                 policy_version=order.policy_version, folder=folder, probe=order.probe,
                 expected=order.probe_logprobs, rounding=order.rounding,
             )

@@ -13,7 +13,7 @@ from functools import partial
 
 from yatt.adapters.dataset import Row, prompt_text, truth_text
 from yatt.adapters.patience import patiently
-from yatt.adapters.tokenizer import Part, Tokenizer
+from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.engines import ABORTED
 from yatt.control.groups import MOST_VERDICT, TRUNCATED, PromptGroup, SampleState
@@ -100,7 +100,7 @@ class Scorer:
         except (WorkerFailed, DeadlineExceeded) as error:
             self._failed(name, subject, str(error), is_users=False)
 
-    async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask, parts: list[Part]) -> m.Completed:
+    async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask, parts: list[TextPart]) -> m.Completed:
         """Let a GenRM complete a text.
 
         Raises:
@@ -162,7 +162,7 @@ class Scorer:
             prompt=prompt_text(subject.row.prompt), completion=subject.sample.text,
             ground_truth=truth_text(subject.row.ground_truth), data_source=subject.row.data_source,
         )  # fmt: skip
-        parts = [Part(text, is_own) for text, is_own in render(genrm.template, judged)]
+        parts = [TextPart(text, is_own) for text, is_own in render(genrm.template, judged)]
         for retry in range(genrm.retries + 1):
             ask = m.Ask(
                 genrm=genrm.name, text="", max_tokens=genrm.max_tokens,
@@ -202,7 +202,7 @@ class Scorer:
         seen = subject.sample.verdicts.get(genrm.name, "")
         self._failed(genrm.name, subject, f"no verdict in {seen!r}", is_users=True)
 
-    def _prompt_ids(self, genrm: GenRMSection, parts: list[Part]) -> list[int]:
+    def _prompt_ids(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
         tokenizer = self._tokenizers[genrm.name]
         if not genrm.chat:
             return tokenizer.encode_parts(parts, adds_special=True)

@@ -4,7 +4,7 @@ import functools
 from array import array
 
 from yatt.adapters.dataset import Row, RowFiles, prompt_text
-from yatt.adapters.tokenizer import Part, Tokenizer
+from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.groups import PromptGroup, new_group
 from yatt.core.prompts import row_order
@@ -73,8 +73,10 @@ def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> tuple[st
     """
     text = prompt_text(row.prompt)
     if isinstance(row.prompt, str):
-        return text, tokenizer.encode_parts([Part(text, config.data.allow_special_tokens)], adds_special=True)
+        return text, tokenizer.encode_parts(
+            [TextPart(text, config.data.allow_special_tokens)], adds_special=True
+        )
     if not config.data.apply_chat_template:
         joined = "\n".join(str(message["content"]) for message in row.prompt)
-        return joined, tokenizer.encode_parts([Part(joined, False)], adds_special=True)
+        return joined, tokenizer.encode_parts([TextPart(joined, False)], adds_special=True)
     return text, tokenizer.encode_chat(row.prompt)

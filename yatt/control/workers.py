@@ -14,7 +14,7 @@ import msgspec
 from yatt import clock
 from yatt.control.engines import LocalEngines
 from yatt.control.node import Node
-from yatt.control.publications import Publications, Published
+from yatt.control.publications import LocalPublication, Publications
 from yatt.control.supervisor import REWARD, Supervisor, Worker
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -141,7 +141,7 @@ class Workers:
         first = answers[0]
         assert isinstance(first, m.Published), f"Publish is answered by Published, not {first!r}"
         self._publications.adopt(
-            Published(
+            LocalPublication(
                 policy_version=policy_version, folder=folder, probe=probe,
                 expected=first.probe_logprobs, rounding=first.rounding,
             )
@@ -166,7 +166,7 @@ class Workers:
             if newest is not None and is_behind and self._engines.is_awake(worker.wire):
                 await self._load_weights(worker, newest)
 
-    async def _load_weights(self, worker: Worker, published: Published) -> None:
+    async def _load_weights(self, worker: Worker, published: LocalPublication) -> None:
         """Let a rollout engine take a publication, and compare its log-probs with the trainer's."""
         body = m.LoadWeights(
             token=0, policy_version=published.policy_version,
@@ -179,7 +179,7 @@ class Workers:
         self._loaded[worker.wire] = published.policy_version
         self._check(worker, published, answer)
 
-    def _check(self, worker: Worker, published: Published, answer: m.WeightsLoaded) -> None:
+    def _check(self, worker: Worker, published: LocalPublication, answer: m.WeightsLoaded) -> None:
         """Bits where they can be read, log-probs of the probe for the rest.
 
         Raises:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 
-class Stage(Enum):
+class ObserverStage(Enum):
     """What the observer is at."""
 
     WATCHING = "watching"
@@ -39,7 +39,7 @@ class Limits:
 class Observer:
     """One controller's knowledge of the leader. `counter` was last seen to change at `moved_s`."""
 
-    stage: Stage = Stage.WATCHING
+    stage: ObserverStage = ObserverStage.WATCHING
     counter: int = -1
     moved_s: float = 0.0
     claim: int = 0
@@ -58,7 +58,7 @@ class Job(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Look:
     """A look around at `now_s`. `counter` is None if the shared folder cannot be read."""
 
     now_s: float
@@ -85,7 +85,7 @@ class RequeueReturned:
     """The requeue call returned; whether it worked only Slurm's state tells."""
 
 
-Event = Tick | SlurmSaid | ClaimTried | RequeueReturned
+Event = Look | SlurmSaid | ClaimTried | RequeueReturned
 
 
 class Action(Enum):
@@ -109,21 +109,21 @@ def is_fresh(told_s: float, now_s: float, limits: Limits) -> bool:
 def step(observer: Observer, event: Event, limits: Limits) -> Result:
     """One event: the next state and what to do. Events of another stage change nothing."""
     match observer.stage, event:
-        case Stage.WATCHING, Tick():
+        case ObserverStage.WATCHING, Look():
             return _watch(observer, event, limits)
-        case Stage.WAITING, Tick():
+        case ObserverStage.WAITING, Look():
             return _wait(observer, event, limits)
-        case Stage.ASKING, SlurmSaid(job):
+        case ObserverStage.ASKING, SlurmSaid(job):
             return _told(observer, job)
-        case Stage.CLAIMING, ClaimTried(is_mine):
+        case ObserverStage.CLAIMING, ClaimTried(is_mine):
             return _claimed(observer, is_mine)
-        case Stage.REQUEUEING, RequeueReturned():
-            return replace(observer, stage=Stage.ASKING), Action.ASK_SLURM
+        case ObserverStage.REQUEUEING, RequeueReturned():
+            return replace(observer, stage=ObserverStage.ASKING), Action.ASK_SLURM
         case _:
             return observer, Action.NOTHING
 
 
-def _watch(observer: Observer, tick: Tick, limits: Limits) -> Result:
+def _watch(observer: Observer, tick: Look, limits: Limits) -> Result:
     if tick.counter is not None and tick.counter != observer.counter:
         observer = replace(observer, counter=tick.counter, moved_s=tick.now_s)
     if tick.wire_silence_s < limits.silence_s:
@@ -132,29 +132,29 @@ def _watch(observer: Observer, tick: Tick, limits: Limits) -> Result:
         return observer, Action.NOTHING  # blind: neither the leader's death nor its life is known
     if tick.now_s - observer.moved_s < limits.silence_s:
         return observer, Action.NOTHING
-    return replace(observer, stage=Stage.ASKING), Action.ASK_SLURM
+    return replace(observer, stage=ObserverStage.ASKING), Action.ASK_SLURM
 
 
 def _told(observer: Observer, job: Job) -> Result:
     if job is Job.OVER:
-        return replace(observer, stage=Stage.ENDED), Action.END_SELF
+        return replace(observer, stage=ObserverStage.ENDED), Action.END_SELF
     if job is Job.UNKNOWN:  # the next look asks again
-        return replace(observer, stage=Stage.WATCHING), Action.NOTHING
+        return replace(observer, stage=ObserverStage.WATCHING), Action.NOTHING
     # Also who claimed before claims anew: meanwhile another may have, and have asked Slurm just now as well.
-    return replace(observer, stage=Stage.CLAIMING, claim=observer.claim + 1), Action.CLAIM
+    return replace(observer, stage=ObserverStage.CLAIMING, claim=observer.claim + 1), Action.CLAIM
 
 
 def _claimed(observer: Observer, is_mine: bool | None) -> Result:
     if is_mine is None:
-        return replace(observer, stage=Stage.WATCHING, claim=observer.claim - 1), Action.NOTHING
+        return replace(observer, stage=ObserverStage.WATCHING, claim=observer.claim - 1), Action.NOTHING
     if is_mine:
-        return replace(observer, stage=Stage.REQUEUEING), Action.REQUEUE
-    return replace(observer, stage=Stage.WAITING, waits_since_s=-1.0), Action.NOTHING
+        return replace(observer, stage=ObserverStage.REQUEUEING), Action.REQUEUE
+    return replace(observer, stage=ObserverStage.WAITING, waits_since_s=-1.0), Action.NOTHING
 
 
-def _wait(observer: Observer, tick: Tick, limits: Limits) -> Result:
+def _wait(observer: Observer, tick: Look, limits: Limits) -> Result:
     if observer.waits_since_s < 0:
         return replace(observer, waits_since_s=tick.now_s), Action.NOTHING
     if tick.now_s - observer.waits_since_s < limits.takeover_s:
         return observer, Action.NOTHING
-    return replace(observer, stage=Stage.ASKING), Action.ASK_SLURM
+    return replace(observer, stage=ObserverStage.ASKING), Action.ASK_SLURM

@@ -76,7 +76,7 @@ def forgotten(request: Outgoing) -> Outgoing:
 
 
 @dataclass(slots=True)
-class Seen:
+class DuplicateFilter:
     """Which numbers of one sender came. Numbers rise by one; what was skipped may still come, once, until
     `most_missing` newer ones have."""
 

@@ -43,7 +43,7 @@ class Linked:
     """The exclusive creation returned; what it said is not told, since it may be wrong."""
 
 
-class Found(Enum):
+class FileOwner(Enum):
     """Whose file the name is."""
 
     MINE = "mine"
@@ -55,7 +55,7 @@ class Found(Enum):
 class Checked:
     """What is there under the name."""
 
-    found: Found
+    found: FileOwner
 
 
 ClaimEvent = Looked | Linked | Checked
@@ -68,11 +68,11 @@ def claim_step(claim: Claim, event: ClaimEvent) -> Claim:
             return Claim(ClaimStage.LINK, newest + 1)
         case ClaimStage.LINK, Linked():
             return Claim(ClaimStage.CHECK, claim.epoch)
-        case ClaimStage.CHECK, Checked(Found.MINE):
+        case ClaimStage.CHECK, Checked(FileOwner.MINE):
             return Claim(ClaimStage.WON, claim.epoch)
-        case ClaimStage.CHECK, Checked(Found.OTHERS):
+        case ClaimStage.CHECK, Checked(FileOwner.OTHERS):
             return Claim(ClaimStage.LINK, claim.epoch + 1)
-        case ClaimStage.CHECK, Checked(Found.NOBODYS):  # a gap would be a lower number for a later start
+        case ClaimStage.CHECK, Checked(FileOwner.NOBODYS):  # a gap would be a lower number for a later start
             return Claim(ClaimStage.LINK, claim.epoch)
         case _:
             return claim

@@ -118,7 +118,7 @@ Event = Want | Beat | Released | Died | Proof | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestRelease:
     """Tell the holder to sleep."""
 
     role: str
@@ -166,7 +166,7 @@ class Quarantine:
     cause: str
 
 
-Action = Ask | Terminate | Kill | Purge | Measure | Give | Quarantine
+Action = RequestRelease | Terminate | Kill | Purge | Measure | Give | Quarantine
 Result = tuple[SlabLease, tuple[Action, ...]]
 
 
@@ -221,7 +221,7 @@ def _beat(lease: SlabLease, token: int, progress: int, now_s: float) -> SlabLeas
 
 def _pursue(lease: SlabLease, now_s: float) -> Result:
     if lease.stage is Stage.HELD and lease.wanted != lease.holder:
-        return replace(lease, stage=Stage.ASKED, since_s=now_s), (Ask(lease.holder, lease.token),)
+        return replace(lease, stage=Stage.ASKED, since_s=now_s), (RequestRelease(lease.holder, lease.token),)
     if lease.stage is Stage.FREE and lease.wanted:
         return replace(lease, stage=Stage.PROVING, since_s=now_s, purged=False), (Measure(),)
     return lease, ()

@@ -31,7 +31,7 @@ BY_HAND = "a signal was sent by hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AttemptFacts:
     """What the launcher saw of an attempt.
 
     Attributes:
@@ -73,7 +73,7 @@ class Outcome:
     unfit: frozenset[int] = frozenset()
 
 
-def judge(seen: Seen) -> Outcome:
+def judge(seen: AttemptFacts) -> Outcome:
     """The verdict on an attempt that is over."""
     leader = seen.ended.get(0)
     if leader == EXIT_FINISHED:
@@ -96,7 +96,7 @@ def judge(seen: Seen) -> Outcome:
     return _after_a_failure(seen)
 
 
-def _without_the_unfit(seen: Seen, leader: int | None) -> Outcome:
+def _without_the_unfit(seen: AttemptFacts, leader: int | None) -> Outcome:
     """What every node says is not the nodes' fault: then no node is left out, or none might be left."""
     unfit = frozenset(seen.unfit)
     reason = "; ".join(f"node{index} is unfit: {why}" for index, why in sorted(seen.unfit.items()))
@@ -109,7 +109,7 @@ def _without_the_unfit(seen: Seen, leader: int | None) -> Outcome:
     return Outcome(verdict=verdict, reason=reason, gone=seen.dead | unfit, unfit=unfit)
 
 
-def _after_a_failure(seen: Seen) -> Outcome:
+def _after_a_failure(seen: AttemptFacts) -> Outcome:
     if seen.dead and (seen.dead & seen.owners or not seen.can_shrink):
         names = ", ".join(f"node{index}" for index in sorted(seen.dead))
         reason = f"{names} is gone, and the run cannot do without"

@@ -40,7 +40,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Part(Enum):
+class PhasePart(Enum):
     """Which part of a phase."""
 
     PREPARE = "prepare"
@@ -93,7 +93,7 @@ class RunState:
     `validated` of them was the last that this attempt validated."""
 
     phase: Phase
-    part: Part
+    part: PhasePart
     seq: int
     owed: NodeSet
     trained: int = 0
@@ -121,7 +121,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class OrderAnswered:
     """`node` did what it was asked under `seq`."""
 
     node: int
@@ -172,17 +172,17 @@ class NodeLost:
     why: str
 
 
-Event = Answered | Acted | StopWanted | Failure | NodeLost | PatienceOver
+Event = OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver
 
 # ---- actions ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PhaseOrder:
     """Send PREPARE or ENTER of `phase` to `node`."""
 
     node: int
-    part: Part
+    part: PhasePart
     phase: Phase
     scoring: int
     seq: int
@@ -227,7 +227,7 @@ class End:
     reason: str
 
 
-Action = Order | Act | BreakOff | Exclude | AwaitCause | End
+Action = PhaseOrder | Act | BreakOff | Exclude | AwaitCause | End
 Result = tuple[RunState, tuple[Action, ...]]
 
 _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
@@ -235,7 +235,7 @@ _INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
 
 def start(program: Program) -> Result:
     """The state before anything, and its first actions."""
-    nothing = RunState(phase=Phase.ENDED, part=Part.ACT, seq=0, owed=NodeSet(), lost=program.absent)
+    nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet(), lost=program.absent)
     return _begin(nothing, Phase.JOIN, program)
 
 
@@ -252,9 +252,9 @@ def step(state: RunState, event: Event, program: Program) -> Result:
             return state, ()
         case StopWanted(reason):
             return _stop(state, reason, program)
-        case Answered(node, seq):
+        case OrderAnswered(node, seq):
             return _answered(state, node, seq, program)
-        case Acted() if event.seq == state.seq and state.part is Part.ACT:
+        case Acted() if event.seq == state.seq and state.part is PhasePart.ACT:
             return _acted(state, event, program)
         case _:
             return state, ()
@@ -279,15 +279,15 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         return replace(state, phase=Phase.ENDED), (end,)
     # JOIN has no slabs to hand over: its act is the meeting itself.
     there = NodeSet(program.nodes - state.lost)
-    part, owed = (Part.ACT, NodeSet()) if phase is Phase.JOIN else (Part.PREPARE, there)
+    part, owed = (PhasePart.ACT, NodeSet()) if phase is Phase.JOIN else (PhasePart.PREPARE, there)
     now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
-    if part is Part.ACT:
+    if part is PhasePart.ACT:
         return now, (_act(now),)
     return now, _orders(now)
 
 
 def _orders(state: RunState) -> tuple[Action, ...]:
-    return tuple(Order(node, state.part, state.phase, state.scoring, state.seq) for node in state.owed)
+    return tuple(PhaseOrder(node, state.part, state.phase, state.scoring, state.seq) for node in state.owed)
 
 
 def _act(state: RunState) -> Act:
@@ -305,16 +305,16 @@ def _owing(state: RunState, program: Program) -> Result:
     owed = state.owed
     if owed:
         return state, ()
-    if state.part is Part.PREPARE:
+    if state.part is PhasePart.PREPARE:
         if state.stop and state.phase is not Phase.SAVE:
             return _begin(state, _stopping(state), program)
         entering = replace(
-            state, part=Part.ENTER, seq=state.seq + 1, owed=NodeSet(program.nodes - state.lost)
+            state, part=PhasePart.ENTER, seq=state.seq + 1, owed=NodeSet(program.nodes - state.lost)
         )
         return entering, _orders(entering)
     if state.stop and state.phase is not Phase.SAVE:
         return _begin(state, _stopping(state), program)
-    acting = replace(state, part=Part.ACT, seq=state.seq + 1, owed=owed)
+    acting = replace(state, part=PhasePart.ACT, seq=state.seq + 1, owed=owed)
     return acting, (_act(acting),)
 
 
@@ -385,7 +385,7 @@ def _stop(state: RunState, reason: str, program: Program) -> Result:
     if state.stop:
         return state, ()
     wished = replace(state, stop=reason)
-    if state.phase not in _INTERRUPTIBLE or state.part is not Part.ACT:
+    if state.phase not in _INTERRUPTIBLE or state.part is not PhasePart.ACT:
         return wished, ()
     after, actions = _begin(wished, _stopping(wished), program)
     return after, (BreakOff(state.seq), *actions)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from yatt import clock
 from yatt.adapters.succession import Succession
 from yatt.core import deadman as rules
-from yatt.core.deadman import Action, Job, Observer, Stage
+from yatt.core.deadman import Action, Job, Observer, ObserverStage
 
 LIMITS = rules.Limits(silence_s=1.0)
 LOOK_S, RETRY_S = 0.5, 2.0
@@ -50,11 +50,14 @@ class BatchDeath:
     def _run(self) -> None:
         until_s = clock.monotonic_s() + ASK_S
         # Neither pulse nor wire count here: the launcher has neither.
-        observer, action = Observer(stage=Stage.ASKING, counter=0, moved_s=-math.inf), Action.ASK_SLURM
+        observer, action = (
+            Observer(stage=ObserverStage.ASKING, counter=0, moved_s=-math.inf),
+            Action.ASK_SLURM,
+        )
         while action is not Action.END_SELF and clock.monotonic_s() < until_s:
             if action is Action.NOTHING:
                 time.sleep(LOOK_S)
-                event: rules.Event = rules.Tick(clock.monotonic_s(), math.inf, 0)
+                event: rules.Event = rules.Look(clock.monotonic_s(), math.inf, 0)
             else:
                 event = self._do(action, observer)
             observer, action = rules.step(observer, event, LIMITS)

@@ -59,7 +59,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class AttemptView:
     """One attempt of a run. `exit_code` is None while nobody wrote its end."""
 
     epoch: int
@@ -83,7 +83,7 @@ def wall_s(event: Event) -> float:
     return datetime.fromisoformat(event["wall"]).timestamp()
 
 
-def attempts_of(events: Iterable[Event]) -> tuple[Attempt, ...]:
+def attempts_of(events: Iterable[Event]) -> tuple[AttemptView, ...]:
     """Every attempt, oldest first."""
     folds: dict[int, _Fold] = {}
     for event in events:
@@ -154,14 +154,14 @@ class _Fold:
         elif kind == "attempt.end":
             self.exit_code, self.reason = event["exit_code"], event["reason"]
 
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptView:
         """What is known, with whatever is open closed at the last event."""
         rest = [replace(self.open_phase, end_s=self.last_s)] if self.open_phase is not None else []
         held = [replace(span, end_s=self.last_s) for span in self.held.values()]
         span = AttemptSpan(
             begin_s=self.begin_s, end_s=self.last_s, resumed=self.resumed, phases=(*self.phases, *rest)
         )
-        return Attempt(
+        return AttemptView(
             epoch=self.epoch, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
             exit_code=self.exit_code, reason=self.reason,
         )  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 from yatt.core.goodput import CATEGORIES, goodput_share
 from yatt.obs.charts import short
 from yatt.obs.console import duration
-from yatt.obs.history import Attempt
+from yatt.obs.history import AttemptView
 from yatt.obs.metrics import STEP, amount
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
-from yatt.obs.view import Alarm
+from yatt.obs.view import ActiveAlarm
 
 MAX_TEXT = 3000
 MAX_SAMPLED_ITERATIONS = 24
@@ -60,10 +60,10 @@ def unreadable_part(count: int) -> str:
     )
 
 
-def alarms_part(alarms: Iterable[Alarm]) -> str:
+def alarms_part(alarms: Iterable[ActiveAlarm]) -> str:
     """The alarms that last; empty if there are none."""
     return "".join(
-        f'<p class="say warn"><b>Alarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
+        f'<p class="say warn"><b>ActiveAlarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
         for alarm in alarms
     )
 
@@ -74,7 +74,7 @@ def counted_part(sentences: Iterable[str]) -> str:
 
 
 def attempts_table(
-    attempts: Sequence[Attempt], ends: dict[int, tuple[str, str]], starts: dict[int, str]
+    attempts: Sequence[AttemptView], ends: dict[int, tuple[str, str]], starts: dict[int, str]
 ) -> str:
     """One row an attempt.
 
@@ -128,7 +128,7 @@ def goodput_part(seconds: dict[str, float]) -> str:
     )
 
 
-def timelines(attempts: Sequence[Attempt]) -> str:
+def timelines(attempts: Sequence[AttemptView]) -> str:
     """Each attempt's timeline, the newest first, with a closer look at the last iterations."""
     if not attempts:
         return '<p class="none">No attempt has begun yet.</p>'
@@ -137,7 +137,7 @@ def timelines(attempts: Sequence[Attempt]) -> str:
     for attempt in reversed(attempts[-MAX_TIMELINES:]):
         span, hidden = attempt.span, hidden_slabs(attempt)
         more = f" {hidden} more slabs are not drawn." if hidden else ""
-        parts.append(f"<h3>Attempt {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
+        parts.append(f"<h3>AttemptView {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
         parts.append(timeline(attempt, begin_s=span.begin_s, end_s=span.end_s))
         window = last_iterations(attempt, ZOOM_ITERATIONS) if attempt is attempts[-1] else None
         if window is not None and window[1] - window[0] < 0.8 * (span.end_s - span.begin_s):

@@ -21,7 +21,7 @@ from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs import parts
 from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
-from yatt.obs.history import Attempt, attempts_of, folded, read_events
+from yatt.obs.history import AttemptView, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.samples import as_sample
 from yatt.obs.style import STYLE
@@ -98,7 +98,7 @@ def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = No
     )
 
 
-def end_of(attempt: Attempt, paths: RunPaths) -> tuple[str, str]:
+def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
     """How an attempt ended and why, by its leader's word, else by the launcher's."""
     noted = paths.attempt(attempt.epoch) / "ended.json"
     record = unsealed(noted.read_bytes(), attempt.epoch) if noted.exists() else None
@@ -123,7 +123,7 @@ def starts_of(paths: RunPaths) -> dict[int, str]:
     return found
 
 
-def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[Attempt, ...]) -> list[int]:
+def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[AttemptView, ...]) -> list[int]:
     """How many GPUs, or slots, each attempt had; its nodes that were known to be gone had none."""
     absent = {a.epoch: set(a.started.get("absent", ())) for a in ledger.attempts(paths)}
     counts = []
@@ -135,7 +135,7 @@ def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[Attempt, ...]) -
     return counts
 
 
-def state_of(paths: RunPaths, attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]]) -> str:
+def state_of(paths: RunPaths, attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]]) -> str:
     """finished, failed, stopped, running or starting."""
     if run_is_finished(paths):
         return "finished"
@@ -158,7 +158,10 @@ def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
 
 
 def _facts(
-    config: RunConfig, attempts: tuple[Attempt, ...], rows: list[dict[str, Any]], seconds: dict[str, float]
+    config: RunConfig,
+    attempts: tuple[AttemptView, ...],
+    rows: list[dict[str, Any]],
+    seconds: dict[str, float],
 ) -> list[tuple[str, str]]:
     done = max((int(row[STEP]) for row in rows), default=0)
     rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
@@ -193,7 +196,9 @@ def _curves(rows: list[dict[str, Any]]) -> str:
     return f'{say}<div class="card">{reward_chart(rows)}</div><div class="grid-cards">{small}</div>'
 
 
-def _attempts(attempts: tuple[Attempt, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]) -> str:
+def _attempts(
+    attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]
+) -> str:
     if not attempts:
         return '<p class="none">No attempt has begun yet.</p>'
     return f'<div class="card">{parts.attempts_table(attempts, ends, starts)}</div>'

@@ -7,7 +7,7 @@ from html import escape
 
 from yatt.obs.charts import Axis
 from yatt.obs.console import duration
-from yatt.obs.history import Attempt
+from yatt.obs.history import AttemptView
 
 MAX_SLABS = 32
 MAX_BARS = 600
@@ -30,7 +30,7 @@ class _Bar:
     title: str
 
 
-def timeline(attempt: Attempt, *, begin_s: float, end_s: float) -> str:
+def timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
     """One attempt, or the part of it between two wall times."""
     lanes = _lanes(attempt)
     scale = Axis(low=begin_s, high=max(end_s, begin_s + 0.001), from_px=LEFT, to_px=WIDTH - RIGHT)
@@ -59,7 +59,7 @@ def timeline(attempt: Attempt, *, begin_s: float, end_s: float) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def last_iterations(attempt: Attempt, count: int) -> tuple[float, float] | None:
+def last_iterations(attempt: AttemptView, count: int) -> tuple[float, float] | None:
     """Begin and end of the attempt's last `count` whole iterations, if it is worth a closer look."""
     begins = [span.begin_s for span in attempt.span.phases if span.phase == "rollout"]
     if len(begins) <= count:
@@ -68,7 +68,7 @@ def last_iterations(attempt: Attempt, count: int) -> tuple[float, float] | None:
     return begins[-count], max(ended)
 
 
-def hidden_slabs(attempt: Attempt) -> int:
+def hidden_slabs(attempt: AttemptView) -> int:
     """Slabs that the timeline leaves out."""
     return max(0, len({span.slab for span in attempt.leases}) - MAX_SLABS)
 
@@ -80,7 +80,7 @@ def role_colour(holder: str) -> str:
     return "p-genrm" if holder.startswith("genrm:") else f"p-{holder}"
 
 
-def _lanes(attempt: Attempt) -> list[tuple[str, list[_Bar]]]:
+def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
     phases = [
         _Bar(
             begin_s=span.begin_s, end_s=span.end_s, colour=PHASE_COLOURS.get(span.phase, "p-start"),

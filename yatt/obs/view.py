@@ -20,7 +20,7 @@ DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class ActiveAlarm:
     """An alarm that lasts: its name, the first iteration with its sign, and what to do."""
 
     name: str
@@ -49,7 +49,7 @@ class RunView:
     waits: dict[str, str] = field(default_factory=dict)
     """Who waits for the checkpoint store, and its error."""
 
-    alarms: dict[str, Alarm] = field(default_factory=dict)
+    alarms: dict[str, ActiveAlarm] = field(default_factory=dict)
     """Those that last, by name."""
 
     num_late: int = 0
@@ -254,7 +254,7 @@ def _skip(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _alarm(view: RunView, event: dict[str, Any]) -> None:
-    view.alarms[event["alarm"]] = Alarm(event["alarm"], event["since"], event["message"])
+    view.alarms[event["alarm"]] = ActiveAlarm(event["alarm"], event["since"], event["message"])
     view.news.append(f"ALARM {event['alarm']}: {event['message']}")
 
 

@@ -25,7 +25,7 @@ from yatt.records.message import Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TrainSample:
     """One sequence to train on.
 
     `ids` int64 is prompt and completion; `sampler_logprobs` float32 is of the completion; `start` is
@@ -81,11 +81,11 @@ class MicroBatch:
     packed: PackedSeqParams | None
 
 
-def sample_of(rollout: Rollout, start: int) -> Sample:
+def sample_of(rollout: Rollout, start: int) -> TrainSample:
     """Arrays of one rollout as it came over the wire."""
     prompt = np.frombuffer(rollout.prompt_ids, dtype="<i4")
     completion = np.frombuffer(rollout.completion_ids, dtype="<i4")
-    return Sample(
+    return TrainSample(
         ids=np.concatenate([prompt, completion]).astype(np.int64),
         num_prompt_tokens=len(prompt),
         sampler_logprobs=np.frombuffer(rollout.sampler_logprobs, dtype="<f4"),
@@ -94,7 +94,7 @@ def sample_of(rollout: Rollout, start: int) -> Sample:
 
 
 def micro_batch(
-    samples: Sequence[Sample], weights: Sequence[NDArray[np.float32]], cut: Slice, device: torch.device
+    samples: Sequence[TrainSample], weights: Sequence[NDArray[np.float32]], cut: Slice, device: torch.device
 ) -> MicroBatch:
     """Pack these samples; none at all gives a pass over one padding sequence that trains nothing.
 
@@ -172,7 +172,7 @@ class _Stream:
         self.flat = np.full(length, -1, np.int64)
         self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
 
-    def put(self, at: int, sample: Sample, weights: NDArray[np.float32]) -> None:
+    def put(self, at: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
         """Lay one sequence from position `at`; its last token is only a label."""
         last = at + len(sample.ids) - 1
         completion = slice(at + sample.num_prompt_tokens - 1, last)

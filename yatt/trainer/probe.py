@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from yatt.trainer.batches import MicroBatch, Sample, Slice, micro_batch
+from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick, completion_logprobs, reader_of, speaks_for_its_tokens
 
@@ -32,7 +32,7 @@ def probe_logprobs(policy: Policy, sequences: list[list[int]], cut: Slice, tick:
     micros, start = [], 0
     for ids in sequences:
         unused = np.zeros(len(ids) - 1, np.float32)
-        sample = Sample(
+        sample = TrainSample(
             ids=np.array(ids, np.int64), num_prompt_tokens=1, sampler_logprobs=unused, start=start
         )
         micros.append(micro_batch([sample], [unused], cut, policy.device))

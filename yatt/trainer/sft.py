@@ -27,7 +27,7 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
-from yatt.trainer.batches import MicroBatch, Sample, Slice, micro_batch
+from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch
 from yatt.trainer.device import collective_backend, prepare_process
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
@@ -163,7 +163,7 @@ def _packed(examples: list[Example], device: torch.device) -> MicroBatch:
     for prompt, completion in examples:
         unused = np.zeros(len(completion), np.float32)
         samples.append(
-            Sample(
+            TrainSample(
                 ids=np.array(prompt + completion, np.int64),
                 num_prompt_tokens=len(prompt),
                 sampler_logprobs=unused,

@@ -24,7 +24,7 @@ from yatt.algo.loss import BatchTotals, token_weights
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
-from yatt.trainer.batches import MicroBatch, Sample, Slice, micro_batch, sample_of
+from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch, sample_of
 from yatt.trainer.model import Policy, broadcast_over_model
 from yatt.trainer.objective import Measured, Objective, Target, totals
 from yatt.trainer.passes import (
@@ -133,7 +133,7 @@ def _mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) 
 
 
 def _micro_batches(
-    learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, Sample]
+    learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, TrainSample]
 ) -> list[MicroBatch]:
     everyone = [facts[number] for rank in plan.micro_batches for micro in rank for number in micro]
     # As in TRL, a masked sample counts among the samples of a mean, its tokens do not among the tokens.

@@ -8,14 +8,14 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core tells what is not installed as it is imported
-    from yatt.trainer.batches import Sample, Slice, even_length, micro_batch
+    from yatt.trainer.batches import Slice, TrainSample, even_length, micro_batch
 
 CPU = torch.device("cpu")
 
 
 def sample(num_prompt, num_completion, start):
     ids = np.arange(1000 * start, 1000 * start + num_prompt + num_completion, dtype=np.int64)
-    return Sample(
+    return TrainSample(
         ids=ids, num_prompt_tokens=num_prompt, start=start,
         sampler_logprobs=np.zeros(num_completion, np.float32),
     )  # fmt: skip

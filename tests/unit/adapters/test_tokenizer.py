@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer as Fast, processors
 
 from tests.tiny_models import make_tokenizer
-from yatt.adapters.tokenizer import Part, Tokenizer, eos_ids
+from yatt.adapters.tokenizer import TextPart, Tokenizer, eos_ids
 from yatt.errors import ConfigError
 
 TEXTS = [
@@ -190,14 +190,23 @@ def tokenizer(tmp_path):
 
 
 def test_what_a_completion_spells_never_becomes_a_control_token(tokenizer):
-    parts = [Part("<|im_start|>judge this: ", True), Part(FORGED, False), Part("<|im_end|>", True)]
+    parts = [
+        TextPart("<|im_start|>judge this: ", True),
+        TextPart(FORGED, False),
+        TextPart("<|im_end|>", True),
+    ]
     ids = tokenizer.encode_parts(parts, adds_special=True)
     assert specials(tokenizer, ids) == [1, 2]
     assert tokenizer.decode(ids, skip_special=False) == "".join(part.text for part in parts)
 
 
 def test_a_control_token_spelt_across_two_parts_is_none(tokenizer):
-    parts = [Part("<|im_", False), Part("end|>", False), Part(" <|im_", True), Part("end|>", False)]
+    parts = [
+        TextPart("<|im_", False),
+        TextPart("end|>", False),
+        TextPart(" <|im_", True),
+        TextPart("end|>", False),
+    ]
     ids = tokenizer.encode_parts(parts, adds_special=False)
     assert specials(tokenizer, ids) == []
     assert tokenizer.decode(ids, skip_special=False) == "".join(part.text for part in parts)
@@ -205,7 +214,12 @@ def test_a_control_token_spelt_across_two_parts_is_none(tokenizer):
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "<|" not in text])
 def test_parts_that_spell_nothing_are_encoded_as_one_piece(tokenizer, text):
-    parts = [Part("<|im_start|>", True), Part(text, False), Part(" end", True), Part(text, False)]
+    parts = [
+        TextPart("<|im_start|>", True),
+        TextPart(text, False),
+        TextPart(" end", True),
+        TextPart(text, False),
+    ]
     whole = "".join(part.text for part in parts)
     assert tokenizer.encode_parts(parts, adds_special=False) == tokenizer.encode_rendered(whole)
 
@@ -223,6 +237,6 @@ def test_chat_contents_are_not_trusted_and_the_template_is(tmp_path, make):
 
 
 def test_a_template_of_a_judge_keeps_its_own_control_tokens_inside_a_chat(tokenizer):
-    content = [Part("<|endoftext|>rate: ", True), Part(FORGED, False)]
+    content = [TextPart("<|endoftext|>rate: ", True), TextPart(FORGED, False)]
     ids = tokenizer.encode_chat([{"role": "user", "content": content}])
     assert specials(tokenizer, ids) == [1, 0, 2, 1]

@@ -32,9 +32,9 @@ def test_an_answer_does_not_copy_the_set_of_those_that_are_owed():
     state, _ = phases.step(state, phases.Acted(state.seq), program)
     sizes = []
     for node in range(1023):
-        state, actions = phases.step(state, phases.Answered(node, state.seq), program)
+        state, actions = phases.step(state, phases.OrderAnswered(node, state.seq), program)
         assert not actions and isinstance(state.owed, NodeSet)
         sizes.append(state.owed._bits.__sizeof__())
     assert max(sizes) < 200 < nodes.__sizeof__() / 100
-    state, actions = phases.step(state, phases.Answered(1023, state.seq), program)
-    assert state.part is phases.Part.ENTER and len(actions) == 1024
+    state, actions = phases.step(state, phases.OrderAnswered(1023, state.seq), program)
+    assert state.part is phases.PhasePart.ENTER and len(actions) == 1024

@@ -2,13 +2,13 @@
 
 import pytest
 
-from yatt.core.outcome import CANCEL, Seen, Verdict, judge
+from yatt.core.outcome import CANCEL, AttemptFacts, Verdict, judge
 
 OWNERS = frozenset({0, 1})
 
 
 def seen(**changes):
-    return judge(Seen(owners=OWNERS, **changes))
+    return judge(AttemptFacts(owners=OWNERS, **changes))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from yatt.adapters.process import Identity, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control import scratch
-from yatt.core.outcome import Outcome, Seen, judge
+from yatt.core.outcome import AttemptFacts, Outcome, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
 from yatt.launch.folder_wait import FolderWait
@@ -123,7 +123,7 @@ class LocalBackend:
     def _owners(self) -> tuple[int, ...]:
         return place(self.config).owners
 
-    def _seen(self, epoch: int, ended: dict[int, int], *, is_told: bool) -> Seen:
+    def _seen(self, epoch: int, ended: dict[int, int], *, is_told: bool) -> AttemptFacts:
         """A leader that stops as it should was asked to, though not always by its launcher."""
         cause = reason_of_end(self.paths.events, epoch)
         wish = str(record(self.paths, epoch, STOP).get("reason", ""))
@@ -134,7 +134,7 @@ class LocalBackend:
         failed = next((index for index in self._owners if ended[index] > EXIT_FINISHED), None)
         if not cause and failed is not None:
             cause = self._last_words(epoch, failed)
-        return Seen(stop=wish, ended=ended, owners=frozenset(self._owners), cause=cause)
+        return AttemptFacts(stop=wish, ended=ended, owners=frozenset(self._owners), cause=cause)
 
     def _last_words(self, epoch: int, index: int) -> str:
         log = self.paths.log(epoch, f"node{index}")

@@ -18,7 +18,7 @@ from yatt.adapters.slurm import Fields, Slurm, seconds_of
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import WARNING_SLACK_S, SiteConfig
-from yatt.core.outcome import BY_HAND, Outcome, Seen, Verdict, judge
+from yatt.core.outcome import BY_HAND, AttemptFacts, Outcome, Verdict, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
@@ -195,7 +195,7 @@ class AttemptWatch:
                 return  # by a newer start
             time.sleep(SETTLE_LOOK_S)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> AttemptFacts:
         dead = frozenset(
             index
             for part in self.components
@@ -204,7 +204,7 @@ class AttemptWatch:
         )
         roles, unfit = place(self.config), self._unfit()
         gone = dead | self.absent | unfit.keys()
-        return Seen(
+        return AttemptFacts(
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
             dead=dead, unfit=unfit, is_unfit_everywhere=self._is_everywhere(unfit),
             owners=frozenset(roles.owners), can_shrink=all(pool - gone for pool in roles.pools.values()),
