@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm newer-slurm demo slurm-demo test soak quick check lint type layers bench
+.PHONY: setup slurm newer-slurm demo slurm-demo test soak quick check lint type layers bench docs
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -24,6 +24,10 @@ slurm-demo: setup slurm
 # is free; tests/conftest.py says which stay together.
 test: setup slurm newer-slurm
 	@$(BIN)/python -m pytest -n 3 --dist loadscope
+
+# What is made from the config's classes: docs/configuration.md and the schemas for editors.
+docs: setup
+	@$(BIN)/python -m yatt.config.document
 
 # The long proofs whole, which `make test` samples; a storm of faults; the tests that kill things, ROUNDS times.
 ROUNDS ?= 5

@@ -172,8 +172,14 @@ class LeaseSection:
     """A holder that is heard of but makes no progress for this long has lost it too."""
 
     ask_s: Annotated[float, SECONDS] = 5.0
+    """How long a holder may take to sleep after it was asked."""
+
     term_s: Annotated[float, SECONDS] = 10.0
+    """How long it may take to end after SIGTERM."""
+
     kill_s: Annotated[float, SECONDS] = 30.0
+    """How long it may take to be gone after SIGKILL; then the slab is quarantined."""
+
     prove_s: Annotated[float, SECONDS] = 50.0
     """How long memory may take to come back, measured, before the GPU is quarantined."""
 
@@ -197,7 +203,12 @@ class SyncSection:
     """The probe after each weight update."""
 
     probe_prompts: Annotated[int, COUNT_OR_NONE] = 2
+    """Prompts of the probe that compares engine and trainer after each weight transfer; 0 compares bits
+    only."""
+
     probe_tokens: Annotated[int, COUNT] = 16
+    """Tokens of each of these prompts."""
+
     tolerance: Annotated[float, at_least(0)] = 0.0
     """Mean difference of log-probs between engine and trainer that is allowed; 0: as rounding is measured."""
 
@@ -207,8 +218,14 @@ class LoggingSection:
     """Where a run can be watched."""
 
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
+    """Whether metrics are sent to Weights & Biases."""
+
     wandb_project: Annotated[str, LINE] = "yatt"
+    """Its project."""
+
     wandb_name: Annotated[str, LINE] = ""
+    """Name of the run there; empty: the run folder's."""
+
     webhook_url: Annotated[str, LINE] = ""
     """Gets a JSON message by HTTP POST (text, run, id, state) when the run is finished, has given up, or is
     started again and again in vain. It stands in the run folder's config.yaml, for whoever may read that."""

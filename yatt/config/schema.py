@@ -122,8 +122,14 @@ class RolloutSection:
     """Completions of one prompt: the size of a prompt group."""
 
     temperature: Annotated[float, above(0, most=100)] = 1.0
+    """Sampling temperature."""
+
     top_p: Annotated[float, SHARE] = 1.0
+    """Sample from the most likely tokens whose probabilities sum up to this."""
+
     top_k: Annotated[int, Range(low=1, high=MOST, also=-1, also_means="all")] = -1
+    """Sample from this many most likely tokens."""
+
     max_response_tokens: Annotated[int, COUNT] = 1024
     """Longest completion."""
 
@@ -146,6 +152,8 @@ class RolloutSection:
     """Size of an engine's KV cache; 0 means by `gpu_memory_utilization` (on CPU: 256 MiB)."""
 
     gpu_memory_utilization: Annotated[float, SHARE] = 0.85
+    """Share of GPU memory that one engine may use."""
+
     enforce_eager: bool = False
     """No graph capture: starts faster, samples slower."""
 
@@ -158,6 +166,7 @@ class RolloutSection:
     asked for again, up to `max_retries` times. Waiting for an engine does not count."""
 
     max_retries: Annotated[int, COUNT_OR_NONE] = 3
+    """How often a request is sent again before its sample fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +174,9 @@ class PlacementSection:
     """Who holds the GPUs when."""
 
     mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
+    """colocated: rollout, GenRMs and trainer take turns on all GPUs. partial: GenRMs keep some slabs while
+    completions are sampled. disaggregated: some nodes only train, the others only run engines."""
+
     genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
     """partial, disaggregated: how many slabs, counted from the last node backwards, GenRM engines hold."""
 
@@ -179,7 +191,11 @@ class AlgorithmSection:
     adv_estimator: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
     ] = "grpo"
+    """How advantages are computed from a group's rewards."""
+
     clip_ratio_low: Annotated[float, between(0, 1)] = 0.2
+    """PPO clips the probability ratio below 1 minus this."""
+
     clip_ratio_high: Annotated[float, at_least(0)] = 0.2
     """DAPO's clip-higher: raise above clip_ratio_low."""
 
@@ -189,13 +205,23 @@ class AlgorithmSection:
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"
+    """How token losses become the loss of a mini-batch, as in verl."""
+
     loss_scale_factor: Annotated[int, COUNT_OR_NONE] = 0
     """Divisor of seq-mean-token-sum-norm; 0 is max_response_tokens (Dr. GRPO's constant)."""
 
     kl_in: Literal["none", "loss", "reward"] = "none"
+    """Where the KL penalty to the reference model is applied."""
+
     kl_type: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL divergence (http://joschu.net/blog/kl-approx.html)."""
+
     kl_coef: Annotated[float, at_least(0)] = 0.001
+    """Coefficient of the KL penalty."""
+
     entropy_coeff: Annotated[float, FINITE] = 0.0
+    """Coefficient of the entropy bonus."""
+
     gamma: Annotated[float, SHARE] = 1.0
     """Discount per token, of reinforce_plus_plus."""
 
@@ -211,6 +237,8 @@ class AlgorithmSection:
     linearly, by `overlong_penalty_factor` at full length. 0 is off."""
 
     overlong_penalty_factor: Annotated[float, at_least(0)] = 1.0
+    """Largest penalty of a response that uses all of its length."""
+
     filter_groups: bool = False
     """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
 
@@ -224,13 +252,29 @@ class OptimizerSection:
     """AdamW of megatron-core's distributed optimizer."""
 
     lr: Annotated[float, between(0, 1)]
+    """Peak learning rate."""
+
     min_lr: Annotated[float, between(0, 1)] = 0.0
+    """Learning rate at the end of the decay."""
+
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay from `lr` to `min_lr`."""
+
     lr_warmup_steps: Annotated[int, COUNT_OR_NONE] = 0
+    """Optimizer steps of linear warm-up from 0 to `lr`."""
+
     weight_decay: Annotated[float, at_least(0)] = 0.01
+    """Decoupled weight decay (AdamW)."""
+
     adam_beta1: Annotated[float, BETA] = 0.9
+    """Decay of the running mean of gradients."""
+
     adam_beta2: Annotated[float, BETA] = 0.999
+    """Decay of the running mean of squared gradients."""
+
     adam_eps: Annotated[float, above(0, most=1)] = 1e-8
+    """Added to the denominator of Adam's update."""
+
     clip_grad: Annotated[float, at_least(0)] = 1.0
     """Largest norm of the gradient; 0 is off."""
 
@@ -240,11 +284,23 @@ class TrainerSection:
     """Batches and layout. Sizes are megatron-core's."""
 
     tensor_model_parallel_size: Annotated[int, COUNT] = 1
+    """Ranks that share each layer's matrices (TP)."""
+
     pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    """Ranks in a row, each with a part of the layers (PP)."""
+
     virtual_pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    """Model chunks per pipeline rank (interleaved schedule)."""
+
     context_parallel_size: Annotated[int, COUNT] = 1
+    """Ranks that share each sequence (CP)."""
+
     expert_model_parallel_size: Annotated[int, COUNT] = 1
+    """Ranks that share the experts of a mixture of experts (EP)."""
+
     sequence_parallel: bool = False
+    """Shard activations outside of the matrices over TP ranks."""
+
     total_iterations: Annotated[int, COUNT]
     """Iterations in all; a resumed run counts on."""
 
@@ -264,7 +320,10 @@ class TrainerSection:
     """Recompute activations of every layer in the backward pass."""
 
     overlap_grad_reduce: bool = False
+    """Reduce gradients while the backward pass goes on."""
+
     overlap_param_gather: bool = False
+    """Gather updated parameters while the next forward pass goes on."""
 
     def __post_init__(self) -> None:
         rule(
@@ -289,10 +348,13 @@ class ValidationSection:
     """Iterations between validations; 0 only at start and end."""
 
     n: Annotated[int, COUNT] = 1
+    """Completions per prompt."""
+
     temperature: Annotated[float, between(0, 100)] = 1.0
     """0 is greedy."""
 
     max_prompts: Annotated[int, COUNT] = 1024
+    """Most prompts that are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,14 +30,32 @@ class NewModel:
     """The vocabulary. The last character ends a completion."""
 
     hidden_size: Annotated[int, COUNT] = 128
+    """Width of the residual stream."""
+
     intermediate_size: Annotated[int, COUNT] = 384
+    """Width of the feed-forward layers."""
+
     num_hidden_layers: Annotated[int, COUNT] = 3
+    """Number of layers."""
+
     num_attention_heads: Annotated[int, COUNT] = 4
+    """Query heads."""
+
     num_key_value_heads: Annotated[int, COUNT] = 4
+    """Key and value heads."""
+
     head_dim: Annotated[int, COUNT] = 32
+    """Width of one head."""
+
     max_position_embeddings: Annotated[int, COUNT] = 64
+    """Longest sequence."""
+
     rope_theta: Annotated[float, above(0, most=1e12)] = 10000.0
+    """Base of the rotary embedding."""
+
     tie_word_embeddings: bool = True
+    """Use the input embedding as output layer."""
+
     initializer_range: Annotated[float, between(0, 1)] = 0.02
     """Standard deviation of the drawn weights."""
 
@@ -56,7 +74,10 @@ class SftValidation:
     """Share of exact completions at which training stops."""
 
     temperature: Annotated[float, between(0, 100)] = 1.0
+    """Sampling temperature; 0 is greedy."""
+
     max_prompts: Annotated[int, COUNT] = 256
+    """Most prompts that are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +96,28 @@ class SftConfig:
     new: NewModel = field(default_factory=NewModel)
     validation: SftValidation = field(default_factory=SftValidation)
     batch_size: Annotated[int, COUNT] = 256
+    """Texts per optimizer step."""
+
     max_steps: Annotated[int, COUNT]
+    """Optimizer steps at most."""
+
     lr: Annotated[float, between(0, 1)]
+    """Peak learning rate."""
+
     warmup_steps: Annotated[int, COUNT_OR_NONE] = 50
+    """Optimizer steps of linear warm-up."""
+
     weight_decay: Annotated[float, at_least(0)] = 0.01
+    """Decoupled weight decay (AdamW)."""
+
     clip_grad: Annotated[float, at_least(0)] = 1.0
+    """Gradients are clipped to this norm; 0 does not clip."""
+
     seed: Annotated[int, SEED] = 0
+    """Initial weights and the order of the data are drawn from it."""
+
     threads: Annotated[int, between(1, 65536)] = 2
+    """CPU threads."""
 
 
 def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:

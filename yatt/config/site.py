@@ -106,14 +106,26 @@ class ComponentSection:
     """What one component asks for instead of what the whole file says."""
 
     partition: Annotated[str, LINE] = ""
+    """Instead of the site's `partition`."""
+
     qos: Annotated[str, LINE] = ""
+    """Instead of the site's `qos`."""
+
     constraint: Annotated[str, LINE] = ""
+    """Instead of the site's `constraint`."""
+
     gpu_type: Annotated[str, LINE] = ""
+    """Instead of the site's `gpu_type`."""
+
     nodelist: Annotated[str, LINE] = ""
     """Exactly these nodes, as Slurm writes a list: n[1-4]."""
 
     cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
+    """Instead of the site's `cpus_per_node`."""
+
     mem_gb: Annotated[int, COUNT_OR_NONE] = 0
+    """Instead of the site's `mem_gb`."""
+
     sbatch_args: dict[str, Free] = field(default_factory=dict)
     """Beside the site's own; one that both have is this one's."""
 
