@@ -8,7 +8,7 @@ Prints a table, and one line to keep in the site file. Exit code 2: a run must n
 
 import sys
 
-from yatt.launch.check_fs import main
+from yatt.launch.diagnose.check_fs import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ from yatt.adapters import shared_folder
 from yatt.adapters.files import publish
 from yatt.adapters.shared_folder import Member, Report
 from yatt.errors import DeadlineExceeded
-from yatt.launch.check_fs import faults
+from yatt.launch.diagnose.check_fs import faults
 
 
 def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> None:

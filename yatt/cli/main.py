@@ -316,7 +316,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 def _diagnose(arguments: argparse.Namespace) -> int:
     from yatt.config.load import load_command
     from yatt.config.site import load_site, with_settings
-    from yatt.launch.diagnose import diagnose
+    from yatt.launch.diagnose.report import diagnose
 
     config = load_command(arguments.config, arguments.more) if arguments.config else None
     site = with_settings(load_site(arguments.site), arguments.set)

@@ -23,7 +23,7 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, keeps_job
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.asking import more_options, resources, setup_lines
-from yatt.launch.diagnose import demands_of, findings, folder_findings, take_snapshot
+from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
 from yatt.launch.folder import check_folder, completed, open_existing, open_folder
 from yatt.launch.jobcall import run_job

@@ -9,12 +9,12 @@ from yatt.adapters.shared_folder import Report, Spread
 from yatt.adapters.slurm import parse_config, parse_lines
 from yatt.config.load import load, load_as
 from yatt.config.site import SiteConfig, site_rules
-from yatt.launch.diagnose import demands_of, findings
-from yatt.launch.findings.folders import Folder, local_folder_findings, mount_of, run_folder_findings
-from yatt.launch.findings.nodes import gpus_of, is_up
-from yatt.launch.findings.partitions import has_user_signal
-from yatt.launch.findings.records import Demand, Finding, Snapshot
-from yatt.launch.findings.settings import requeue_delay_s
+from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
+from yatt.launch.diagnose.nodes import gpus_of, is_up
+from yatt.launch.diagnose.partitions import has_user_signal
+from yatt.launch.diagnose.records import Demand, Finding, Snapshot
+from yatt.launch.diagnose.report import demands_of, findings
+from yatt.launch.diagnose.settings import requeue_delay_s
 
 TEXTS = Path(__file__).parent / "slurm-22.05"
 TRAINER = Demand(component="trainer", nodes=2, gpus_per_node=4)

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.launch.test_findings import TRAINER, report, site
 from yatt.adapters.shared_folder import Spread
 from yatt.launch.asking import as_arguments, resources
-from yatt.launch.findings.trial import trial_findings
-from yatt.launch.probe import NodeFacts
-from yatt.launch.trial import Trial
+from yatt.launch.diagnose.probe import NodeFacts
+from yatt.launch.diagnose.trial import Trial
+from yatt.launch.diagnose.trial_findings import trial_findings
 
 GOOD = NodeFacts(
     node="n1", python="3.11.2", gpus=4, cpus=16, granted=16, address="10.0.0.1", unreached=(),

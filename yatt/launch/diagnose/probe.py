@@ -1,4 +1,4 @@
-"""The job and the tasks of a trial (`yatt.launch.trial`).
+"""The job and the tasks of a trial (`yatt.launch.diagnose.trial`).
 
 The batch script starts a task on each node, as a run's does. A task says what its node has, listens on a port
 and connects to every other, as controllers do, and takes part in the trial of the shared folder.
@@ -75,7 +75,7 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def main() -> int:
     """``batch MEETING`` in the batch script, ``task MEETING ...`` in its step."""
-    parser = argparse.ArgumentParser(prog="yatt.launch.probe")
+    parser = argparse.ArgumentParser(prog="yatt.launch.diagnose.probe")
     parser.add_argument("what", choices=("batch", "task"))
     parser.add_argument("meeting", type=Path)
     parser.add_argument("--granted", type=int, default=0)
@@ -88,8 +88,8 @@ def _batch(meeting: Path) -> int:
     parts, site = (order.component,), order.site
     allocation = allocation_of(os.environ, parts)
     argv = [
-        *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.probe", "task",
-        str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
+        *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.diagnose.probe",
+        "task", str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
     ]  # fmt: skip
     env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
     return subprocess.run(argv, env=env, check=False).returncode

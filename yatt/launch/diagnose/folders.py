@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from yatt.adapters.local_folder import MEMORY, SHARED, mount_of as mount_of
 from yatt.adapters.shared_folder import Report
-from yatt.launch.check_fs import LATE_S, faults, lateness_s
-from yatt.launch.findings.records import Finding, fail, ok, warn
+from yatt.launch.diagnose.check_fs import LATE_S, faults, lateness_s
+from yatt.launch.diagnose.records import Finding, fail, ok, warn
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
 LITTLE_BYTES = 1 << 30

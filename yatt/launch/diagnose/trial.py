@@ -1,7 +1,8 @@
 """Tries real nodes, for `yatt diagnose --nodes N`: a short job that starts its step as a run's job does.
 
 The same asking, the same setup lines, the same srun, the same container: what a node says here holds for a
-run. The task of each node is `yatt.launch.probe`. Nodes and this process meet in a folder that all see.
+run. The task of each node is `yatt.launch.diagnose.probe`. Nodes and this process meet in a folder that
+all see.
 """
 
 import os
@@ -23,9 +24,9 @@ from yatt.adapters.shared_folder import Report
 from yatt.adapters.slurm import Reply, Slurm, merged_state, outside_of_jobs
 from yatt.config.site import SiteConfig
 from yatt.launch.asking import as_arguments, more_options, resources, setup_lines
-from yatt.launch.findings.records import Demand
+from yatt.launch.diagnose.probe import NodeFacts, TrialOrder
+from yatt.launch.diagnose.records import Demand
 from yatt.launch.plan import Component
-from yatt.launch.probe import NodeFacts, TrialOrder
 
 QUEUE_S, TRIAL_S, LOOK_S = 60.0, 180.0, 0.5
 _NOT_OVER = ("RUNNING", "COMPLETING", "CONFIGURING")
@@ -72,7 +73,9 @@ def _order(site: SiteConfig, demand: Demand, local: tuple[str, str]) -> TrialOrd
 
 
 def _script(site: SiteConfig, meeting: Path) -> str:
-    task = shlex.join([site.python or sys.executable, "-P", "-m", "yatt.launch.probe", "batch", str(meeting)])
+    task = shlex.join(
+        [site.python or sys.executable, "-P", "-m", "yatt.launch.diagnose.probe", "batch", str(meeting)]
+    )
     return "\n".join(["#!/bin/bash", *setup_lines(site), f"exec {task}", ""])
 
 

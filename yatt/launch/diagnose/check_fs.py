@@ -45,7 +45,7 @@ def measure(folder: Path, processes: int = PROCESSES) -> Report:
     """
     meeting = folder / f".yatt-check-{secrets.token_hex(4)}"
     meeting.mkdir()
-    argv = [sys.executable, "-P", "-m", "yatt.launch.check_fs", str(meeting), "--member"]
+    argv = [sys.executable, "-P", "-m", "yatt.launch.diagnose.check_fs", str(meeting), "--member"]
     others = [subprocess.Popen([*argv, f"{index}/{processes}"]) for index in range(1, processes)]
     try:
         report = Member(meeting, index=0, count=processes, node=_node()).measure()

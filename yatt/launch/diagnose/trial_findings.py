@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from yatt.config.site import SiteConfig, component
-from yatt.launch.check_fs import LATE_S, faults, lateness_s
-from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
-from yatt.launch.probe import NodeFacts
-from yatt.launch.trial import Trial
+from yatt.launch.diagnose.check_fs import LATE_S, faults, lateness_s
+from yatt.launch.diagnose.probe import NodeFacts
+from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
+from yatt.launch.diagnose.trial import Trial
 
 
 def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[Finding]:

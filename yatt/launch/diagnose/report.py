@@ -1,6 +1,6 @@
 """`yatt diagnose`: looks at the cluster it stands on and says what a run will meet there.
 
-The decisions are in `yatt.launch.findings`; this module looks, and prints.
+The decisions are in the modules beside it; this one looks, and prints.
 """
 
 import getpass
@@ -19,14 +19,14 @@ from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
 from yatt.errors import DeadlineExceeded
-from yatt.launch.check_fs import measure
-from yatt.launch.findings.folders import Folder, local_folder_findings, mount_of, run_folder_findings
-from yatt.launch.findings.nodes import node_findings
-from yatt.launch.findings.partitions import partition_findings
-from yatt.launch.findings.records import Demand, Finding, Snapshot, fail, ok, warn
-from yatt.launch.findings.settings import settings_findings
-from yatt.launch.findings.trial import trial_findings
-from yatt.launch.trial import try_nodes
+from yatt.launch.diagnose.check_fs import measure
+from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
+from yatt.launch.diagnose.nodes import node_findings
+from yatt.launch.diagnose.partitions import partition_findings
+from yatt.launch.diagnose.records import Demand, Finding, Snapshot, fail, ok, warn
+from yatt.launch.diagnose.settings import settings_findings
+from yatt.launch.diagnose.trial import try_nodes
+from yatt.launch.diagnose.trial_findings import trial_findings
 
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "srun")
 EXIT_FAIL = 2

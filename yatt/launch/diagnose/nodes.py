@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm import Fields, expand, gpus_of, is_up
 from yatt.config.site import ComponentSection, SiteConfig, component
-from yatt.launch.findings.partitions import partition_of
-from yatt.launch.findings.records import Demand, Finding, fail, ok, warn
+from yatt.launch.diagnose.partitions import partition_of
+from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
 
 
 def node_findings(

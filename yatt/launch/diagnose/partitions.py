@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm import Fields, seconds_of
 from yatt.config.site import ComponentSection, SiteConfig, component
-from yatt.launch.findings.records import Finding, fail, ok, warn
-from yatt.launch.findings.settings import duration_s, words
+from yatt.launch.diagnose.records import Finding, fail, ok, warn
+from yatt.launch.diagnose.settings import duration_s, words
 
 PREEMPTION_CLASS = ("PreemptMode", "PriorityTier", "GraceTime")
 
