@@ -28,8 +28,8 @@ from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
 from yatt.control.event_sender import EventSender
 from yatt.control.node import Node
+from yatt.control.node_clients import NodeClients
 from yatt.control.peers import Peers
-from yatt.control.ports import Ports
 from yatt.core import phases
 from yatt.core.placement import place
 from yatt.obs.events import EventLog
@@ -191,7 +191,7 @@ async def lead(root: Path, num_nodes: int) -> float:
         for index in range(1, num_nodes):
             leader.dial(index, await address_of(root, index))
         supervisor = leader.parts.supervisor
-        ports = Ports(
+        ports = NodeClients(
             leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.work,
             leader.parts.lose,
         )  # fmt: skip

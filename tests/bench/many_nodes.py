@@ -17,7 +17,7 @@ from yatt.adapters.files import read_or_none
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.coordinator import Coordinator
 from yatt.control.liveness import Liveness
-from yatt.control.ports import Ports
+from yatt.control.node_clients import NodeClients
 from yatt.core import phases
 from yatt.records import cluster as c, message as m
 
@@ -84,7 +84,7 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
         leader.liveness = Liveness(leader.node, leader.peers, lost)
         for index, address in enumerate(await addresses_of(root), 1):
             leader.dial(index, address)
-        ports = Ports(
+        ports = NodeClients(
             leader.node, leader.controller.handle, leader.peers, leader.gave_up,
             leader.parts.progress.whole, leader.parts.lose,
         )  # fmt: skip

@@ -79,9 +79,13 @@ def travelled(groups: list[PromptGroup]) -> tuple[c.Advanced, c.TrainOrder]:
     plan = plan_iteration(
         every, groups_per_step=128, dp_size=DP_SIZE, cap_tokens=4 * (TOKENS + PROMPT_TOKENS), cost=Cost()
     )
-    heads = head_ranks(tp_size=1, cp_size=1, dp_size=DP_SIZE)
+    dp_lead_ranks = head_ranks(tp_size=1, cp_size=1, dp_size=DP_SIZE)
     order = decode_body(
-        decode_frame(encode_frame(1, 1, 0, c.TrainOrder(iteration=8, facts=every, plan=plan, heads=heads)))
+        decode_frame(
+            encode_frame(
+                1, 1, 0, c.TrainOrder(iteration=8, facts=every, plan=plan, dp_lead_ranks=dp_lead_ranks)
+            )
+        )
     )
     assert isinstance(order, c.TrainOrder)
     return advanced, order
@@ -140,11 +144,11 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
 
     def hear(sender: str, _: m.Message) -> None:
         names.add(sender)
-        if len(names) == len(order.heads):
+        if len(names) == len(order.dp_lead_ranks):
             here.set()
 
     hub = Channel(listening_socket(context, endpoint), epoch=1, handler=hear, resend_s=0)
-    argv = [sys.executable, "-c", RANKS, endpoint, str(len(order.heads))]
+    argv = [sys.executable, "-c", RANKS, endpoint, str(len(order.dp_lead_ranks))]
     ranks = await asyncio.create_subprocess_exec(*argv)
     await asyncio.wait_for(here.wait(), 60)
     mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
@@ -159,7 +163,7 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
             answer = await hub.request(f"trainer{rank}", body, 120.0)
         return answer
 
-    answers = await asyncio.gather(*(train(rank) for rank in range(len(order.heads))))
+    answers = await asyncio.gather(*(train(rank) for rank in range(len(order.dp_lead_ranks))))
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
     assert await ranks.wait() == 0

@@ -48,7 +48,7 @@ class Parts:
         self.router = Router(node, self.engines, peers, self.progress)
         self.peers, self.trouble, self._node = peers, trouble, node
         self._tasks: set[asyncio.Task[None]] = set()
-        holding = Holding(wake=self.workers.wake, ask=self.workers.lull)
+        holding = Holding(wake=self.workers.wake, ask=self.workers.sleep)
 
         def quarantined(slab: Slab, cause: str) -> None:
             # Where slabs change hands each is the trainer's in its phase, so a run cannot go on without it;

@@ -15,10 +15,10 @@ from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.control.acts import Acts
 from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
-from yatt.control.ports import Ports
+from yatt.control.node_clients import NodeClients
+from yatt.control.phase_work import PhaseWork
 from yatt.core import phases
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
@@ -41,11 +41,13 @@ class Coordinator:
     """One attempt's leader.
 
     Args:
-        acts: the phases' own work.
+        work: the phases' own work.
     """
 
-    def __init__(self, node: Node, ports: Ports, acts: Acts, row: MetricsRow, events: EventLog) -> None:
-        self._node, self._ports, self._acts, self._row, self._events = node, ports, acts, row, events
+    def __init__(
+        self, node: Node, clients: NodeClients, work: PhaseWork, row: MetricsRow, events: EventLog
+    ) -> None:
+        self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
         self._program = program_of(node)
         self._inbox: deque[phases.Event] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -78,7 +80,7 @@ class Coordinator:
                 await self._perform(action)
             if self._end is not None:
                 self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
-                await self._acts.end(self._end)
+                await self._work.end(self._end)
                 return self._end
             state, actions = phases.step(state, await self._next(), self._program)
 
@@ -138,11 +140,11 @@ class Coordinator:
         the next event to be read."""
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
-            await asyncio.wait_for(self._ports.ask_owners(BreakOffSampling()), limit_s)
+            await asyncio.wait_for(self._clients.ask_owners(BreakOffSampling()), limit_s)
 
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
-        await self._ports.exclude(lost.node, lost.why)
+        await self._clients.exclude(lost.node, lost.why)
         silence_s = round(self._silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
@@ -167,14 +169,14 @@ class Coordinator:
         slabs = self._node.placement.slabs_by_node[order.node]
         mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
         body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
-        if await self._ports.ask_if_there(order.node, body) is None:
+        if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
         self._tell(phases.OrderAnswered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()
         try:
-            acted = await self._acts.run(act)
+            acted = await self._work.run(act)
         except YattError:
             if self._acting_seq == act.seq:  # an act that was broken off may fail as it likes
                 raise

@@ -45,7 +45,7 @@ class Owner:
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
-            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.Parcel: training.parcel,
+            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.SampleTransfer: training.parcel,
             c.CommitNotice: self._commit, c.SaveOrder: self._save,
             c.ExportOrder: training.export,
         }  # fmt: skip

@@ -9,7 +9,7 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.node import Node
-from yatt.control.ports import Ports
+from yatt.control.node_clients import NodeClients
 from yatt.control.store_watch import store_sayer
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
@@ -35,8 +35,8 @@ class Restoring:
         checkpoints: the run's own.
     """
 
-    def __init__(self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog) -> None:
-        self._node, self._ports, self._checkpoints, self._events = node, ports, checkpoints, events
+    def __init__(self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog) -> None:
+        self._node, self._clients, self._checkpoints, self._events = node, clients, checkpoints, events
 
     async def run(self) -> Resumed:
         """Restore, once everything is built.
@@ -126,7 +126,7 @@ class Restoring:
             checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
             weights_only=weights_only,
         )  # fmt: skip
-        answers = await self._ports.ask_owners(order)
+        answers = await self._clients.ask_owners(order)
         faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
         assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
         fault = next((fault for fault in faults if fault), "")

@@ -24,7 +24,6 @@ from yatt.adapters.wire import Answer, Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
-from yatt.control.acts import Acts
 from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
 from yatt.control.coordinator import Coordinator
@@ -34,9 +33,10 @@ from yatt.control.event_sender import EventSender
 from yatt.control.liveness import Liveness
 from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
+from yatt.control.node_clients import NodeClients
 from yatt.control.owner import Owner
 from yatt.control.peers import Peers
-from yatt.control.ports import Ports
+from yatt.control.phase_work import PhaseWork
 from yatt.control.rendezvous import meet
 from yatt.control.sampling import Sampler
 from yatt.control.scoring import Scorer
@@ -150,18 +150,18 @@ class Session:
         owner = await call_in_thread(partial(self._owner, parts, say)) if node.is_owner else None
         self._controller = Controller(node, parts, owner)
         if node.is_leader:
-            ports = Ports(
+            clients = NodeClients(
                 node, self._controller.handle, self._peers, self._gave_up, parts.progress.whole, parts.lose
             )
             store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, say))
             folder_id = await call_in_thread(partial(patiently, partial(own_folder_id, node.paths, store)))
             checkpoints = Checkpoints(store, node.epoch, node.config.run.id, folder_id)
             row = MetricsRow(node, self._writer, Alarms(node.config, self._events))
-            acts = Acts(
-                node, ports, checkpoints, self._events,
+            work = PhaseWork(
+                node, clients, checkpoints, self._events,
                 await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path))), row,
             )  # fmt: skip
-            self._coordinator = Coordinator(node, ports, acts, row, self._events)
+            self._coordinator = Coordinator(node, clients, work, row, self._events)
             if self._stop_wish:  # said while the store was waited for
                 self.stop(self._stop_wish)
 

@@ -68,7 +68,7 @@ class NodeTraining:
         assert len(faults) == len(answers), "Restore is answered by Restored"
         return m.Restored(fault=next((fault for fault in faults if fault), ""))
 
-    async def parcel(self, order: c.Parcel) -> m.Message:
+    async def parcel(self, order: c.SampleTransfer) -> m.Message:
         """Samples of another node for this one's ranks."""
         async with self._arrived:
             self._parcels.setdefault(order.iteration, {}).update({r.sample_id: r for r in order.rollouts})
@@ -115,9 +115,9 @@ class NodeTraining:
 
     def _wanted(self, order: c.TrainOrder) -> dict[int, set[int]]:
         """Sample ids by global rank of the head that trains on them."""
-        wanted: dict[int, set[int]] = {head: set() for head in order.heads}
+        wanted: dict[int, set[int]] = {head: set() for head in order.dp_lead_ranks}
         for step in order.plan:
-            for head, micro_batches in zip(order.heads, step.micro_batches, strict=True):
+            for head, micro_batches in zip(order.dp_lead_ranks, step.micro_batches, strict=True):
                 wanted[head].update(sample_id for micro in micro_batches for sample_id in micro)
         return wanted
 
@@ -139,7 +139,7 @@ class NodeTraining:
         limit_s = self._node.config.launch.phase_timeout_s
         for portion in portions(rollouts):
             answer = await self._peers.request(
-                index, c.Parcel(iteration=iteration, rollouts=portion), limit_s
+                index, c.SampleTransfer(iteration=iteration, rollouts=portion), limit_s
             )
             if isinstance(answer, c.OrderFailed):
                 raise WorkerFailed(f"a peer refused samples: {answer.error}")
@@ -149,8 +149,8 @@ class NodeTraining:
     ) -> dict[int, tuple[m.Rollout, ...]]:
         """Samples of each local head, own and sent."""
         node_of = self._node.placement.node_of
-        heads = {h: ids for h, ids in wanted.items() if node_of(h) == self._node.index}
-        needed = {i for ids in heads.values() for i in ids}
+        dp_lead_ranks = {h: ids for h, ids in wanted.items() if node_of(h) == self._node.index}
+        needed = {i for ids in dp_lead_ranks.values() for i in ids}
 
         def have() -> dict[int, m.Rollout]:
             return {**self._parcels.get(order.iteration, {}), **mine}
@@ -172,7 +172,7 @@ class NodeTraining:
                 f"{missing} of {len(needed)} samples did not come from the other nodes in {limit_s:g} s"
             ) from None
         samples = have()
-        return {head: tuple(samples[i] for i in sorted(ids)) for head, ids in heads.items()}
+        return {head: tuple(samples[i] for i in sorted(ids)) for head, ids in dp_lead_ranks.items()}
 
     async def _train_on(
         self, worker: Worker, order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]
@@ -187,7 +187,7 @@ def orders_of_rank(order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]) -> Iter
     """What a rank is sent, one after the other is answered: samples in portions, the last with Train."""
     *before, last = portions(rollouts) or [()]
     for portion in before:
-        yield c.Parcel(iteration=order.iteration, rollouts=portion)
+        yield c.SampleTransfer(iteration=order.iteration, rollouts=portion)
     yield m.Train(token=0, iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
 
 

@@ -1,4 +1,4 @@
-"""Orders to this node's workers, with their lease's token; and waking and lulling whole roles.
+"""Orders to this node's workers, with their lease's token; and waking whole roles and putting them to sleep.
 
 `Workers` is the arbiter's hand: it starts processes that are not there, wakes them under a grant,
 loads the newest weights into rollout engines, and enters engines into the routing table.
@@ -109,7 +109,7 @@ class Workers:
         self._granted[slab] = token
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
 
-    async def lull(self, slab: Slab, role: str, token: int) -> None:
+    async def sleep(self, slab: Slab, role: str, token: int) -> None:
         """The arbiter's request: let the workers of `role` on the slab go to sleep."""
         self._granted[slab] = 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]

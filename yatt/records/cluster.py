@@ -105,16 +105,16 @@ class BreakOffSampling(Message, frozen=True, kw_only=True):
 class TrainOrder(Message, frozen=True, kw_only=True):
     """One iteration's update on every node. Answer: TrainedNode.
 
-    `heads`: for each dp_rank the global rank that is handed its samples.
+    `dp_lead_ranks`: for each dp_rank the global rank that is handed its samples.
     """
 
     iteration: int
     facts: tuple[SampleFact, ...]
     plan: tuple[MiniBatchPlan, ...]
-    heads: tuple[int, ...]
+    dp_lead_ranks: tuple[int, ...]
 
 
-class Parcel(Message, frozen=True, kw_only=True):
+class SampleTransfer(Message, frozen=True, kw_only=True):
     """Samples to train on: from the controller that owns them to another node's, or to a trainer rank
     ahead of its Train. Answer: Done."""
 

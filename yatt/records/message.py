@@ -237,7 +237,7 @@ class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 class Train(Message, frozen=True, kw_only=True):
     """One iteration's update. Only the first rank of each dp_rank's model-parallel group gets `rollouts`,
-    those that no Parcel brought before. Answer: Trained.
+    those that no SampleTransfer brought before. Answer: Trained.
     """
 
     token: int

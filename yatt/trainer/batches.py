@@ -44,10 +44,10 @@ class TrainSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class SequenceLayout:
     """How sequences are cut: `align` is the multiple of every sequence's length.
 
-    `has_few_lengths`: whether streams are filled up, see `even_length`.
+    `has_few_lengths`: whether streams are filled up, see `bucketed_length`.
     """
 
     align: int
@@ -94,7 +94,10 @@ def sample_of(rollout: Rollout, start: int) -> TrainSample:
 
 
 def micro_batch(
-    samples: Sequence[TrainSample], weights: Sequence[NDArray[np.float32]], cut: Slice, device: torch.device
+    samples: Sequence[TrainSample],
+    weights: Sequence[NDArray[np.float32]],
+    cut: SequenceLayout,
+    device: torch.device,
 ) -> MicroBatch:
     """Pack these samples; none at all gives a pass over one padding sequence that trains nothing.
 
@@ -130,20 +133,20 @@ def micro_batch(
     )
 
 
-def even_length(length: int) -> int:
+def bucketed_length(length: int) -> int:
     """`length` or up to an eighth more, from 64 on: eight lengths between a power of two and the next."""
     step = 1 if length < 64 else 1 << (length.bit_length() - 4)
     return length + -length % step
 
 
-def _filled_up(lengths: list[int], cut: Slice) -> list[int]:
+def _filled_up(lengths: list[int], cut: SequenceLayout) -> list[int]:
     """These lengths, and those of sequences of padding if the stream is to have one of few lengths.
 
     Several sequences of one length stay a plain batch: where that happens again and again, lengths are fixed.
     """
     if not cut.has_few_lengths or (len(lengths) > 1 and len(set(lengths)) == 1):
         return lengths
-    missing = even_length(sum(lengths)) - sum(lengths)
+    missing = bucketed_length(sum(lengths)) - sum(lengths)
     missing += -missing % cut.align
     if len(lengths) == 1:
         return [lengths[0] + missing]
@@ -152,12 +155,12 @@ def _filled_up(lengths: list[int], cut: Slice) -> list[int]:
     return lengths + rest + [longest] * (missing // longest)
 
 
-def _rows(where_T: NDArray[np.int64], shape: tuple[int, int], cut: Slice) -> NDArray[np.int64]:
+def _rows(where_T: NDArray[np.int64], shape: tuple[int, int], cut: SequenceLayout) -> NDArray[np.int64]:
     """Places of a batch [B, S / B], which the model's hidden states have as [S / B, B]; filled up with 0.
 
     Never none at all, and under sequence parallelism a multiple of the ranks that share them.
     """
-    num_rows = even_length(len(where_T)) if cut.has_few_lengths else len(where_T)
+    num_rows = bucketed_length(len(where_T)) if cut.has_few_lengths else len(where_T)
     rows_R = np.zeros(max(num_rows, 1) + -max(num_rows, 1) % cut.align, np.int64)
     sequences_T, places_T = np.divmod(where_T, shape[1])
     rows_R[: len(where_T)] = places_T * shape[0] + sequences_T
@@ -183,7 +186,7 @@ class _Stream:
         self.sampler[completion] = sample.sampler_logprobs
 
 
-def _held_positions(bounds: list[int], cut: Slice) -> NDArray[np.int64]:
+def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]:
     """Places in the stream this context-parallel rank holds: chunks r and 2n-1-r of each sequence."""
     if cut.cp_size == 1:
         return np.arange(bounds[-1])

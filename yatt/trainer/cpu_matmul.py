@@ -6,7 +6,7 @@ only: with AVX-512 oneDNN, which torch brings along as well, is 1.8 to 2.3 times
 same operator.
 
 oneDNN compiles a kernel for every shape and keeps it, 0.3 to 1.5 MiB each, so shapes must be few:
-`batches.even_length` sees to that, and small products, whose shapes are many, stay with MKL.
+`batches.bucketed_length` sees to that, and small products, whose shapes are many, stay with MKL.
 """
 
 import torch

@@ -14,7 +14,7 @@ from yatt.algo.kl import kl_estimate
 from yatt.algo.loss import ClipRange, policy_losses
 from yatt.config.schema import AlgorithmSection
 from yatt.trainer.batches import MicroBatch
-from yatt.trainer.passes import HeadInput, Reader, speaks_for_its_tokens
+from yatt.trainer.passes import HeadInput, Reader, counts_tokens
 
 SUMS = (
     "pg_loss",
@@ -109,7 +109,7 @@ def totals(measured: list[Measured], device: torch.device) -> dict[str, float]:
     """Sums over all micro-batches of all ranks by name, and 'largest_diff'; the same on every rank."""
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
     largest = torch.zeros((), dtype=torch.float64, device=device)
-    if measured and speaks_for_its_tokens():
+    if measured and counts_tokens():
         sums = torch.stack([one.sums for one in measured]).sum(0)
         largest = torch.stack([one.largest_diff for one in measured]).max()
     dist.all_reduce(sums)

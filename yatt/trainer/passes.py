@@ -181,7 +181,7 @@ def learning_rate(policy: Policy) -> float:
     return float(policy.optimizer.param_groups[0]["lr"])
 
 
-def speaks_for_its_tokens() -> bool:
+def counts_tokens() -> bool:
     """Whether this rank's numbers go into sums over all ranks, so that every token is counted once."""
     is_last = mpu.is_pipeline_last_stage(ignore_virtual=True)
     return bool(is_last and mpu.get_tensor_model_parallel_rank() == 0)

@@ -12,15 +12,17 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch
+from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch
 from yatt.trainer.model import Policy
-from yatt.trainer.passes import Tick, completion_logprobs, reader_of, speaks_for_its_tokens
+from yatt.trainer.passes import Tick, completion_logprobs, counts_tokens, reader_of
 
 ROUNDINGS = 4
 """Passes with other roundings; their mean is steady to about a third for 30 tokens."""
 
 
-def probe_logprobs(policy: Policy, sequences: list[list[int]], cut: Slice, tick: Tick) -> list[Tensor]:
+def probe_logprobs(
+    policy: Policy, sequences: list[list[int]], cut: SequenceLayout, tick: Tick
+) -> list[Tensor]:
     """Log-prob (temperature 1) of every token but the first of each sequence. Collective over all ranks.
 
     Args:
@@ -48,7 +50,7 @@ def probe_logprobs(policy: Policy, sequences: list[list[int]], cut: Slice, tick:
 
 
 def probe_rounding(
-    policy: Policy, sequences: list[list[int]], plain: list[Tensor], cut: Slice, tick: Tick
+    policy: Policy, sequences: list[list[int]], plain: list[Tensor], cut: SequenceLayout, tick: Tick
 ) -> float:
     """Mean |difference| of the probe's log-probs when every layer's output is rounded once more. Collective.
 
@@ -95,7 +97,7 @@ def _rounded_once_more(policy: Policy, seed: int) -> Iterator[None]:
 
 def _fill(flat: Tensor, micros: list[MicroBatch], got: list[Tensor]) -> None:
     """Put each token's number in its place, and every rank's numbers together."""
-    if speaks_for_its_tokens() and mpu.get_data_parallel_rank() == 0:
+    if counts_tokens() and mpu.get_data_parallel_rank() == 0:
         for micro, logprobs_T in zip(micros, got, strict=True):
             flat[micro.flat_T] = logprobs_T
     dist.all_reduce(flat)

@@ -27,7 +27,7 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
-from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch
+from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch
 from yatt.trainer.device import collective_backend, prepare_process
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
@@ -60,7 +60,7 @@ class SftResult:
     loss: float
 
 
-class Student:
+class SftModel:
     """The model being trained, for the stop rule to try out."""
 
     def __init__(self, policy: Policy) -> None:
@@ -95,7 +95,7 @@ def train_sft(
     batches: Iterator[list[Example]],
     folder: Path,
     settings: SftSettings,
-    should_stop: Callable[[int, float, Student], bool],
+    should_stop: Callable[[int, float, SftModel], bool],
 ) -> SftResult:
     """Train on batches until `should_stop` or `max_steps`, and save a Hugging Face folder.
 
@@ -133,9 +133,9 @@ def _learn(
     policy: Policy,
     batches: Iterator[list[Example]],
     settings: SftSettings,
-    should_stop: Callable[[int, float, Student], bool],
+    should_stop: Callable[[int, float, SftModel], bool],
 ) -> SftResult:
-    student, reader = Student(policy), reader_of(policy, 1.0)
+    student, reader = SftModel(policy), reader_of(policy, 1.0)
 
     def finish(_: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Tensor]:
         return _negative_likelihood(reader, micro, given)
@@ -172,7 +172,9 @@ def _packed(examples: list[Example], device: torch.device) -> MicroBatch:
         )
         weights.append(unused)
         start += len(completion)
-    return micro_batch(samples, weights, Slice(align=1, has_few_lengths=device.type == "cpu"), device)
+    return micro_batch(
+        samples, weights, SequenceLayout(align=1, has_few_lengths=device.type == "cpu"), device
+    )
 
 
 def _run_config(path: str, settings: SftSettings) -> RunConfig:

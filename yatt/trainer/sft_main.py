@@ -13,7 +13,7 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.load import load_as
 from yatt.config.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
-from yatt.trainer.sft import Example, SftSettings, Student, train_sft
+from yatt.trainer.sft import Example, SftModel, SftSettings, train_sft
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -41,13 +41,13 @@ def train(config: SftConfig) -> None:
         seed=config.seed, threads=config.threads,
     )  # fmt: skip
     held_out = read_examples(Path(config.validation.file), tokenizer) if config.validation.file else []
-    exam = Exam(config, held_out[: config.validation.max_prompts])
+    evaluation = Evaluation(config, held_out[: config.validation.max_prompts])
     start = config.start or new_config(config.new)
-    result = train_sft(start, batches(examples, config), output, settings, exam)
-    sys.stdout.write(f"{output}: {result.num_steps} steps, loss {result.loss:.4f}, {exam.said}\n")
+    result = train_sft(start, batches(examples, config), output, settings, evaluation)
+    sys.stdout.write(f"{output}: {result.num_steps} steps, loss {result.loss:.4f}, {evaluation.said}\n")
 
 
-class Exam:
+class Evaluation:
     """Tries the model out every so often; true once it is good enough."""
 
     def __init__(self, config: SftConfig, held_out: list[Example]) -> None:
@@ -55,7 +55,7 @@ class Exam:
         self._began_s = time.monotonic()
         self.said = "not tried"
 
-    def __call__(self, step: int, loss: float, student: Student) -> bool:
+    def __call__(self, step: int, loss: float, student: SftModel) -> bool:
         section = self._config.validation
         if not self._held_out or step % section.every:
             return False
@@ -74,7 +74,7 @@ class Exam:
             groups.setdefault(len(example[0]), []).append(example)
         return list(groups.values())
 
-    def _num_exact(self, group: list[Example], step: int, student: Student) -> int:
+    def _num_exact(self, group: list[Example], step: int, student: SftModel) -> int:
         longest = max(len(completion) for _, completion in group)
         prompts = [prompt for prompt, _ in group]
         temperature = self._config.validation.temperature

@@ -24,17 +24,17 @@ from yatt.algo.loss import BatchTotals, token_weights
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
-from yatt.trainer.batches import MicroBatch, Slice, TrainSample, micro_batch, sample_of
+from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
 from yatt.trainer.model import Policy, broadcast_over_model
 from yatt.trainer.objective import Measured, Objective, Target, totals
 from yatt.trainer.passes import (
     Tick,
     completion_logprobs,
+    counts_tokens,
     gather_parameters,
     learning_rate,
     optimizer_step,
     reader_of,
-    speaks_for_its_tokens,
 )
 from yatt.trainer.stats import batch_metrics, update_metrics
 
@@ -105,13 +105,13 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
     return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
 
 
-def sequence_cut(learner: Learner) -> Slice:
+def sequence_cut(learner: Learner) -> SequenceLayout:
     """How this layout cuts sequences."""
     layout = learner.config.trainer
     cp = layout.context_parallel_size
     tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
     align = tp * (2 * cp if cp > 1 else 1)
-    return Slice(
+    return SequenceLayout(
         align=align,
         cp_size=cp,
         cp_rank=mpu.get_context_parallel_rank(),
@@ -196,7 +196,7 @@ def _advantages(
     lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
     if section.kl_in == "reward":
         flat_F = torch.zeros(int(lengths_N.sum()), device=learner.policy.device)
-        if speaks_for_its_tokens():
+        if counts_tokens():
             micros = itertools.chain(*steps)
             for micro, old_T, reference_T in zip(micros, known.old, known.reference, strict=True):
                 flat_F[micro.flat_T] = section.kl_coef * kl_estimate(section.kl_type, old_T, reference_T)

@@ -75,7 +75,7 @@ class TrainerRank:
             m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
-            c.Parcel: self._parcel,
+            c.SampleTransfer: self._parcel,
             m.Train: self._train,
             m.Publish: self._publish,
             m.SaveShards: self._save_shards,
@@ -176,7 +176,7 @@ class TrainerRank:
         self.held_token = 0
         return m.Done()
 
-    def _parcel(self, order: c.Parcel) -> m.Message:
+    def _parcel(self, order: c.SampleTransfer) -> m.Message:
         iteration, samples = self._parcels
         if iteration != order.iteration:
             samples = {}

@@ -124,7 +124,7 @@ def with_parcels(worker, order: m.Train) -> m.Train:
         (7, order.rollouts),
         *((order.iteration, part) for part in (first, second, first)),
     ):
-        assert worker.handle(c.Parcel(iteration=iteration, rollouts=rollouts)) == m.Done()
+        assert worker.handle(c.SampleTransfer(iteration=iteration, rollouts=rollouts)) == m.Done()
     return msgspec.structs.replace(order, rollouts=order.rollouts[2 * third :])
 
 

@@ -8,7 +8,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core tells what is not installed as it is imported
-    from yatt.trainer.batches import Slice, TrainSample, even_length, micro_batch
+    from yatt.trainer.batches import SequenceLayout, TrainSample, bucketed_length, micro_batch
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ SIZES = {
 @pytest.mark.parametrize("has_few_lengths", [False, True])
 @pytest.mark.parametrize("align", [1, 2])
 def test_each_completion_token_is_read_off_the_place_before_it(sizes, has_few_lengths, align):
-    micro = packed(sizes, Slice(align=align, has_few_lengths=has_few_lengths))
+    micro = packed(sizes, SequenceLayout(align=align, has_few_lengths=has_few_lengths))
     num_tokens = sum(size[1] for size in sizes)
     assert sorted(micro.flat_T.tolist()) == list(range(num_tokens))
     before = hidden_tokens(micro)[micro.rows_R[: len(micro.labels_T)]]
@@ -60,12 +60,12 @@ def test_each_completion_token_is_read_off_the_place_before_it(sizes, has_few_le
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_padding_is_no_part_of_a_sequence_and_trains_nothing(sizes):
-    plain, filled = (packed(sizes, Slice(align=1, has_few_lengths=few)) for few in (False, True))
+    plain, filled = (packed(sizes, SequenceLayout(align=1, has_few_lengths=few)) for few in (False, True))
     assert torch.equal(plain.labels_T, filled.labels_T)
     assert torch.equal(plain.weights_T, filled.weights_T)
     assert filled.tokens.numel() >= plain.tokens.numel()
     if len(sizes) > 1:
-        assert filled.tokens.numel() == even_length(plain.tokens.numel()) or len(set(sizes)) == 1
+        assert filled.tokens.numel() == bucketed_length(plain.tokens.numel()) or len(set(sizes)) == 1
     if filled.packed is not None and plain.packed is not None:
         bounds = plain.packed.cu_seqlens_q
         assert torch.equal(filled.packed.cu_seqlens_q[: len(bounds)], bounds)
@@ -73,14 +73,14 @@ def test_padding_is_no_part_of_a_sequence_and_trains_nothing(sizes):
 
 
 def test_sequences_of_padding_are_no_longer_than_the_longest():
-    micro = packed([(2, 30)] * 40 + [(2, 31)], Slice(align=1, has_few_lengths=True))
+    micro = packed([(2, 30)] * 40 + [(2, 31)], SequenceLayout(align=1, has_few_lengths=True))
     lengths = micro.packed.cu_seqlens_q.diff()
-    assert int(lengths.sum()) == even_length(40 * 31 + 32)
+    assert int(lengths.sum()) == bucketed_length(40 * 31 + 32)
     assert int(lengths.max()) == 32
 
 
 def test_even_lengths_are_few_and_at_most_an_eighth_longer():
     lengths = range(64, 1 << 14)
-    assert all(length <= even_length(length) <= length * 9 / 8 for length in lengths)
-    assert len({even_length(length) for length in lengths}) == 8 * 8 + 1
-    assert [even_length(length) for length in (0, 1, 63, 64, 65)] == [0, 1, 63, 64, 72]
+    assert all(length <= bucketed_length(length) <= length * 9 / 8 for length in lengths)
+    assert len({bucketed_length(length) for length in lengths}) == 8 * 8 + 1
+    assert [bucketed_length(length) for length in (0, 1, 63, 64, 65)] == [0, 1, 63, 64, 72]

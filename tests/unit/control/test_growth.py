@@ -162,9 +162,9 @@ def test_dealing_samples_to_nodes_looks_at_each_rank_once() -> None:
     def calls(num: int) -> int:
         node = node_of(colocated(num, 2, 0, 0))
         training = NodeTraining(node, None, Peers(), lambda *_: None)  # type: ignore[arg-type]
-        heads = tuple(range(2 * num))
-        order = c.TrainOrder(iteration=1, facts=(), plan=(), heads=heads)
-        wanted = {head: {head} for head in heads}
+        dp_lead_ranks = tuple(range(2 * num))
+        order = c.TrainOrder(iteration=1, facts=(), plan=(), dp_lead_ranks=dp_lead_ranks)
+        wanted = {head: {head} for head in dp_lead_ranks}
         return num_calls(lambda: asyncio.run(training._send_away(order, {}, wanted)), name="node_of")
 
     assert calls(80) == 2 * calls(40)

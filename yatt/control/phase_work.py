@@ -17,7 +17,7 @@ from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.control.epochs import check_newest
 from yatt.control.metrics_row import MetricsRow
 from yatt.control.node import Node
-from yatt.control.ports import Ports
+from yatt.control.node_clients import NodeClients
 from yatt.control.restoring import Restoring
 from yatt.control.training import head_ranks
 from yatt.core import phases
@@ -35,7 +35,7 @@ NOTE_S = 10.0
 """How long a commit's record in the ledger is waited for."""
 
 
-class Acts:
+class PhaseWork:
     """What the leader does in each phase.
 
     Args:
@@ -44,10 +44,10 @@ class Acts:
     """
 
     def __init__(
-        self, node: Node, ports: Ports, checkpoints: Checkpoints, events: EventLog, vocab_size: int,
+        self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog, vocab_size: int,
         row: MetricsRow,
     ) -> None:  # fmt: skip
-        self._node, self._ports, self._events = node, ports, events
+        self._node, self._clients, self._events = node, clients, events
         self._checkpoints, self._vocab_size, self._row = checkpoints, vocab_size, row
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
@@ -57,14 +57,14 @@ class Acts:
         match act.phase:
             case Phase.JOIN:
                 launch = self._node.config.launch
-                await self._ports.ask_all(
+                await self._clients.ask_all(
                     c.StartWorkers(), max(launch.start_timeout_s, launch.phase_timeout_s)
                 )
             case Phase.BUILD:
                 return Acted(act.seq, resumed=await self._build())
             case Phase.SYNC:  # engines that were woken for it have the weights already
                 keepers = self._node.placement.weight_sources
-                await self._ports.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
+                await self._clients.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
             case Phase.SAMPLE | Phase.SCORE:
                 return Acted(act.seq, again=await self._advance(act))
             case _:
@@ -79,15 +79,15 @@ class Acts:
         """Write what is complete; say goodbye to every node."""
         if end.exit_code == EXIT_FINISHED:
             self._row.flush()
-        await self._ports.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
+        await self._clients.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
 
     # ---- phases ---------------------------------------------------------------------------------
 
     async def _build(self) -> int:
-        store = await self._ports.ask(0, c.OpenTrainerStore())
+        store = await self._clients.ask(0, c.OpenTrainerStore())
         assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
-        await self._ports.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
-        restoring = Restoring(self._node, self._ports, self._checkpoints, self._events)
+        await self._clients.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
+        restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
         found = await restoring.run()
         await self._patiently(self._check_newest)
         await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
@@ -108,7 +108,7 @@ class Acts:
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
-        answers = await self._ports.ask_owners(c.PublishOrder(policy_version=policy_version, probe=probe))
+        answers = await self._clients.ask_owners(c.PublishOrder(policy_version=policy_version, probe=probe))
         first = answers[0]
         assert isinstance(first, m.Published), "PublishOrder is answered by Published"
         fetches = {
@@ -118,12 +118,12 @@ class Acts:
             )
             for index, source in self._node.placement.weight_sources.items()
         }  # fmt: skip
-        await self._ports.ask_nodes(fetches)
+        await self._clients.ask_nodes(fetches)
         self._row.values["perf/weights_bytes"] = first.size_bytes
 
     async def _validate(self, iteration: int) -> None:
         found: dict[str, list[c.SourceScores]] = {}
-        for answer in await self._ports.ask_owners(c.ValidateOrder(iteration=iteration)):
+        for answer in await self._clients.ask_owners(c.ValidateOrder(iteration=iteration)):
             assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
@@ -158,7 +158,7 @@ class Acts:
             )
             for index in range(owners)
         ]  # fmt: skip
-        advanced = [a for a in await self._ports.ask_each_owner(orders) if isinstance(a, c.Advanced)]
+        advanced = [a for a in await self._clients.ask_each_owner(orders) if isinstance(a, c.Advanced)]
         assert len(advanced) == owners, "Advance is answered by Advanced"
         self._groups = {}  # each owner tells all that it has chosen
         for answer in advanced:
@@ -182,11 +182,11 @@ class Acts:
                 cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
             )
         )  # fmt: skip
-        heads = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
-        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, heads=heads)
-        answers = await self._ports.ask_owners(order)
+        dp_lead_ranks = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
+        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=dp_lead_ranks)
+        answers = await self._clients.ask_owners(order)
         numbers = tuple(group.number for group in groups)
-        await self._ports.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
+        await self._clients.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
         trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
@@ -200,7 +200,7 @@ class Acts:
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()
         config, prefix = self._node.config, self._checkpoints.prefix(iteration)
-        answers = await self._ports.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
+        answers = await self._clients.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
         saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
         assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
         manifest = Manifest(
@@ -226,7 +226,7 @@ class Acts:
         and the next attempt has nothing to do but this."""
         config = self._node.config
         if config.checkpoint.export_final and iteration == config.trainer.total_iterations:
-            await self._ports.ask_owners(c.ExportOrder(folder=str(self._node.paths.model)))
+            await self._clients.ask_owners(c.ExportOrder(folder=str(self._node.paths.model)))
 
     async def _note_commit(self, iteration: int) -> None:
         """Let the ledger know of the checkpoint, so that a store that is not mounted later is no new store.

@@ -16,7 +16,7 @@ from yatt.records.cluster import OrderFailed, PeerLost, Quit
 Handle = Callable[[str, m.Message], Awaitable[m.Message | None]]
 
 
-class Ports:
+class NodeClients:
     """Asks nodes.
 
     Args:
