@@ -63,7 +63,7 @@ def unreadable_part(count: int) -> str:
 def alarms_part(alarms: Iterable[ActiveAlarm]) -> str:
     """The alarms that last; empty if there are none."""
     return "".join(
-        f'<p class="say warn"><b>ActiveAlarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
+        f'<p class="say warn"><b>Alarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
         for alarm in alarms
     )
 
@@ -137,7 +137,7 @@ def timelines(attempts: Sequence[AttemptView]) -> str:
     for attempt in reversed(attempts[-MAX_TIMELINES:]):
         span, hidden = attempt.span, hidden_slabs(attempt)
         more = f" {hidden} more slabs are not drawn." if hidden else ""
-        parts.append(f"<h3>AttemptView {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
+        parts.append(f"<h3>Attempt {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
         parts.append(timeline(attempt, begin_s=span.begin_s, end_s=span.end_s))
         window = last_iterations(attempt, ZOOM_ITERATIONS) if attempt is attempts[-1] else None
         if window is not None and window[1] - window[0] < 0.8 * (span.end_s - span.begin_s):

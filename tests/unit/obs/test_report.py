@@ -188,6 +188,7 @@ def test_an_alarm_is_on_the_page_and_in_the_status_while_it_lasts(tmp_path):
         expected = [{"name": "reward.flat", "since": 2, "message": "the <reward> was 0"}] if lasts else []
         assert view.summary()["alarms"] == expected
         assert "ALARM reward.flat" in page, "among the news in any case"
+        assert "<h3>Attempt 1: " in page
 
 
 def test_late_writes_and_killed_reward_calls_are_counted_over_all_attempts(tmp_path, capsys):
