@@ -58,7 +58,7 @@ def test_the_commands_for_users(cluster: Cluster, tmp_path: Path) -> None:
         return cluster.squeue() == []
 
     before: dict[str, Callable[[], object]] = {
-        "yatt attach": lambda: run.wait_step(1),
+        "yatt logs": lambda: run.wait_step(1),
         "scancel": lambda: run.wait_step(2),
         "yatt cancel runs/a": lambda: run.wait_attempts(2),
         "yatt resume": lambda: wait_for(is_gone, timeout_s=60, what="the job to be gone"),
