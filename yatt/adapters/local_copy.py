@@ -193,7 +193,7 @@ class LocalCopies:
         if target.exists():
             shutil.rmtree(target)
         partial.mkdir(mode=0o700, exist_ok=True)
-        for unfinished in partial.rglob(".*"):
+        for unfinished in partial.rglob(f"*{_UNFINISHED}"):
             unfinished.unlink(missing_ok=True)
         missing = [part for part in parts if not self._is_whole(partial / place, [part])]
         self._make_room(sum(part.size for part in missing), but=name)
@@ -214,7 +214,7 @@ class LocalCopies:
             self._remove(name)
 
 
-_PARTIAL, _LOCK = ".partial", ".lock"
+_PARTIAL, _LOCK, _UNFINISHED = ".partial", ".lock", ".unfinished"
 
 
 class _Copying:
@@ -257,7 +257,7 @@ class _Copying:
         """A file has its name once it is whole."""
         target.parent.mkdir(parents=True, exist_ok=True)
         buffer, copied = memoryview(bytearray(min(size, CHUNK_BYTES) or 1)), 0
-        unfinished = target.with_name(f".{secrets.token_hex(8)}")
+        unfinished = target.with_name(f"{secrets.token_hex(8)}{_UNFINISHED}")
         try:
             with source.open("rb", buffering=0) as here, unfinished.open("xb") as there:
                 if size:

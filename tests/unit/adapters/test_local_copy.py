@@ -236,7 +236,19 @@ def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch
     with pytest.raises(GivenUp):
         copies.take(model)
     assert not list(copies.folder.rglob("*.safetensors"))
-    assert not list(copies.folder.rglob("model/.*"))
+    assert not list(copies.folder.rglob("*.unfinished"))
+
+
+def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
+    model = tmp_path / ".model"
+    model.mkdir()
+    (model / "config.json").write_bytes(b"{}")
+    copies = copies_in(tmp_path)
+    name = local_copy._name_of(model, parts_of(model))
+    begun = copies.folder / f"{name}.partial" / ".model"
+    begun.mkdir(parents=True)
+    (begun / "0123.unfinished").write_bytes(b"{")
+    assert content(copies.take(model)) == {"config.json": b"{}"}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -35,7 +35,7 @@ def with_local_image(
         is_told: whether this start is being ended, which ends the copying.
     """
     stage, image = site.stage, site.container.image
-    if not stage.folder or "container" not in stage.what or not Path(image).is_file() or is_told():
+    if not stage.folder or "container" not in stage.what or not _is_file(image) or is_told():
         return site
     outside = replace(site, container=ContainerSection())
     program = (python_of(outside), "-P", "-m", "yatt.launch.staging", json.dumps(asdict(stage)), image)
@@ -56,6 +56,14 @@ def with_local_image(
     if not is_told():
         say(f"not every node has a copy of {image} in {stage.folder}; it is read from where it is")
     return site
+
+
+def _is_file(image: str) -> bool:
+    """Not a name that the runtime fetches. A filesystem that fails gives none: the runtime will say so."""
+    try:
+        return Path(image).is_file()
+    except OSError:
+        return False
 
 
 def _lines(
