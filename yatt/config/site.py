@@ -5,7 +5,7 @@ Written once per cluster and shared by everybody who works there; `yatt submit -
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -232,6 +232,11 @@ class SiteConfig:
 
     def __post_init__(self) -> None:
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
+
+
+def step_environment(site: SiteConfig, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables of all processes on the nodes: the site's own over those of the job."""
+    return {**inherited, **{name: str(value) for name, value in site.env.items()}}
 
 
 def keeps_job(site: SiteConfig) -> bool:

@@ -29,7 +29,7 @@ from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig
+from yatt.config.site import SiteConfig, step_environment
 from yatt.control import scratch
 from yatt.errors import (
     EXIT_FAILED,
@@ -110,7 +110,7 @@ class _Step:
         log = self.paths.log(self.epoch, f"node{self.node}")
         try:
             site = _waited_for(partial(read_plan, self.paths)).site
-            environment = {**_names_of(site), **os.environ, **{k: str(v) for k, v in site.env.items()}}
+            environment = step_environment(site, {**_names_of(site), **os.environ})
             if self.node in _WITNESSES:
                 self.death = _batch_death(self.paths, self.epoch, site, log)
             signal.signal(signal.SIGTERM, self._received)

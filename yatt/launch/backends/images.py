@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from yatt import clock
-from yatt.config.site import ContainerSection, SiteConfig
+from yatt.config.site import ContainerSection, SiteConfig, step_environment
 from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S
 from yatt.launch.plan import Component
@@ -44,9 +44,8 @@ def with_local_image(
         for number, part in enumerate(components)
         if set(part.indexes) - absent
     ]
-    env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
     try:
-        lines = _lines(orders, env, stage.limit_s + START_S, is_told)
+        lines = _lines(orders, step_environment(site, os.environ), stage.limit_s + START_S, is_told)
     except OSError as error:  # no process, descriptor or file to be had
         lines = []
         say(f"the step that copies {image} cannot be started ({error.strerror})")

@@ -20,7 +20,7 @@ import msgspec
 
 from yatt.adapters.files import publish, read_or_none
 from yatt.adapters.shared_folder import Member
-from yatt.config.site import SiteConfig
+from yatt.config.site import SiteConfig, step_environment
 from yatt.errors import ConfigError
 from yatt.launch.allocation import allocation_of
 from yatt.launch.network import listening_place, own_address
@@ -91,8 +91,7 @@ def _batch(meeting: Path) -> int:
         *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.diagnose.probe",
         "task", str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
     ]  # fmt: skip
-    env = {**os.environ, **{name: str(value) for name, value in site.env.items()}}
-    return subprocess.run(argv, env=env, check=False).returncode
+    return subprocess.run(argv, env=step_environment(site, os.environ), check=False).returncode
 
 
 def _order(meeting: Path) -> TrialOrder:
@@ -127,7 +126,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         problem=problem,
         unfit=_unfit(order),
-        stage=fault_of(order.site.stage, {**os.environ, **{k: str(v) for k, v in order.site.env.items()}}),
+        stage=fault_of(order.site.stage, step_environment(order.site, os.environ)),
     )
 
 
