@@ -190,8 +190,8 @@ class Storm:
             time.sleep(self.draw.uniform(0, 5))
             self.happened.append(f"{time.strftime('%H:%M:%S')} step {self.run.step()}: {event.__name__}")
             job_id, before = self.run.job_id, len(attempts(self.run.paths))
-            if event not in (self.cancelled, self.slurmctld_away):  # all others need a job that runs
-                wait_for(self._runs, timeout_s=SETTLED_S, what="the job to run")
+            if event not in (self.cancelled, self.slurmctld_away):  # all others need an attempt that runs
+                wait_for(self._runs, timeout_s=SETTLED_S, what="an attempt to run")
             restarts = self.run.restarts(job_id)
             allowed = event()
             if self.run.job_id != job_id:
@@ -203,7 +203,10 @@ class Storm:
             assert found in allowed
 
     def _runs(self) -> bool:
-        return self.cluster.show_job(int(self.run.job_id))["JobState"] == "RUNNING"
+        """The job runs, and its launcher has begun an attempt and lives."""
+        if self.cluster.show_job(int(self.run.job_id))["JobState"] != "RUNNING":
+            return False
+        return bool(attempts(self.run.paths)) and Path(f"/proc/{self.run.launcher}").exists()
 
     def _settle(self, restarts: int, before: int, allowed: set[int]) -> None:
         """Until what was asked for has begun, and often until it got on as well."""
