@@ -26,7 +26,7 @@ from tests.runs import LOADED, living, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, metrics_of, weights_of
 from tests.slurm.test_lost_machines import hosts
-from yatt.adapters.ledger import attempts
+from yatt.adapters.ledger import attempts, newest_epoch
 from yatt.errors import EXIT_WILL_CONTINUE
 
 SCHEDULES = int(os.environ.get("YATT_STORM_SCHEDULES", "1"))
@@ -127,13 +127,16 @@ class Storm:
         return {0}
 
     def slurmd_away(self) -> set[int]:
-        """For less than SlurmdTimeout: Slurm does not call the node down."""
-        node, how = self.draw.choice(hosts(self.run)), self.draw.choice(["lost", "pause"])
+        """For less than SlurmdTimeout: Slurm does not call the node down. It requeues the job all the same if
+        the slurmd comes back before it has run any step of it."""
+        index, how = self.draw.randrange(4), self.draw.choice(["lost", "pause"])
+        node = hosts(self.run)[index]
+        had_step = self.run.paths.seat(newest_epoch(self.run.paths), index).exists()
         self.happened[-1] += f" ({how} {node})"
         getattr(self.cluster, how)(node)
         time.sleep(self.draw.uniform(1, 6))
         getattr(self.cluster, "unpause" if how == "pause" else "start")(node)
-        return {0}
+        return {0} if had_step else {0, 1}
 
     def machine_crashed(self) -> set[int]:
         """An engine node is done without; others cost a start."""
