@@ -25,11 +25,11 @@ from yatt.adapters.process import ChildStart, open_log
 from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
 from yatt.control.controller import Controller, Parts
-from yatt.control.coordinator import Coordinator
-from yatt.control.event_sender import EventSender
+from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.membership.event_sender import EventSender
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.node_clients import NodeClients
-from yatt.control.peers import Peers
 from yatt.core import phases
 from yatt.core.placement import place
 from yatt.obs.events import EventLog

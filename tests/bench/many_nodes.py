@@ -15,9 +15,9 @@ from tests.bench.phase_switch import PHASES, prepare, quantile
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import read_or_none
 from yatt.adapters.writer import BackgroundWriter
-from yatt.control.coordinator import Coordinator
-from yatt.control.liveness import Liveness
-from yatt.control.node_clients import NodeClients
+from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.membership.liveness import Liveness
 from yatt.core import phases
 from yatt.records import cluster as c, message as m
 

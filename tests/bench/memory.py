@@ -15,9 +15,10 @@ import zmq
 
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
-from yatt.control.groups import PromptGroup, new_group
-from yatt.control.training import PORTION_BYTES, head_ranks, orders_of_rank
+from yatt.control.rollouts.groups import PromptGroup, new_group
+from yatt.control.training import PORTION_BYTES, orders_of_rank
 from yatt.core.balance import Cost, plan_iteration
+from yatt.core.placement import dp_lead_ranks
 from yatt.core.rewards import Shaping
 from yatt.records import cluster as c, message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
@@ -48,7 +49,7 @@ def arrived(number: int, index: int, draw: random.Random, num_tokens: int) -> m.
 
 
 def filled(number: int, draw: random.Random, num_tokens: int, num_samples: int = SAMPLES) -> PromptGroup:
-    """A prompt group, sampled and scored as `yatt.control.sampling` does it."""
+    """A prompt group, sampled and scored as `yatt.control.rollouts.sampling` does it."""
     prompt = [draw.randrange(150_000) for _ in range(PROMPT_TOKENS)]
     group = new_group(number, number, "x" * 4 * PROMPT_TOKENS, prompt, num_samples)
     for sample in group.samples:
@@ -79,12 +80,10 @@ def travelled(groups: list[PromptGroup]) -> tuple[c.Advanced, c.TrainOrder]:
     plan = plan_iteration(
         every, groups_per_step=128, dp_size=DP_SIZE, cap_tokens=4 * (TOKENS + PROMPT_TOKENS), cost=Cost()
     )
-    dp_lead_ranks = head_ranks(tp_size=1, cp_size=1, dp_size=DP_SIZE)
+    leads = dp_lead_ranks(tp_size=1, cp_size=1, dp_size=DP_SIZE)
     order = decode_body(
         decode_frame(
-            encode_frame(
-                1, 1, 0, c.TrainOrder(iteration=8, facts=every, plan=plan, dp_lead_ranks=dp_lead_ranks)
-            )
+            encode_frame(1, 1, 0, c.TrainOrder(iteration=8, facts=every, plan=plan, dp_lead_ranks=leads))
         )
     )
     assert isinstance(order, c.TrainOrder)

@@ -19,7 +19,7 @@ from tests.bench.cluster import EPOCH, address_of
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, roomy_context
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import publish
-from yatt.control.liveness import PERIOD_S
+from yatt.control.membership.liveness import PERIOD_S
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.codec import decode_frame, encode_frame

@@ -22,7 +22,7 @@ from tests.tiny_models import make_scripted_model
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.config.load import load, resolved_text
-from yatt.control.publications import LocalPublication
+from yatt.control.gpus.publications import LocalPublication
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 

@@ -21,9 +21,9 @@ import pytest
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
+from yatt.adapters.attempt_claim import claim_epoch
 from yatt.adapters.files import unsealed
 from yatt.config.load import load
-from yatt.control.epochs import claim_epoch
 from yatt.launch.folder import completed, open_folder
 from yatt.paths import RunPaths
 

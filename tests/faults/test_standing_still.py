@@ -17,8 +17,8 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, kill, rows, wait_for, yatt
 from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.unit.core.test_placement import config
+from yatt.control.gpus.supervisor import Supervisor, Worker
 from yatt.control.node import Node
-from yatt.control.supervisor import Supervisor, Worker
 from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths

@@ -16,7 +16,7 @@ from yatt.adapters.curve import calling_socket, listening_socket, make_keys, roo
 from yatt.adapters.descriptors import hard_limit
 from yatt.adapters.segments import segments_of
 from yatt.config.load import load_resolved
-from yatt.control.descriptors import check_descriptors, descriptors_of
+from yatt.control.gpus.open_files import check_descriptors, descriptors_of
 from yatt.control.node import Node
 from yatt.core.descriptors import BASE, PER_PEER, PER_WORKER
 from yatt.core.placement import place

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from tests.unit.core.test_placement import config
 from yatt.control.node import Node
-from yatt.control.supervisor import Supervisor
+from yatt.control.gpus.supervisor import Supervisor
 from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
@@ -85,7 +85,7 @@ from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
 from yatt.control.controller import Parts
 from yatt.control.node import Node
-from yatt.control.peers import Peers
+from yatt.control.membership.peers import Peers
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER, place
 from yatt.obs.events import EventLog

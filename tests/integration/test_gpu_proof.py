@@ -15,7 +15,7 @@ import pytest
 from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
-from yatt.control.proof import GpuProver
+from yatt.control.gpus.memory_check import GpuProver
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
@@ -46,7 +46,7 @@ def gpus(driver, tmp_path, monkeypatch) -> Path:
     for name in ("gpu0", "gpu1"):
         (root / name / "base").write_text(str(BASE))
     monkeypatch.setenv("NVML_STANDIN", str(root))
-    monkeypatch.setattr("yatt.control.proof.sees_host_pids", lambda: True)
+    monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: True)
     return root
 
 
@@ -195,7 +195,7 @@ def test_the_jobs_own_device_is_measured_and_given_to_the_worker(make, gpus):
 @pytest.mark.parametrize("hidden", ["pids", "bytes"])
 def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(make, gpus, monkeypatch, hidden):
     if hidden == "pids":
-        monkeypatch.setattr("yatt.control.proof.sees_host_pids", lambda: False)
+        monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: False)
     else:
         (gpus / "silent").touch()
 

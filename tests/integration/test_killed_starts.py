@@ -15,10 +15,10 @@ from tests.unit.core.test_placement import config
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
 from yatt.control.controller import Parts
+from yatt.control.gpus.workers import MOST_DEATHS
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.rewards import KILLED
-from yatt.control.workers import MOST_DEATHS
+from yatt.control.rollouts.reward_pool import KILLED
 from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths

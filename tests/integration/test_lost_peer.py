@@ -12,10 +12,11 @@ import zmq
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.wire import Channel
-from yatt.control.engines import LocalEngines, Router
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
+from yatt.control.rollouts.router import Router
 from yatt.core.placement import ROLLOUT, place
 from yatt.errors import StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths

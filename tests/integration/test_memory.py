@@ -15,9 +15,9 @@ import pytest
 from tests.unit.core.test_placement import config
 from yatt.adapters.memory import FRESH_S, Census
 from yatt.adapters.process import Child
+from yatt.control.gpus.memory_check import SlotProver
+from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.control.proof import SlotProver
-from yatt.control.supervisor import Supervisor
 from yatt.core.placement import ROLLOUT, TRAINER, place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths

@@ -10,9 +10,9 @@ import pytest
 
 from tests.obs_runs import make_run
 from tests.unit.launch.test_attempts import CRASH, FINISHED, Here, crashed, run_of
+from yatt.adapters.attempt_claim import claim_epoch
 from yatt.adapters.ledger import ENDED, STARTED, note
 from yatt.adapters.webhook import post
-from yatt.control.epochs import claim_epoch
 from yatt.core.outcome import Outcome, Verdict
 from yatt.errors import StoreTakenOver
 

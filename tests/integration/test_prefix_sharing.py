@@ -17,10 +17,11 @@ from tests.tiny_models import VOCAB_SIZE, make_qwen3
 from tests.unit.core.test_placement import config as colocated
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
-from yatt.control.engines import LocalEngines, Router
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
+from yatt.control.rollouts.router import Router
 from yatt.core.placement import ROLLOUT, place
 from yatt.paths import RunPaths
 from yatt.records import message as m

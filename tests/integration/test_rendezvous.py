@@ -11,10 +11,10 @@ import zmq
 
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.curve import make_keys
-from yatt.control import rendezvous
+from yatt.control.membership import rendezvous
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.rendezvous import meet
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.rendezvous import meet
 from yatt.core.placement import place
 from yatt.errors import DeadlineExceeded
 from yatt.paths import RunPaths

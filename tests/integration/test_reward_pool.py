@@ -275,7 +275,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def sleepers(seconds: str) -> list[int]:
     """Processes that sleep so long."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in (Path("/proc", name, "cmdline") for name in filter(str.isdigit, os.listdir("/proc"))):
         try:
             if path.read_bytes().split(b"\0")[:2] == [b"sleep", seconds.encode()]:
                 found.append(int(path.parent.name))

@@ -13,7 +13,7 @@ import pytest
 
 from yatt.adapters import shared_memory
 from yatt.adapters.shared_memory import remove_unused, used_by
-from yatt.control.shared_memory import SharedMemoryWatch, remove_noted
+from yatt.control.gpus.shared_memory import SharedMemoryWatch, remove_noted
 
 MAKES = """
 import multiprocessing, os, sys, time

@@ -15,11 +15,11 @@ from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
 from yatt.adapters.wire import Channel
-from yatt.control import publications
+from yatt.control.gpus import publications
+from yatt.control.gpus.publications import LocalPublication, Publications
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
-from yatt.control.publications import LocalPublication, Publications
 from yatt.core.placement import place
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed, YattError

@@ -13,9 +13,9 @@ import tempfile
 from tests.obs_runs import make_run
 from yatt.adapters.nvml import visible_devices
 from yatt.config.load import load_resolved
-from yatt.control.arbiter import Arbiter, Holding
+from yatt.control.gpus.arbiter import Arbiter, Holding
+from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.control.supervisor import Supervisor
 from yatt.core.placement import ROLLOUT, TRAINER, place
 from yatt.obs.events import EventLog
 

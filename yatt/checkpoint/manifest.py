@@ -3,7 +3,7 @@
 Layout under the checkpoint URL::
 
     global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
-    global_step_N/EPOCH-NONCE/node-*.groups        its controllers' prompt groups (`yatt.control.carried`)
+    global_step_N/EPOCH-NONCE/node-*.groups        its controllers' prompt groups (`control.rollouts.carried`)
     manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
     adopted/EPOCH.json                             what a start resumed from, written before it works
     run_id                                         whose store this is (`yatt.checkpoint.ownership`)

@@ -19,9 +19,9 @@ from yatt.adapters.staged import on_node
 from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt
-from yatt.control import scratch
-from yatt.control.coordinator import program_of
-from yatt.control.descriptors import check_descriptors
+from yatt.control.gpus import scratch
+from yatt.control.gpus.open_files import check_descriptors
+from yatt.control.leader.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
 from yatt.core.placement import place

@@ -1,7 +1,8 @@
 """The controller of one node: answers the leader's orders and its workers' messages.
 
-It owns its node's leases and processes, and on a node with trainer ranks also a stripe of the prompts
-(`yatt.control.owner`). It holds no global batch: samples that another node trains on go there directly.
+It owns its node's leases and processes, and on a trainer node also a shard of the prompts
+(`yatt.control.trainer_node`). It holds no global batch: samples that another node trains on go there
+directly.
 """
 
 import asyncio
@@ -12,16 +13,17 @@ from collections.abc import Awaitable, Callable
 
 from yatt.adapters.patience import exit_code_of
 from yatt.adapters.wire import Channel
-from yatt.control.arbiter import Arbiter, Holding
-from yatt.control.engines import Bounced, LocalEngines, Router
+from yatt.control.gpus.arbiter import Arbiter, Holding
+from yatt.control.gpus.engines import Bounced, LocalEngines
+from yatt.control.gpus.publications import Publications
+from yatt.control.gpus.supervisor import REWARD, Supervisor, Worker
+from yatt.control.gpus.workers import MOST_DEATHS, Workers
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.owner import Owner
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
-from yatt.control.publications import Publications
-from yatt.control.rewards import RewardPool
-from yatt.control.supervisor import REWARD, Supervisor, Worker
-from yatt.control.workers import MOST_DEATHS, Workers
+from yatt.control.rollouts.reward_pool import RewardPool
+from yatt.control.rollouts.router import Router
+from yatt.control.trainer_node import Owner
 from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError

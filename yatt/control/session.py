@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt import clock
+from yatt.adapters.attempt_claim import watch_epoch
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, listening_socket, roomy_context
 from yatt.adapters.dataset import RowFiles
@@ -24,27 +25,26 @@ from yatt.adapters.wire import Answer, Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
-from yatt.control.alarms import Alarms
 from yatt.control.controller import Controller, Parts
-from yatt.control.coordinator import Coordinator
-from yatt.control.deadman import DeadMan, raise_pulse
-from yatt.control.epochs import watch_epoch
-from yatt.control.event_sender import EventSender
-from yatt.control.liveness import Liveness
-from yatt.control.metrics_row import MetricsRow
+from yatt.control.gpus.supervisor import Worker
+from yatt.control.leader.alarms import Alarms
+from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.metrics_row import MetricsRow
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.phase_work import PhaseWork
+from yatt.control.membership.deadman import DeadMan, raise_pulse
+from yatt.control.membership.event_sender import EventSender
+from yatt.control.membership.liveness import Liveness
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.rendezvous import meet
 from yatt.control.node import Node
-from yatt.control.node_clients import NodeClients
-from yatt.control.owner import Owner
-from yatt.control.peers import Peers
-from yatt.control.phase_work import PhaseWork
-from yatt.control.rendezvous import meet
-from yatt.control.sampling import Sampler
-from yatt.control.scoring import Scorer
-from yatt.control.shard import DataShard
+from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.sampling import Sampler
+from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.validation import Validator
 from yatt.control.store_watch import store_sayer
-from yatt.control.supervisor import Worker
+from yatt.control.trainer_node import Owner
 from yatt.control.training import NodeTraining
-from yatt.control.validation import Validator
 from yatt.control.writer_watch import watch_writer
 from yatt.core.outcome import BY_HAND
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed, YattError

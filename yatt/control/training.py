@@ -8,11 +8,11 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 
-from yatt.control.groups import PromptGroup
+from yatt.control.gpus.supervisor import Worker
+from yatt.control.gpus.workers import Workers
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.supervisor import Worker
-from yatt.control.workers import Workers
+from yatt.control.rollouts.groups import PromptGroup
 from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
@@ -203,8 +203,3 @@ def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -
         cut[-1].append(rollout)
         room -= size
     return [tuple(portion) for portion in cut]
-
-
-def head_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:
-    """Global rank of each dp_rank's first model-parallel rank, in megatron-core's order tp-cp-ep-dp-pp."""
-    return tuple(dp_rank * tp_size * cp_size for dp_rank in range(dp_size))

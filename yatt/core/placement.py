@@ -149,3 +149,8 @@ def place(config: RunConfig) -> Placement:
     sampling.update({slab: names[i % len(names)] for i, slab in enumerate(judges)})
     training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
     return Placement(tuple(slabs), sampling, (), training)
+
+
+def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:
+    """Global rank of each dp_rank's first model-parallel rank, in megatron-core's order tp-cp-ep-dp-pp."""
+    return tuple(dp_rank * tp_size * cp_size for dp_rank in range(dp_size))

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from yatt import clock
+from yatt.adapters.attempt_claim import claim_epoch, mark_finished
 from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_epoch, note
 from yatt.adapters.patience import exit_code_of
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import claim_epoch, mark_finished
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, Decision, may_begin
 from yatt.errors import (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.attempt_claim import remove_leftovers, skip_epochs
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.ledger import STARTED, attempts, note
@@ -23,7 +24,6 @@ from yatt.checkpoint.store import Store
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
-from yatt.control.epochs import remove_leftovers, skip_epochs
 from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.preflight import model_limit

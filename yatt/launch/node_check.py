@@ -23,7 +23,7 @@ from yatt.adapters import bound
 from yatt.adapters.nvml import Nvml
 from yatt.adapters.process import spawn_to
 from yatt.config.site import SiteConfig
-from yatt.control import scratch
+from yatt.control.gpus import scratch
 from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, words_of
 from yatt.launch.device import device_of

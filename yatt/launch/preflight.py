@@ -21,7 +21,7 @@ from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
-from yatt.control.descriptors import descriptors_of
+from yatt.control.gpus.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict

@@ -30,7 +30,7 @@ from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, step_environment
-from yatt.control import scratch
+from yatt.control.gpus import scratch
 from yatt.errors import (
     EXIT_FAILED,
     EXIT_USER_MISTAKE,

@@ -47,7 +47,7 @@ class BuildTrainer(Message, frozen=True, kw_only=True):
 
 
 class StateFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's file of a checkpoint (`yatt.control.carried`); `path` is relative to the store."""
+    """A controller's file of a checkpoint (`control.rollouts.carried`); `path` is relative to the store."""
 
     path: str
     size_bytes: int

@@ -2,7 +2,7 @@
 
 The user's code runs here and nowhere else, and verdicts are read here, so that what it imports, leaks or
 crashes touches no controller. A node has several such processes; each is killed by its controller when a
-call in it takes too long (`yatt.control.rewards`). A synchronous function has the process to itself,
+call in it takes too long (`control.rollouts.reward_pool`). A synchronous function has the process to itself,
 asynchronous ones share one; their limits are kept in here, and the controller is told of calls that go on
 after they were cancelled. A function that raises fails its sample with one sentence; the process goes on.
 """

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from yatt.adapters import files
+from yatt.adapters.attempt_claim import check_newest, claim_epoch, mark_finished, remove_leftovers
 from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed
 from yatt.adapters.ledger import newest_epoch
-from yatt.control.epochs import check_newest, claim_epoch, mark_finished, remove_leftovers
 from yatt.errors import StaleEpoch
 from yatt.paths import RunPaths
 

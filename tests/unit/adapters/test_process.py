@@ -182,7 +182,7 @@ import asyncio, os, sys
 from pathlib import Path
 from tests.unit.adapters.test_process import started
 from yatt.adapters.orphans import MARK, adopt_orphans
-from yatt.control.orphans import OrphanWatch
+from yatt.control.gpus.orphans import OrphanWatch
 
 async def main(folder):
     adopt_orphans()

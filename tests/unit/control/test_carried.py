@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from yatt.checkpoint.store import FolderStore
-from yatt.control import carried
-from yatt.control.carried import frozen, read_state, state_path, write_state
-from yatt.control.groups import NodeState, PromptGroup, SampleState
+from yatt.control.rollouts import carried
+from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
+from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState
 from yatt.errors import CheckpointError
 from yatt.records.message import pack_floats, pack_ids
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tests.growth import num_calls
 from tests.unit.core.test_placement import config as colocated, disaggregated
-from yatt.control.engines import LocalEngines
-from yatt.control.liveness import Liveness
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.membership.liveness import Liveness
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.supervisor import Supervisor
 from yatt.control.training import NodeTraining
 from yatt.core.balance import Cost, deal, plan_iteration
 from yatt.core.dispatch import Dispatch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.control.progress import Progress
+from yatt.control.membership.progress import Progress
 
 ROUNDS = 20
 

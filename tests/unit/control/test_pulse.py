@@ -3,7 +3,7 @@
 import asyncio
 
 from yatt.adapters.files import read_or_none, unsealed
-from yatt.control.deadman import raise_pulse
+from yatt.control.membership.deadman import raise_pulse
 from yatt.paths import RunPaths
 
 EPOCH = 3

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.obs_runs import make_run
+from yatt.adapters.attempt_claim import claim_epoch
 from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
 from yatt.config.load import load_resolved
-from yatt.control.epochs import claim_epoch
 from yatt.core.outcome import Outcome, Verdict
 from yatt.launch.attempts import Attempts
 from yatt.launch.folder_wait import FolderWait

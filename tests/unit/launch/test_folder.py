@@ -10,9 +10,9 @@ import pytest
 import zmq.auth
 
 from tests.obs_runs import make_run
+from yatt.adapters.attempt_claim import claim_epoch
 from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
-from yatt.control.epochs import claim_epoch
 from yatt.errors import ConfigError
 from yatt.launch.folder import check_folder, completed, open_attempt, open_folder
 from yatt.launch.folder_wait import FolderWait

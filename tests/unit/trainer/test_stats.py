@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from yatt.control.groups import new_group
+from yatt.control.rollouts.groups import new_group
 from yatt.core.rewards import Shaping
 from yatt.records.message import pack_floats, pack_ids
 from yatt.trainer.stats import batch_metrics

@@ -22,7 +22,7 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
-from yatt.control import scratch
+from yatt.control.gpus import scratch
 from yatt.core.outcome import AttemptFacts, Outcome, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE

@@ -1,10 +1,9 @@
-"""Requests to engines: to the local ones by the hub, to other nodes' by their controllers.
+"""The awake engines of one node, and the requests that run in them.
 
-Two stages by the same rules (`yatt.core.dispatch`): the router of a trainer's node binds each request to a
-node, that node's `LocalEngines` to an engine. Requests wait where they were made until an engine somewhere
-has room; those of a prompt group go to one engine. An engine that dies fails its requests; they are asked
-for again, with the same seed. A node that is lost, or an engine that is put to sleep, is no fault of a
-request.
+This is the second of two stages (`yatt.core.dispatch`): the router of a trainer node binds each request to a
+node (`yatt.control.rollouts.router`), `LocalEngines` binds it to an engine. If an engine dies, its requests
+fail, and the router sends them again with the same seed. If an engine is put to sleep, its requests bounce:
+they are sent again without counting as a retry.
 """
 
 import asyncio
@@ -17,13 +16,10 @@ import msgspec
 
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
-from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
 from yatt.core.dispatch import Dispatch
 from yatt.core.placement import Slab
-from yatt.errors import DeadlineExceeded, WorkerFailed
-from yatt.records import cluster as c, message as m
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
 
 ABORTED = "abort"
 AHEAD = 1.25
@@ -163,7 +159,7 @@ class LocalEngines:
             if request.engine:
                 ids.setdefault(request.engine, []).append(key)
             else:
-                self._end(key, completed=_nothing_yet(key))
+                self._end(key, completed=nothing_yet(key))
         for wire, keys in ids.items():
             if (engine := self._engines.get(wire)) is not None:
                 await self.hub.tell(wire, m.Abort(token=engine.token, request_ids=tuple(keys)))
@@ -205,148 +201,6 @@ class LocalEngines:
         self._num_of[role, sample.request_id.partition("/")[0]] += change
 
 
-def _nothing_yet(key: str) -> m.Completed:
+def nothing_yet(key: str) -> m.Completed:
+    """The answer to a request that was aborted before any engine had it."""
     return m.Completed(request_id=key, token_ids=b"", logprobs=b"", finish_reason=ABORTED, policy_version=0)
-
-
-class Router:
-    """Requests to the engines of a role anywhere in the cluster.
-
-    Args:
-        peers: lines to the other controllers.
-        progress: hears that other nodes get on with what they were asked.
-    """
-
-    def __init__(self, node: Node, local: LocalEngines, peers: Peers, progress: Progress) -> None:
-        self._node, self._local, self._peers, self._progress = node, local, peers, progress
-        near = frozenset(_place(role, node.index) for role in node.placement.pools)
-        retries = node.config.rollout.max_retries
-        self._dispatch = Dispatch(patience=retries, near=near, salt=node.name)
-        self._waiting: dict[str, _Waiting] = {}
-        self._keys = itertools.count(1)
-        self._versions: dict[tuple[str, int], int] = {}
-        for role, pool in node.placement.pools.items():
-            for index in pool - peers.lost:
-                slabs = node.placement.num_slabs[role][index]
-                self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
-
-    def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
-        """A node's engines of a role take so many requests; others have asked so much of them."""
-        if index in self._peers.lost or version < self._versions.get((role, index), 0):
-            return
-        self._versions[role, index] = version
-        self._dispatch.serve(_place(role, index), role, room, elsewhere)
-        self._pump()
-
-    def lose(self, index: int) -> None:
-        """A node is gone: what was asked of it is asked elsewhere, and that is no retry."""
-        for role in self._node.placement.pools:
-            self._dispatch.leave(_place(role, index))
-            if not self._is_served(role):
-                for waiting in self._of(role):
-                    waiting.place.set_exception(_nobody(role))
-        self._pump()
-
-    async def complete(self, role: str, sample: m.Sample) -> m.Completed:
-        """One completion, asked for again if an engine is lost.
-
-        Raises:
-            WorkerFailed | DeadlineExceeded: still not there after the retries, or no node is left.
-        """
-        key = f"{role} {next(self._keys)}"
-        self._dispatch.submit(key, role, sample.group)
-        try:
-            while True:
-                index = await self._place_for(key, role, sample.request_id)
-                if index is None:
-                    return _nothing_yet(sample.request_id)
-                try:
-                    return await self._ask(index, role, sample, self._dispatch.suspicion(key))
-                except Bounced:
-                    self._dispatch.bounce(key)
-                except (WorkerFailed, DeadlineExceeded):
-                    if index in self._peers.lost:
-                        self._dispatch.bounce(key)
-                    elif not self._dispatch.suspect(key):
-                        raise
-        finally:
-            self._dispatch.done(key)
-            self._pump()
-
-    async def abort(self, role: str, request_ids: tuple[str, ...] = ()) -> None:
-        """Break off everything this node has under way with `role`, or these requests, wherever they are."""
-        for waiting in self._of(role):
-            if not request_ids or waiting.request_id in request_ids:
-                waiting.place.set_result(None)
-        ids = tuple(f"{self._node.name}/{request_id}" for request_id in request_ids)
-        await self._local.abort(role, self._node.name, ids)
-        for index in self._node.placement.pools[role] - self._peers.lost - {self._node.index}:
-            await self._peers.tell(index, c.ForwardAbort(role=role, origin=self._node.name, request_ids=ids))
-
-    def _pump(self) -> None:
-        for assignment in self._dispatch.assign():
-            waiting = self._waiting.get(assignment.key)
-            if waiting is not None and not waiting.place.done():
-                waiting.place.set_result(_index(assignment.server))
-
-    async def _place_for(self, key: str, role: str, request_id: str) -> int | None:
-        """The node that has room for a request, whenever one has; None if it was broken off before."""
-        if not self._is_served(role):
-            raise _nobody(role)
-        place: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = _Waiting(role, request_id, place)
-        self._pump()
-        try:
-            return await place
-        finally:
-            del self._waiting[key]
-
-    def _of(self, role: str) -> "list[_Waiting]":
-        return [each for each in self._waiting.values() if each.role == role and not each.place.done()]
-
-    def _is_served(self, role: str) -> bool:
-        return self._dispatch.has_servers(role)
-
-    async def _ask(self, index: int, role: str, sample: m.Sample, suspicion: int) -> m.Completed:
-        """Raises WorkerFailed, Bounced or DeadlineExceeded; what is not waited for any more is aborted."""
-        request_id = f"{self._node.name}/{sample.request_id}"
-        sample = msgspec.structs.replace(sample, request_id=request_id, suspicion=suspicion)
-        if index == self._node.index:
-            return await self._local.complete(role, sample)
-        limit_s = self._node.config.rollout.request_timeout_s
-        try:
-            forward, moved = c.Forward(role=role, sample=sample), self._progress.heard
-            answer = await self._peers.request(index, forward, limit_s, moved)
-            moved()
-        except (asyncio.CancelledError, DeadlineExceeded):
-            abort = c.ForwardAbort(role=role, origin=self._node.name, request_ids=(request_id,))
-            await self._peers.tell(index, abort)
-            raise
-        if isinstance(answer, c.Forwarded):
-            self.room(role, index, answer.room, answer.version, answer.elsewhere)
-            return answer.completed
-        if isinstance(answer, c.ForwardBounced):
-            self.room(role, index, answer.room, answer.version)
-            raise Bounced(answer.why)
-        raise WorkerFailed(answer.error if isinstance(answer, c.OrderFailed | m.Failed) else repr(answer))
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A request that is not bound to a node yet."""
-
-    role: str
-    request_id: str
-    place: "asyncio.Future[int | None]"
-
-
-def _nobody(role: str) -> WorkerFailed:
-    return WorkerFailed(f"no node is left that can run {role}")
-
-
-def _place(role: str, index: int) -> str:
-    return f"{role}@{index}"
-
-
-def _index(place: str) -> int:
-    return int(place.rpartition("@")[2])

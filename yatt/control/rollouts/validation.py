@@ -6,11 +6,11 @@ from functools import partial
 from yatt.adapters.dataset import Row, RowFiles
 from yatt.adapters.patience import patiently
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.control.engines import Router
-from yatt.control.groups import PromptGroup, new_group
 from yatt.control.node import Node
-from yatt.control.scoring import Scorer, Subject
-from yatt.control.shard import encode_prompt
+from yatt.control.rollouts.data_shard import encode_prompt
+from yatt.control.rollouts.groups import PromptGroup, new_group
+from yatt.control.rollouts.router import Router
+from yatt.control.rollouts.scoring import Scorer, Subject
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import sample_seed
 from yatt.errors import DeadlineExceeded, WorkerFailed

@@ -19,11 +19,12 @@ from yatt.adapters.dataset import Row
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.writer import BackgroundWriter
-from yatt.control.engines import ABORTED, Router
-from yatt.control.groups import NodeState, PromptGroup, SampleState, is_flat
+from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
-from yatt.control.scoring import Scorer, Subject
-from yatt.control.shard import DataShard
+from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, is_flat
+from yatt.control.rollouts.router import Router
+from yatt.control.rollouts.scoring import Scorer, Subject
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit, sample_seed
 from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed, YattError

@@ -15,10 +15,10 @@ from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.control.metrics_row import MetricsRow
+from yatt.control.leader.metrics_row import MetricsRow
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.phase_work import PhaseWork
 from yatt.control.node import Node
-from yatt.control.node_clients import NodeClients
-from yatt.control.phase_work import PhaseWork
 from yatt.core import phases
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders

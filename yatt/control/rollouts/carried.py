@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from yatt.checkpoint.store import Store
-from yatt.control.groups import NodeState, PromptGroup
+from yatt.control.rollouts.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
 

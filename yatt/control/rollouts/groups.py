@@ -187,7 +187,7 @@ def new_group(number: int, row: int, text: str, ids: list[int], n: int) -> Promp
 
 
 class NodeState(msgspec.Struct, kw_only=True):
-    """A controller's part of a checkpoint (`yatt.control.carried` writes and reads it)."""
+    """A controller's part of a checkpoint (`yatt.control.rollouts.carried` writes and reads it)."""
 
     data: str = ""
     """Fingerprint of the training files that the groups' rows are of; empty if it is not known."""

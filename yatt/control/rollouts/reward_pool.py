@@ -18,7 +18,7 @@ import msgspec
 from yatt import clock
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
-from yatt.control.supervisor import ASYNC, REWARD, Supervisor, Worker
+from yatt.control.gpus.supervisor import ASYNC, REWARD, Supervisor, Worker
 from yatt.core.dispatch import Dispatch
 from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed

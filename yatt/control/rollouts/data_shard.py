@@ -6,7 +6,7 @@ from array import array
 from yatt.adapters.dataset import Row, RowFiles, prompt_text
 from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import RunConfig
-from yatt.control.groups import PromptGroup, new_group
+from yatt.control.rollouts.groups import PromptGroup, new_group
 from yatt.core.prompts import row_order
 from yatt.records.message import RowRef
 

@@ -20,9 +20,9 @@ from typing import BinaryIO
 from yatt import clock
 from yatt.adapters.local_folder import is_ours
 from yatt.adapters.thread_call import call_in_thread
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.peers import Peers
-from yatt.control.progress import Progress
 from yatt.engine.published import INDEX_NAME, read_publication
 from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog

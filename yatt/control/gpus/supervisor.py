@@ -26,9 +26,9 @@ from yatt.adapters.interface import interface_of
 from yatt.adapters.patience import is_passing
 from yatt.adapters.process import END, Child, ChildStart, log_tail, open_log
 from yatt.adapters.thread_call import call_in_thread
+from yatt.control.gpus.orphans import OrphanWatch
+from yatt.control.gpus.shared_memory import SharedMemoryWatch
 from yatt.control.node import Node
-from yatt.control.orphans import OrphanWatch
-from yatt.control.shared_memory import SharedMemoryWatch
 from yatt.core.exits import describe_exit
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from yatt.adapters import local_folder
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.control.gpus.shared_memory import remove_noted
 from yatt.control.node import Node
-from yatt.control.shared_memory import remove_noted
 from yatt.paths import RunPaths
 
 

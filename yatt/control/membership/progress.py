@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from yatt.control.peers import Peers
+from yatt.control.membership.peers import Peers
 
 
 class Progress:

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 
 from yatt import clock
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.peers import Peers
 from yatt.core import liveness as rules
 from yatt.records.cluster import Alive
 

@@ -8,8 +8,8 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
+from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
-from yatt.control.node_clients import NodeClients
 from yatt.control.store_watch import store_sayer
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog

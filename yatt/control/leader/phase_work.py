@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 
 from yatt import clock
+from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Checkpoints, Manifest
-from yatt.control.epochs import check_newest
-from yatt.control.metrics_row import MetricsRow
+from yatt.control.leader.metrics_row import MetricsRow
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.restoring import Restoring
 from yatt.control.node import Node
-from yatt.control.node_clients import NodeClients
-from yatt.control.restoring import Restoring
-from yatt.control.training import head_ranks
 from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
+from yatt.core.placement import dp_lead_ranks
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError, StoreUnreachable, YattError
 from yatt.obs.events import EventLog
@@ -182,8 +182,8 @@ class PhaseWork:
                 cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
             )
         )  # fmt: skip
-        dp_lead_ranks = head_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
-        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=dp_lead_ranks)
+        leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
+        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads)
         answers = await self._clients.ask_owners(order)
         numbers = tuple(group.number for group in groups)
         await self._clients.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))

@@ -10,14 +10,14 @@ from functools import partial
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import TextPart
 from yatt.checkpoint.run_store import Stores
-from yatt.control.carried import frozen, read_state, state_path, write_state
-from yatt.control.engines import ABORTED
-from yatt.control.groups import NodeState
+from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
-from yatt.control.sampling import Sampler
-from yatt.control.scoring import Scorer
+from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
+from yatt.control.rollouts.groups import NodeState
+from yatt.control.rollouts.sampling import Sampler
+from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
-from yatt.control.validation import Validator
 from yatt.errors import CheckpointError, YattError
 from yatt.records import cluster as c, message as m
 

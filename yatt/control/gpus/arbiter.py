@@ -14,9 +14,9 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.deadline import while_moving
 from yatt.adapters.process import END
+from yatt.control.gpus.memory_check import prover_for
+from yatt.control.gpus.supervisor import Supervisor, Worker
 from yatt.control.node import Node
-from yatt.control.proof import prover_for
-from yatt.control.supervisor import Supervisor, Worker
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
 from yatt.core.liveness import AwakeClock

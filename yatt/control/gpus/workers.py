@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from yatt import clock
-from yatt.control.engines import LocalEngines
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.gpus.publications import LocalPublication, Publications
+from yatt.control.gpus.supervisor import REWARD, Supervisor, Worker
 from yatt.control.node import Node
-from yatt.control.publications import LocalPublication, Publications
-from yatt.control.supervisor import REWARD, Supervisor, Worker
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
 from yatt.obs.events import EventLog

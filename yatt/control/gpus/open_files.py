@@ -1,7 +1,7 @@
 """Whether a controller may open as many file descriptors as its node needs."""
 
+from yatt.control.gpus.supervisor import planned_workers
 from yatt.control.node import Node
-from yatt.control.supervisor import planned_workers
 from yatt.core.descriptors import needed_descriptors
 from yatt.errors import WorkerFailed
 

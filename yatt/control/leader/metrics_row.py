@@ -10,9 +10,9 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.writer import BackgroundWriter
-from yatt.control.alarms import Alarms
-from yatt.control.groups import is_flat
+from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
+from yatt.control.rollouts.groups import is_flat
 from yatt.core.alarms import FLAT_GROUPS
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile

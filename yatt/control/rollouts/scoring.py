@@ -15,8 +15,8 @@ from yatt.adapters.dataset import Row, prompt_text, truth_text
 from yatt.adapters.patience import patiently
 from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.control.engines import ABORTED
-from yatt.control.groups import MOST_VERDICT, TRUNCATED, PromptGroup, SampleState
+from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.groups import MOST_VERDICT, TRUNCATED, PromptGroup, SampleState
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
 from yatt.core.rewards import Shaping

@@ -2,7 +2,7 @@
 
 Libraries remove theirs at an orderly end; a killed process group cannot. What each group uses is noted while
 it lives, soon after the files appear, also in the node's scratch folder: if the controller is killed, whoever
-removes that folder removes the files first (`yatt.control.scratch`).
+removes that folder removes the files first (`yatt.control.gpus.scratch`).
 """
 
 import asyncio

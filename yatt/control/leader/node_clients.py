@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from yatt.adapters.deadline import while_moving
+from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.peers import Peers
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.cluster import OrderFailed, PeerLost, Quit

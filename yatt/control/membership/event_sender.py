@@ -2,7 +2,7 @@
 
 import asyncio
 
-from yatt.control.peers import Peers
+from yatt.control.membership.peers import Peers
 from yatt.records.cluster import EventLines
 
 GATHER_S = 0.05

@@ -1,0 +1,1 @@
+"""The GPUs of one node: leases, memory checks, worker processes, engines, published weights."""

@@ -1,0 +1,1 @@
+"""The leader: drives the iterations from metadata."""

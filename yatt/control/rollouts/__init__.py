@@ -1,0 +1,1 @@
+"""The prompt groups of one controller: sampling, scoring, routing to engines, validation."""

@@ -1,0 +1,163 @@
+"""Binds each request to a node with room, and asks that node's controller, or this one.
+
+This is the first of two stages (`yatt.core.dispatch`); the second is `yatt.control.gpus.engines`. Requests
+wait here until an engine somewhere has room. Requests of one prompt group go to one engine. If a node is lost
+or an engine is put to sleep, the request is sent elsewhere, and that does not count as a retry.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+
+import msgspec
+
+from yatt.control.gpus.engines import Bounced, LocalEngines, engine_room, nothing_yet
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.core.dispatch import Dispatch
+from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.records import cluster as c, message as m
+
+
+class Router:
+    """Requests to the engines of a role anywhere in the cluster.
+
+    Args:
+        peers: lines to the other controllers.
+        progress: hears that other nodes get on with what they were asked.
+    """
+
+    def __init__(self, node: Node, local: LocalEngines, peers: Peers, progress: Progress) -> None:
+        self._node, self._local, self._peers, self._progress = node, local, peers, progress
+        near = frozenset(_place(role, node.index) for role in node.placement.pools)
+        retries = node.config.rollout.max_retries
+        self._dispatch = Dispatch(patience=retries, near=near, salt=node.name)
+        self._waiting: dict[str, _Waiting] = {}
+        self._keys = itertools.count(1)
+        self._versions: dict[tuple[str, int], int] = {}
+        for role, pool in node.placement.pools.items():
+            for index in pool - peers.lost:
+                slabs = node.placement.num_slabs[role][index]
+                self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
+
+    def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
+        """A node's engines of a role take so many requests; others have asked so much of them."""
+        if index in self._peers.lost or version < self._versions.get((role, index), 0):
+            return
+        self._versions[role, index] = version
+        self._dispatch.serve(_place(role, index), role, room, elsewhere)
+        self._pump()
+
+    def lose(self, index: int) -> None:
+        """A node is gone: what was asked of it is asked elsewhere, and that is no retry."""
+        for role in self._node.placement.pools:
+            self._dispatch.leave(_place(role, index))
+            if not self._is_served(role):
+                for waiting in self._of(role):
+                    waiting.place.set_exception(_nobody(role))
+        self._pump()
+
+    async def complete(self, role: str, sample: m.Sample) -> m.Completed:
+        """One completion, asked for again if an engine is lost.
+
+        Raises:
+            WorkerFailed | DeadlineExceeded: still not there after the retries, or no node is left.
+        """
+        key = f"{role} {next(self._keys)}"
+        self._dispatch.submit(key, role, sample.group)
+        try:
+            while True:
+                index = await self._place_for(key, role, sample.request_id)
+                if index is None:
+                    return nothing_yet(sample.request_id)
+                try:
+                    return await self._ask(index, role, sample, self._dispatch.suspicion(key))
+                except Bounced:
+                    self._dispatch.bounce(key)
+                except (WorkerFailed, DeadlineExceeded):
+                    if index in self._peers.lost:
+                        self._dispatch.bounce(key)
+                    elif not self._dispatch.suspect(key):
+                        raise
+        finally:
+            self._dispatch.done(key)
+            self._pump()
+
+    async def abort(self, role: str, request_ids: tuple[str, ...] = ()) -> None:
+        """Break off everything this node has under way with `role`, or these requests, wherever they are."""
+        for waiting in self._of(role):
+            if not request_ids or waiting.request_id in request_ids:
+                waiting.place.set_result(None)
+        ids = tuple(f"{self._node.name}/{request_id}" for request_id in request_ids)
+        await self._local.abort(role, self._node.name, ids)
+        for index in self._node.placement.pools[role] - self._peers.lost - {self._node.index}:
+            await self._peers.tell(index, c.ForwardAbort(role=role, origin=self._node.name, request_ids=ids))
+
+    def _pump(self) -> None:
+        for assignment in self._dispatch.assign():
+            waiting = self._waiting.get(assignment.key)
+            if waiting is not None and not waiting.place.done():
+                waiting.place.set_result(_index(assignment.server))
+
+    async def _place_for(self, key: str, role: str, request_id: str) -> int | None:
+        """The node that has room for a request, whenever one has; None if it was broken off before."""
+        if not self._is_served(role):
+            raise _nobody(role)
+        place: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = _Waiting(role, request_id, place)
+        self._pump()
+        try:
+            return await place
+        finally:
+            del self._waiting[key]
+
+    def _of(self, role: str) -> "list[_Waiting]":
+        return [each for each in self._waiting.values() if each.role == role and not each.place.done()]
+
+    def _is_served(self, role: str) -> bool:
+        return self._dispatch.has_servers(role)
+
+    async def _ask(self, index: int, role: str, sample: m.Sample, suspicion: int) -> m.Completed:
+        """Raises WorkerFailed, Bounced or DeadlineExceeded; what is not waited for any more is aborted."""
+        request_id = f"{self._node.name}/{sample.request_id}"
+        sample = msgspec.structs.replace(sample, request_id=request_id, suspicion=suspicion)
+        if index == self._node.index:
+            return await self._local.complete(role, sample)
+        limit_s = self._node.config.rollout.request_timeout_s
+        try:
+            forward, moved = c.Forward(role=role, sample=sample), self._progress.heard
+            answer = await self._peers.request(index, forward, limit_s, moved)
+            moved()
+        except (asyncio.CancelledError, DeadlineExceeded):
+            abort = c.ForwardAbort(role=role, origin=self._node.name, request_ids=(request_id,))
+            await self._peers.tell(index, abort)
+            raise
+        if isinstance(answer, c.Forwarded):
+            self.room(role, index, answer.room, answer.version, answer.elsewhere)
+            return answer.completed
+        if isinstance(answer, c.ForwardBounced):
+            self.room(role, index, answer.room, answer.version)
+            raise Bounced(answer.why)
+        raise WorkerFailed(answer.error if isinstance(answer, c.OrderFailed | m.Failed) else repr(answer))
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that is not bound to a node yet."""
+
+    role: str
+    request_id: str
+    place: "asyncio.Future[int | None]"
+
+
+def _nobody(role: str) -> WorkerFailed:
+    return WorkerFailed(f"no node is left that can run {role}")
+
+
+def _place(role: str, index: int) -> str:
+    return f"{role}@{index}"
+
+
+def _index(place: str) -> int:
+    return int(place.rpartition("@")[2])
