@@ -98,6 +98,7 @@ class Storm:
         return {1}
 
     def signal_to_steps(self) -> set[int]:
+        self.run.controller_is_there()  # a signal to steps that have not begun reaches nobody
         self.cluster.call("scancel", "--signal=USR2", self.run.job_id)
         return {1}
 
