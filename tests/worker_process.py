@@ -17,7 +17,7 @@ from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel, Handler
 from yatt.records import message as m
 
-EPOCH = 3
+EPOCH, TOKEN = 3, 5
 START_LIMIT_S = 60.0
 END_LIMIT_S = 20.0
 
@@ -32,11 +32,11 @@ class Hub:
     told: asyncio.Queue = field(default_factory=asyncio.Queue)
     beats: list[m.Renew] = field(default_factory=list)
 
-    async def order(self, body: m.Message, limit_s: float = 60.0) -> m.Message:
-        return await self.channel.request(self.worker, body, limit_s)
+    async def order(self, body: m.Order, limit_s: float = 60.0, *, token: int = TOKEN) -> m.Message:
+        return await self.channel.request(self.worker, body, limit_s, token=token)
 
-    async def tell(self, body: m.Message) -> None:
-        await self.channel.tell(self.worker, body)
+    async def tell(self, body: m.Message, *, token: int = TOKEN) -> None:
+        await self.channel.tell(self.worker, body, token=token)
 
     async def next_told(self, limit_s: float = 10.0) -> m.Message:
         return await asyncio.wait_for(self.told.get(), limit_s)

@@ -157,10 +157,10 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
 
     async def train(rank: int) -> m.Message:
         ids = sorted(i for step in order.plan for micro in step.micro_batches[rank] for i in micro)
-        answer: m.Message = m.Done()
-        for body in orders_of_rank(order, tuple(mine[i] for i in ids)):
-            answer = await hub.request(f"trainer{rank}", body, 120.0)
-        return answer
+        transfers, train_order = orders_of_rank(order, tuple(mine[i] for i in ids))
+        for body in transfers:
+            await hub.request(f"trainer{rank}", body, 120.0)
+        return await hub.request(f"trainer{rank}", train_order, 120.0)
 
     answers = await asyncio.gather(*(train(rank) for rank in range(len(order.dp_lead_ranks))))
     status = Path("/proc/self/status").read_text()

@@ -77,7 +77,6 @@ def transformers_logprobs(folder: str, ids: list[int]) -> list[float]:
 
 def sample(request_id: str, **more: object) -> m.Sample:
     facts = {
-        "token": 1,
         "request_id": request_id,
         "prompt_ids": m.pack_ids(PROMPT),
         "seed": 1,

@@ -74,7 +74,7 @@ def _throughput(engine, num_requests: int, prompt_tokens: int, max_tokens: int) 
             ids = [(turn + number + 5 * at) % 59 + 3 for at in range(prompt_tokens)]
             engine.add(
                 m.Sample(
-                    token=1, request_id=f"{turn}/{number}", prompt_ids=m.pack_ids(ids), seed=number,
+                    request_id=f"{turn}/{number}", prompt_ids=m.pack_ids(ids), seed=number,
                     temperature=1.0, top_p=1.0, top_k=-1, max_tokens=max_tokens, ignore_eos=True,
                 )
             )  # fmt: skip

@@ -35,14 +35,12 @@ class Rank:
         self.worker = TrainerRank(
             config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing, say=print
         )
-        self.worker.handle(m.Build(token=1))
+        self.worker.handle(m.Build())
         self._iteration = 0
 
     def publish(self, folder: Path, probe: list[list[int]], version: int = 1) -> list[list[float]]:
         """Write the weights for engines; gives the probe's log-probs."""
-        order = m.Publish(
-            token=1, policy_version=version, folder=str(folder), probe=tuple(map(m.pack_ids, probe))
-        )
+        order = m.Publish(policy_version=version, folder=str(folder), probe=tuple(map(m.pack_ids, probe)))
         return [m.unpack_floats(raw) for raw in self.worker.handle(order).probe_logprobs]
 
     def train(self, lengths: list[int], vocab: int) -> dict[str, float]:
@@ -72,7 +70,7 @@ def train_order(lengths: list[int], vocab: int, iteration: int) -> m.Train:
             )
         )  # fmt: skip
     plan = m.MiniBatchPlan(((tuple(range(len(lengths))),),))
-    return m.Train(token=1, iteration=iteration, facts=tuple(facts), plan=(plan,), rollouts=tuple(rollouts))
+    return m.Train(iteration=iteration, facts=tuple(facts), plan=(plan,), rollouts=tuple(rollouts))
 
 
 def _nothing() -> None:

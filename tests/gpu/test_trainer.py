@@ -22,7 +22,7 @@ class Trainer(Rank):
     def learn(self, iteration: int) -> dict[str, float]:
         from tests.integration.trainer.program import train_order
 
-        return self.worker.handle(train_order(iteration, 1, 2)).metrics
+        return self.worker.handle(train_order(iteration, 2)).metrics
 
     def publish(self, folder: Path) -> list[list[float]]:
         return super().publish(folder, PROBE)
@@ -70,7 +70,7 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
     awake, free_awake = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
     swap = trainer.worker._ready.swap
     held, began_s = swap.device_bytes, time.perf_counter()
-    trainer.worker.handle(m.Sleep(token=1))
+    trainer.worker.handle(m.Sleep())
     torch.cuda.synchronize()
     slept_s = time.perf_counter() - began_s
     asleep, free_asleep = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
@@ -79,7 +79,7 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
     assert asleep - before_bytes <= 64 * MIB  # cuBLAS's workspace stays
     assert free_asleep - free_awake >= 0.9 * held
     began_s = time.perf_counter()
-    trainer.worker.handle(m.Wake(token=1))
+    trainer.worker.handle(m.Wake())
     torch.cuda.synchronize()
     say(
         f"offload: {held / MIB:.0f} MiB away in {slept_s * 1e3:.0f} ms, back in "

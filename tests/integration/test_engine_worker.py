@@ -22,7 +22,6 @@ RENEW_S = 0.2
 
 def sample(request_id: str, **more: object) -> m.Sample:
     facts = {
-        "token": 5,
         "request_id": request_id,
         "prompt_ids": m.pack_ids(PROMPT),
         "seed": 1,
@@ -52,12 +51,12 @@ def over_scripted_rollout(folder, scene, **script):
 
 def test_a_life_wake_sample_load_sample_stop(tmp_path):
     async def scene(hub, model):
-        assert await hub.order(m.Wake(token=5)) == m.Done()
+        assert await hub.order(m.Wake()) == m.Done()
         await hub.tell(sample("one"))
         first = await hub.next_told()
         folder = publish(tmp_path / "v1", model=model, policy_version=1)
         probe = (m.pack_ids([7, 8, 9]), m.pack_ids(PROMPT))
-        loaded = await hub.order(m.LoadWeights(token=5, policy_version=1, folder=folder, probe=probe))
+        loaded = await hub.order(m.LoadWeights(policy_version=1, folder=folder, probe=probe))
         assert loaded.policy_version == 1
         assert m.unpack_floats(loaded.probe_logprobs[0]) == pytest.approx(scripted_logprobs(1, [7, 8, 9]))
         await hub.tell(sample("two"))
@@ -72,12 +71,12 @@ def test_a_life_wake_sample_load_sample_stop(tmp_path):
 
 def test_the_pulse_renews_only_while_a_token_is_held(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
+        await hub.order(m.Wake())
         async with asyncio.timeout(30):
             while not hub.beats or hub.beats[-1].turns == hub.beats[0].turns:
                 await asyncio.sleep(0.1)
         assert {beat.token for beat in hub.beats} == {5}
-        await hub.order(m.Sleep(token=5))
+        await hub.order(m.Sleep())
         hub.beats.clear()
         await asyncio.sleep(4 * RENEW_S)
         assert len(hub.beats) <= 1, "one may have been under way"
@@ -87,11 +86,11 @@ def test_the_pulse_renews_only_while_a_token_is_held(tmp_path):
 
 def test_a_lower_token_is_refused(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
-        refused = await hub.order(m.Sleep(token=4))
+        await hub.order(m.Wake())
+        refused = await hub.order(m.Sleep(), token=4)
         assert isinstance(refused, m.Failed)
         assert "token 4 is of an old lease; the newest here is 5" in refused.error
-        await hub.tell(sample("late", token=4))
+        await hub.tell(sample("late"), token=4)
         late = await hub.next_told()
         assert (late.request_id, late.finish_reason) == ("late", m.LOST), "asked again elsewhere"
         assert "token 4 is of an old lease" in late.error
@@ -103,12 +102,12 @@ def test_work_for_a_sleeping_engine_is_refused(tmp_path):
     async def scene(hub, model):
         await hub.tell(sample("early"))
         assert "not awake under token 5; send Wake first" in (await hub.next_told()).error
-        await hub.order(m.Wake(token=5))
-        await hub.order(m.Sleep(token=5))
+        await hub.order(m.Wake())
+        await hub.order(m.Sleep())
         await hub.tell(sample("asleep"))
         assert "not awake" in (await hub.next_told()).error
-        await hub.order(m.Wake(token=6))
-        await hub.tell(sample("awake", token=6))
+        await hub.order(m.Wake(), token=6)
+        await hub.tell(sample("awake"), token=6)
         assert (await hub.next_told()).finish_reason in ("stop", "length")
 
     over_scripted_rollout(tmp_path, scene)
@@ -116,7 +115,7 @@ def test_work_for_a_sleeping_engine_is_refused(tmp_path):
 
 def test_a_bad_sample_ends_alone(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
+        await hub.order(m.Wake())
         await hub.tell(sample("bad", prompt_ids=m.pack_ids([1] * 9000)))
         await hub.tell(sample("good"))
         done = {each.request_id: each for each in [await hub.next_told(), await hub.next_told()]}
@@ -129,21 +128,21 @@ def test_a_bad_sample_ends_alone(tmp_path):
 
 def test_abort_sleep_and_new_weights_give_back_what_was_sampled(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
+        await hub.order(m.Wake())
         long = {"max_tokens": 4000, "ignore_eos": True}
         await hub.tell(sample("aborted", **long))
         await asyncio.sleep(0.2)
-        assert await hub.order(m.Abort(token=5, request_ids=("aborted",))) == m.Done()
+        assert await hub.order(m.Abort(request_ids=("aborted",))) == m.Done()
         aborted = await hub.next_told()
         assert (aborted.request_id, aborted.finish_reason) == ("aborted", "abort")
         assert 0 < len(m.unpack_ids(aborted.token_ids)) < 4000
         await hub.tell(sample("updated", **long))
         folder = publish(tmp_path / "v1", model=model, policy_version=1)
-        await hub.order(m.LoadWeights(token=5, policy_version=1, folder=folder))
+        await hub.order(m.LoadWeights(policy_version=1, folder=folder))
         updated = await hub.next_told()
         assert (updated.request_id, updated.finish_reason, updated.policy_version) == ("updated", "abort", 0)
         await hub.tell(sample("slept", **long))
-        await hub.order(m.Sleep(token=5))
+        await hub.order(m.Sleep())
         assert (await hub.next_told()).finish_reason == "abort"
 
     over_scripted_rollout(tmp_path, scene, steps_per_token=100)
@@ -151,7 +150,7 @@ def test_abort_sleep_and_new_weights_give_back_what_was_sampled(tmp_path):
 
 def test_an_aborted_completion_continued_is_the_undisturbed_one(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
+        await hub.order(m.Wake())
         await hub.tell(sample("whole", max_tokens=60, ignore_eos=True))
         whole = m.unpack_ids((await hub.next_told()).token_ids)
         prompt = m.pack_ids(PROMPT + whole[:25])
@@ -163,8 +162,8 @@ def test_an_aborted_completion_continued_is_the_undisturbed_one(tmp_path):
 
 def test_a_failed_order_is_told_with_its_cause(tmp_path):
     async def scene(hub, model):
-        await hub.order(m.Wake(token=5))
-        failed = await hub.order(m.LoadWeights(token=5, policy_version=9, folder=str(tmp_path / "none")))
+        await hub.order(m.Wake())
+        failed = await hub.order(m.LoadWeights(policy_version=9, folder=str(tmp_path / "none")))
         assert isinstance(failed, m.Failed)
         assert "no weights of policy version 9" in failed.error
         assert "Traceback" in failed.trace
@@ -177,7 +176,7 @@ def test_a_worker_that_cannot_start_says_why_and_ends(tmp_path):
     run = write_run(tmp_path, {"rollout": {"engine": "scripted"}})
 
     async def play():
-        with pytest.raises(AssertionError, match=r"names no end-of-sequence token.*user=True"):
+        with pytest.raises(AssertionError, match=r"names no end-of-sequence token.*exit_code=2"):
             async with worker_under_hub(run, "yatt.rollout"):
                 raise RuntimeError("it started")
 
@@ -188,7 +187,7 @@ def test_a_genrm_of_an_unknown_name_is_the_users_mistake(tmp_path):
     run, _ = scripted_run(tmp_path)
 
     async def play():
-        with pytest.raises(AssertionError, match=r"no GenRM is named 'nobody'.*user=True"):
+        with pytest.raises(AssertionError, match=r"no GenRM is named 'nobody'.*exit_code=2"):
             async with worker_under_hub(run, "yatt.genrm", "--genrm", "nobody"):
                 raise RuntimeError("it started")
 
@@ -210,7 +209,7 @@ def test_a_scripted_genrm_gives_its_answers(tmp_path):
 
     async def play():
         async with worker_under_hub(run, "yatt.genrm", "--genrm", "judge") as hub:
-            await hub.order(m.Wake(token=5))
+            await hub.order(m.Wake())
             answers = set()
             for seed in range(8):
                 await hub.tell(sample(f"{seed}", seed=seed))
@@ -261,20 +260,20 @@ def test_a_vllm_worker_serves_updated_weights(tmp_path):
 
     async def play():
         async with worker_under_hub(run, "yatt.rollout") as hub:
-            assert await hub.order(m.Wake(token=5)) == m.Done()
+            assert await hub.order(m.Wake()) == m.Done()
             folder = publish(tmp_path / "v1", model=models[1], policy_version=1)
             await hub.tell(sample("old", ignore_eos=True))
             old = await hub.next_told()
             ids = PROMPT + m.unpack_ids(old.token_ids)
             probe = (m.pack_ids(ids),)
-            loaded = await hub.order(m.LoadWeights(token=5, policy_version=1, folder=folder, probe=probe))
+            loaded = await hub.order(m.LoadWeights(policy_version=1, folder=folder, probe=probe))
             assert isinstance(loaded, m.WeightsLoaded), loaded
             assert (loaded.differing, loaded.num_compared > 4) == ((), True)
             await hub.tell(sample("bad", prompt_ids=m.pack_ids([1] * 500)))
             assert (await hub.next_told()).finish_reason == "error"
-            assert await hub.order(m.Sleep(token=5)) == m.Done()
-            assert await hub.order(m.Wake(token=6)) == m.Done()
-            await hub.tell(sample("new", token=6, ignore_eos=True))
+            assert await hub.order(m.Sleep()) == m.Done()
+            assert await hub.order(m.Wake(), token=6) == m.Done()
+            await hub.tell(sample("new", ignore_eos=True), token=6)
             assert (await hub.next_told()).policy_version == 1
             assert await hub.order(m.Stop()) == m.Done()
             assert await hub.ended() == 0

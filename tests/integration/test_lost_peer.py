@@ -27,7 +27,7 @@ WHY = "was not heard of for 10.0 s"
 
 def request(name: str) -> m.Sample:
     return m.Sample(
-        token=0, request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
+        request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
     )
 
 

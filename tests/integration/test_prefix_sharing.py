@@ -95,7 +95,7 @@ def prompts() -> list[list[int]]:
 
 def request(group: int, index: int, ids: list[int]) -> m.Sample:
     return m.Sample(
-        token=0, request_id=f"{group}/{index}/0", prompt_ids=m.pack_ids(ids), seed=group * N + index,
+        request_id=f"{group}/{index}/0", prompt_ids=m.pack_ids(ids), seed=group * N + index,
         temperature=1.0, top_p=1.0, top_k=-1, max_tokens=8, ignore_eos=True, group=f"{group}",
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]
     try:
         await asyncio.wait_for(asyncio.gather(*(each.wait() for each in here.values())), 120)
-        await asyncio.gather(*(hub.request(name, m.Wake(token=1), 120) for name in here))
+        await asyncio.gather(*(hub.request(name, m.Wake(), 120, token=1) for name in here))
         for name, slab in zip(here, node.slabs, strict=True):
             await engines.add(name, ROLLOUT, slab, token=1)
         asked = [

@@ -192,7 +192,7 @@ def test_a_verdict_is_read_where_it_can_be_killed(run):
     async def scene(hub):
         assert (await hub.order(order("template", completion="hm. score: 7"))).score == 7.0
         assert (await hub.order(order("template", completion="none"))) == m.Failed(
-            error="no verdict", user=True
+            error="no verdict", exit_code=2
         )
 
     over_rewards(run, scene)
@@ -428,6 +428,6 @@ def test_a_missing_function_ends_the_process_as_the_users_mistake(tmp_path):
         ) as caught:
             async with worker_under_hub(run, "yatt.reward") as hub:
                 assert await hub.ended() == EXIT_USER_MISTAKE
-        assert "user=True" in str(caught.value)
+        assert "exit_code=2" in str(caught.value)
 
     asyncio.run(play())

@@ -74,7 +74,7 @@ class Pair:
                 case c.DigestPublication():
                     return await source.digest(body)
         except YattError as error:
-            return c.OrderFailed(error=str(error), exit_code=error.exit_code)
+            return m.Failed(error=str(error), exit_code=error.exit_code)
         return None
 
     def publish(self, policy_version: int) -> dict[str, bytes]:

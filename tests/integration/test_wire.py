@@ -24,8 +24,17 @@ from yatt.records import message as m
 from yatt.records.codec import decode_frame, encode_frame
 
 
+def question(number: int) -> m.Ask:
+    """An order with a number, which is in its answer too."""
+    return m.Ask(genrm="judge", text=str(number), seed=0, max_tokens=1, temperature=0.0)
+
+
+def reply(body: m.Message) -> m.Message:
+    return m.Answered(text=body.text, finish_reason="stop") if isinstance(body, m.Ask) else m.Done()
+
+
 async def echo(_: str, body: m.Message) -> m.Message | None:
-    return body if isinstance(body, m.Stop) else m.Done()
+    return reply(body)
 
 
 async def asked(
@@ -54,7 +63,7 @@ async def asked(
 
 
 def test_a_request_is_answered(tmp_path: Path) -> None:
-    assert asyncio.run(asked(tmp_path)) == m.Stop()
+    assert asyncio.run(asked(tmp_path)) == m.Done()
 
 
 def test_a_peer_with_the_keys_of_another_run_is_not_heard(tmp_path: Path) -> None:
@@ -144,15 +153,16 @@ def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks
 ) -> None:
     async def same(_: str, body: m.Message) -> m.Message | None:
         await asyncio.sleep(0)
-        return body
+        return reply(body)
 
     async def scene() -> None:
-        async with connected(tmp_path, same, lambda _, body: body) as (hub, line):
-            await line.request("node0", m.Done(), 5.0)
-            asked = [alive(index) for index in range(1000)]
+        async with connected(tmp_path, same, lambda _, body: reply(body)) as (hub, line):
+            await line.request("node0", m.Stop(), 5.0)
+            asked = [question(index) for index in range(1000)]
+            answers = [reply(body) for body in asked]
             to_hub = asyncio.gather(*(line.request("node0", body, 20.0) for body in asked))
             to_line = asyncio.gather(*(hub.request("node1", body, 20.0) for body in asked))
-            assert await to_hub == asked and await to_line == asked
+            assert await to_hub == answers and await to_line == answers
 
     asyncio.run(scene())
 
@@ -185,7 +195,7 @@ def test_a_worker_that_is_not_there_cannot_be_asked_and_need_not_be_told(tmp_pat
                 DeadlineExceeded, match=r"nobody did not answer Stop within 5 s \(Host unreachable\)"
             ):
                 await hub.request("nobody", m.Stop(), 5.0)
-            assert await line.request("node0", m.Stop(), 5.0) == m.Stop(), "the hub hears others all the same"
+            assert await line.request("node0", m.Stop(), 5.0) == m.Done(), "the hub hears others all the same"
 
     asyncio.run(scene())
 
@@ -195,13 +205,25 @@ def test_a_request_without_an_answer_ends_at_its_deadline_and_what_comes_later_i
 ) -> None:
     async def slow(_: str, body: m.Message) -> m.Message | None:
         await asyncio.sleep(0.3)
-        return body
+        return reply(body)
 
     async def scene() -> None:
         async with connected(tmp_path, slow) as (_, line):
             with pytest.raises(DeadlineExceeded, match=r"node0 did not answer Stop within 0.1 s \(silent\)"):
                 await line.request("node0", m.Stop(), 0.1)
-            assert await line.request("node0", m.Done(), 5.0) == m.Done()
+            assert await line.request("node0", question(7), 5.0) == reply(question(7))
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_is_none_to_this_order_is_an_error(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, lambda _, body: m.Answered(text="", finish_reason="stop")) as (
+            _,
+            line,
+        ):
+            with pytest.raises(WorkerFailed, match="node0 answered Stop by Answered"):
+                await line.request("node0", m.Stop(), 5.0)
 
     asyncio.run(scene())
 
@@ -246,18 +268,18 @@ def test_closing_ends_the_requests_and_handlers_under_way(tmp_path: Path) -> Non
 
 def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_path: Path) -> None:
     def handler(_: str, body: m.Message) -> m.Message | None:
-        if isinstance(body, m.Done):
+        if isinstance(body, m.Ask):
             raise RuntimeError("at once")
-        return body
+        return reply(body)
 
     async def later(_: str, body: m.Message) -> m.Message | None:
         raise KeyError("later")
 
     async def scene() -> None:
         async with connected(tmp_path, handler, later) as (hub, line):
-            failed = await line.request("node0", m.Done(), 5.0)
-            assert failed == m.Failed(error="a defect at Done: RuntimeError: at once")
-            assert await line.request("node0", m.Stop(), 5.0) == m.Stop()
+            failed = await line.request("node0", question(1), 5.0)
+            assert failed == m.Failed(error="a defect at Ask: RuntimeError: at once")
+            assert await line.request("node0", m.Stop(), 5.0) == m.Done()
             failed = await hub.request("node1", m.Stop(), 5.0)
             assert failed == m.Failed(error="a defect at Stop: KeyError: 'later'")
 
@@ -267,7 +289,7 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
 def bad_frames(draw: random.Random, count: int) -> list[bytes]:
     """Random bytes, and good frames with bytes changed, cut or added."""
     good = encode_frame(3, 9, 0, m.Renew(token=1, turns=0, work=1))
-    frames = [b"", b"no frame", encode_frame(3, 1, 0, m.Done())[:-3], good + b"x", b"\xc1", b"\x94\x03"]
+    frames = [b"", b"no frame", encode_frame(3, 1, 0, m.Done())[:-3], good + b"x", b"\xc1", b"\x95\x03"]
     while len(frames) < count:
         frame = bytearray(good if draw.random() < 0.7 else draw.randbytes(draw.randrange(60)))
         for _ in range(draw.randrange(1, 4)):
@@ -294,7 +316,7 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
                     line._socket.send(data)
             line._socket.send_multipart([b"two", b"parts"])
             line._seqs["node0"] = 60000  # those before may have been used up by what was random
-            assert await line.request("node0", m.Stop(), 20.0) == m.Stop(), seed
+            assert await line.request("node0", m.Stop(), 20.0) == m.Done(), seed
             assert hub.num_dropped > 500, seed
             assert not failed.done(), seed
             failed.cancel()
@@ -347,18 +369,18 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
     draw, acted = random.Random(7), Counter[int]()
 
     async def slow(_: str, body: m.Message) -> m.Message | None:
-        assert isinstance(body, m.Renew)
-        acted[body.work] += 1
-        await asyncio.sleep(0.12 if body.work % 3 else 0)
-        return body
+        assert isinstance(body, m.Ask)
+        acted[int(body.text)] += 1
+        await asyncio.sleep(0.12 if int(body.text) % 3 else 0)
+        return reply(body)
 
     async def scene() -> None:
         async with connected(tmp_path, slow) as (_, line):
             line._resend_s = 0.05
             line._socket = Lossy(line._socket, lambda: draw.random() < 0.4)
-            calls = (line.request("node0", alive(index), 5.0) for index in range(200))
+            calls = (line.request("node0", question(index), 5.0) for index in range(200))
             answers = await asyncio.gather(*calls)
-            assert answers == [alive(index) for index in range(200)]
+            assert answers == [reply(question(index)) for index in range(200)]
 
     asyncio.run(scene())
     assert set(acted.values()) == {1}, acted
@@ -369,14 +391,14 @@ def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
 
     async def long(_: str, body: m.Message) -> m.Message | None:
         await asyncio.sleep(1.5)
-        return body
+        return reply(body)
 
     async def asked_with(progress: Callable[[str], int]) -> m.Message:
         async with connected(tmp_path, long) as (hub, line):
             hub._progress, line._resend_s = progress, 0.1
             return await line.request("node0", m.Stop(), 0.6)
 
-    assert asyncio.run(asked_with(lambda _: next(steps))) == m.Stop()
+    assert asyncio.run(asked_with(lambda _: next(steps))) == m.Done()
     with pytest.raises(DeadlineExceeded, match=r"within 0\.6 s"):
         asyncio.run(asked_with(lambda _: 5))
 
@@ -386,7 +408,7 @@ import os, sys
 from yatt.adapters.worker_link import WorkerLink
 from yatt.records import message as m
 link = WorkerLink(sys.argv[1], worker=sys.argv[2], epoch=3)
-link.send(m.Failed(error="mine", user=True))
+link.send(m.Failed(error="mine", exit_code=2))
 link.close()
 os._exit(0)
 """

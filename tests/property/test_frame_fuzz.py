@@ -71,8 +71,10 @@ def notice(parts: list[bytes]) -> list[int] | None:
     """A word about a request, four integers; None if it is none."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         plain = msgspec.msgpack.decode(parts[0])
-        if len(parts) == 1 and isinstance(plain, list) and [type(each) for each in plain] == [int] * 4:
-            return plain if plain[0] >= 0 and plain[1] >= 1 and -3 <= plain[2] < 0 else None
+        if len(parts) == 1 and isinstance(plain, list) and [type(each) for each in plain] == [int] * 5:
+            epoch, token, seq, kind, progress = plain
+            is_valid = epoch >= 0 and token >= 0 and seq >= 1 and -3 <= kind < 0
+            return [epoch, seq, kind, progress] if is_valid else None
     return None
 
 

@@ -220,11 +220,6 @@ def test_a_planted_mistake_is_caught(wrong: Step) -> None:
         walk(wrong)
 
 
-def test_a_paused_holder_is_refused_by_the_resource() -> None:
-    with pytest.raises(rules.LeaseLost, match="superseded by grant 8"):
-        rules.check_token(token=7, newest=8, resource="slab n3s0")
-
-
 def test_a_beat_of_an_old_token_does_not_renew() -> None:
     lease = SlabLease(stage=Stage.HELD, token=3, holder="A", wanted="A", heard_s=0.0)
     after, _ = rules.step(lease, rules.Beat(2, 9), 1.9, TIMING)

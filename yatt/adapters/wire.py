@@ -19,6 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -53,6 +54,7 @@ COPIED_BYTES = 64 << 10
 MOST_AT_ONCE = 256
 """Messages a channel takes in one turn of the event loop; then others have theirs."""
 
+A = TypeVar("A", bound=m.Message)
 Answer = m.Message | None
 Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
 """Called with sender and message. What it gives at once costs least; else it is awaited in a task."""
@@ -96,6 +98,19 @@ class Fence:
         self._seen.setdefault(sender, DuplicateFilter()).forget(seq)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestWatch:
+    """How the progress of a request is known, besides by what the receiver tells.
+
+    Attributes:
+        progress: that of the receiver, where it is known here.
+        moved: called when the receiver tells of another progress than before.
+    """
+
+    progress: Callable[[], int] | None = None
+    moved: Callable[[], None] | None = None
+
+
 @dataclass(slots=True)
 class _Asked:
     """A request under way."""
@@ -105,8 +120,7 @@ class _Asked:
     state: Outgoing
     limit_s: float
     resend_s: float
-    progress: Callable[[], int] | None
-    moved: Callable[[], None] | None
+    watch: RequestWatch
     planned_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -141,36 +155,35 @@ class Channel:
         self._loop.call_soon(self._drain)  # what came before is not told of again
 
     async def request(
-        self, to: str, body: m.Message, deadline_s: float, *,
-        progress: Callable[[], int] | None = None, moved: Callable[[], None] | None = None,
-        is_probed: bool = False,
-    ) -> m.Message:  # fmt: skip
+        self, to: str, body: m.Order[A], deadline_s: float, *, token: int = 0,
+        watch: RequestWatch = RequestWatch(), is_probed: bool = False,
+    ) -> A | m.Failed:  # fmt: skip
         """Send and wait for the answer.
 
         Args:
+            token: that of the lease that the order is under.
             deadline_s: how long nothing may move: no answer, no word that it is worked on, no progress.
-            progress: that of the receiver, where it is known here.
-            moved: called when the receiver tells of another progress than before.
             is_probed: ask the receiver for it also over a line that loses nothing.
 
         Raises:
             DeadlineExceeded: nothing moved for so long, or nobody is there to ask.
+            WorkerFailed: the answer is not one to this order.
             CancelledError: the channel was closed meanwhile.
             Exception: whatever `fail_waiting` was given meanwhile.
         """
         seq = self._next_seq(to)
-        frame = encode_frame(self._fence.epoch, seq, 0, body)
+        frame = encode_frame(self._fence.epoch, seq, 0, body, token=token)
         future: asyncio.Future[m.Message] = self._loop.create_future()
         resend_s = min(RESEND_S, deadline_s / 3) if is_probed else self._resend_s
         state = delivery.sent(self._loop.time())
-        asked = _Asked(future, frame, state, deadline_s, resend_s, progress, moved)
+        asked = _Asked(future, frame, state, deadline_s, resend_s, watch)
         self._asked[to, seq] = asked
         try:
             self._put(to, frame)
             if not resend_s:
                 asked.frame = frame = b""  # it is not sent again: a batch's samples need not be kept for it
             self._arm(to, seq, asked)
-            return await future
+            return m.as_answer(body, await future, to)
         except (TimeoutError, zmq.ZMQError) as error:
             why = str(error) or "silent"
             raise DeadlineExceeded(
@@ -181,10 +194,10 @@ class Channel:
             if asked.timer is not None:
                 asked.timer.cancel()
 
-    async def tell(self, to: str, body: m.Message) -> None:
+    async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
         """Send without an answer. A receiver that is gone is not an error here."""
         with contextlib.suppress(zmq.ZMQError):
-            self._put(to, encode_frame(self._fence.epoch, self._next_seq(to), 0, body))
+            self._put(to, encode_frame(self._fence.epoch, self._next_seq(to), 0, body, token=token))
 
     def fail_waiting(self, to: str, error: Exception) -> None:
         """End every request to `to` with `error`: its process is gone."""
@@ -228,7 +241,7 @@ class Channel:
     def _arm(self, to: str, seq: int, asked: _Asked) -> None:
         """Look at the request again when it is due to be sent again, or over."""
         left_s = max(LEAST_S, asked.limit_s - asked.state.quiet_s)
-        is_watched = asked.resend_s or asked.progress
+        is_watched = asked.resend_s or asked.watch.progress
         asked.planned_s = min(asked.resend_s or RESEND_S, left_s) if is_watched else left_s
         asked.timer = self._loop.call_later(asked.planned_s, self._look, to, seq)
 
@@ -236,8 +249,8 @@ class Channel:
         asked = self._asked.get((to, seq))
         if asked is None or asked.future.done():
             return
-        if asked.progress is not None:
-            asked.state = delivery.working(asked.state, asked.progress())
+        if asked.watch.progress is not None:
+            asked.state = delivery.working(asked.state, asked.watch.progress())
         asked.state, due = delivery.tick(
             asked.state, self._loop.time(), planned_s=asked.planned_s, resend_s=asked.resend_s,
             limit_s=asked.limit_s,
@@ -323,8 +336,8 @@ class Channel:
         if frame.reply_to != WORKING:
             asked.state = delivery.forgotten(asked.state)
             return
-        if asked.moved is not None and progress != asked.state.progress:
-            asked.moved()
+        if asked.watch.moved is not None and progress != asked.state.progress:
+            asked.watch.moved()
         asked.state = delivery.working(asked.state, progress)
 
     def _repeated(self, sender: str, frame: m.Frame) -> None:

@@ -1,4 +1,9 @@
-"""A worker's end of the line to its controller: plain blocking calls, and the heartbeat's thread."""
+"""A worker's end of the connection to its controller: blocking calls, the fence, the heartbeat's thread.
+
+Two numbers fence a worker off. A frame of another attempt is dropped (`yatt.adapters.wire.Fence`). An order
+under a lease is refused if its token is out of date, or if the worker sleeps (`yatt.core.lease.WorkerLease`).
+Both are checked here, once, for every kind of worker.
+"""
 
 import itertools
 import logging
@@ -11,6 +16,7 @@ import zmq
 
 from yatt.adapters.curve import Socket
 from yatt.adapters.wire import LINGER_MS, Fence
+from yatt.core.lease import WorkerLease
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
@@ -20,10 +26,11 @@ MOST_SAID = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A message from the controller, with the seq an answer refers to."""
+class Received:
+    """A message from the controller, with its lease's token and the seq an answer refers to."""
 
     seq: int
+    token: int
     body: m.Message
 
 
@@ -42,6 +49,9 @@ class WorkerLink:
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.connect(endpoint)
         self._fence, self._seq = Fence(epoch), itertools.count(1)
+        self.lease = WorkerLease()
+        """What this worker may do now."""
+
         self.turns = 0
         """How often the main loop came by: it lives."""
 
@@ -51,7 +61,7 @@ class WorkerLink:
         self.waits_for = ""
         """The error of a checkpoint store that the main loop waits for; the heartbeat reports it too."""
 
-    def receive(self, wait_s: float) -> Order | None:
+    def receive(self, wait_s: float) -> Received | None:
         """The next order, or None after `wait_s`."""
         self.turns += 1
         if not self._socket.poll(int(wait_s * 1000)):
@@ -66,7 +76,41 @@ class WorkerLink:
         if not self._fence.admits("controller", frame):
             return None
         self.work += 1
-        return Order(frame.seq, body)
+        return Received(frame.seq, frame.token, body)
+
+    def carry_out(
+        self, order: Received, do: Callable[[m.Message], m.Message | None],
+        failed: Callable[[m.Message, Exception], m.Message],
+    ) -> m.Message | None:  # fmt: skip
+        """Act on one order, if the lease allows it.
+
+        Args:
+            do: gives the answer.
+            failed: gives it for an order that was refused or raised an error.
+        """
+        try:
+            return self._fenced(order, do)
+        except Exception as error:  # noqa: BLE001 (told: the controller decides whether this worker is still good)
+            _LOG.exception("order %s failed", type(order.body).__name__)
+            return failed(order.body, error)
+
+    def _fenced(self, order: Received, do: Callable[[m.Message], m.Message | None]) -> m.Message | None:
+        if not order.body.under_lease:
+            return do(order.body)
+        self.lease = self.lease.seen(order.token)
+        if isinstance(order.body, m.Wake):
+            self.lease = self.lease.awake()  # before the work: the heartbeat renews the lease meanwhile
+            try:
+                return do(order.body)
+            except BaseException:
+                self.lease = self.lease.asleep()
+                raise
+        if not isinstance(order.body, m.Sleep):
+            self.lease.check_awake()
+            return do(order.body)
+        answer = do(order.body)
+        self.lease = self.lease.asleep()
+        return answer
 
     def send(self, body: m.Message, reply_to: int = 0) -> None:
         """Send a message, or the answer to the order with that seq."""

@@ -115,22 +115,20 @@ class Controller:
             self._parts.router.room(body.role, index, body.room, body.version)
             return m.Done()
         if (order := self._orders.get(type(body))) is None:
-            return c.OrderFailed(
-                error=f"{type(body).__name__} is no order for this node", exit_code=EXIT_FAILED
-            )
+            return m.Failed(error=f"{type(body).__name__} is no order for this node", exit_code=EXIT_FAILED)
         try:
             return await order(body)
         except YattError as error:
-            return c.OrderFailed(error=str(error), exit_code=exit_code_of(error))
+            return m.Failed(error=str(error), exit_code=exit_code_of(error))
         except asyncio.CancelledError:
             error_text = f"{type(body).__name__} from {sender} was broken off"
-            return c.OrderFailed(error=error_text, exit_code=EXIT_FAILED)
+            return m.Failed(error=error_text, exit_code=EXIT_FAILED)
         except OSError as error:  # a filesystem's trouble: another attempt may meet none
             says = f"{error.filename or 'writing'}: {error.strerror or error}"
-            return c.OrderFailed(error=says, exit_code=EXIT_FAILED)
+            return m.Failed(error=says, exit_code=EXIT_FAILED)
         except Exception as error:  # noqa: BLE001 (answered, or the asker would wait out its deadline)
             _LOG.exception("a defect in answering %s", type(body).__name__)
-            return c.OrderFailed(error=f"a defect at {type(body).__name__}: {error!r}", exit_code=EXIT_FAILED)
+            return m.Failed(error=f"a defect at {type(body).__name__}: {error!r}", exit_code=EXIT_FAILED)
 
     async def from_worker(self, sender: str, body: m.Message) -> m.Message | None:
         """A message of one of this node's workers; a dead start's last words are ignored."""

@@ -324,7 +324,7 @@ class Session:
         try:
             await self._until_built()
         except DeadlineExceeded as error:
-            return c.OrderFailed(error=str(error), exit_code=error.exit_code)
+            return m.Failed(error=str(error), exit_code=error.exit_code)
         assert self._controller is not None, "waited for"
         return await self._controller.handle(sender, body)
 

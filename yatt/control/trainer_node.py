@@ -18,7 +18,7 @@ from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
-from yatt.errors import CheckpointError, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, CheckpointError, YattError
 from yatt.records import cluster as c, message as m
 
 Answer = Awaitable[m.Message | None]
@@ -54,7 +54,7 @@ class Owner:
         """A reward function's GenRM client."""
         genrm = next((g for g in self._node.config.genrms if g.name == ask.genrm), None)
         if genrm is None:
-            return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", user=True)
+            return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", exit_code=EXIT_USER_MISTAKE)
         try:
             # The function's own text, with a completion in it: what it spells is no control token.
             completed = await self._scorer.ask_genrm(genrm, ask, [TextPart(ask.text, False)])
@@ -62,7 +62,10 @@ class Owner:
             return m.Failed(error=str(error))
         if completed.finish_reason in ("error", ABORTED):
             is_refused = completed.finish_reason == "error"
-            return m.Failed(error=completed.error or "the GenRM was broken off", user=is_refused)
+            return m.Failed(
+                error=completed.error or "the GenRM was broken off",
+                exit_code=EXIT_USER_MISTAKE if is_refused else EXIT_FAILED,
+            )
         text = self._scorer.text_of(genrm, completed)
         return m.Answered(text=text, finish_reason=completed.finish_reason)
 

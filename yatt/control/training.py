@@ -6,7 +6,7 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from yatt.control.gpus.supervisor import Worker
 from yatt.control.gpus.workers import Workers
@@ -14,7 +14,7 @@ from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import PromptGroup
 from yatt.core.exits import describe_exit
-from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
+from yatt.errors import EXIT_FAILED, DeadlineExceeded
 from yatt.records import cluster as c, message as m
 
 PORTION_BYTES = 4 << 20
@@ -56,17 +56,15 @@ class NodeTraining:
 
         joins = (self._workers.order(worker, join(rank)) for rank, worker in self._local_ranks())
         await asyncio.gather(*joins)
-        await self._workers.order_trainers(m.Build(token=0))
+        await self._workers.order_trainers(m.Build())
 
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
         """Let every local rank fill itself from a checkpoint; gives the first fault."""
         body = m.Restore(
-            token=0, checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
+            checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
         )
         answers = await self._workers.order_trainers(body)
-        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
-        assert len(faults) == len(answers), "Restore is answered by Restored"
-        return m.Restored(fault=next((fault for fault in faults if fault), ""))
+        return m.Restored(fault=next((answer.fault for answer in answers if answer.fault), ""))
 
     async def parcel(self, order: c.SampleTransfer) -> m.Message:
         """Samples of another node for this one's ranks."""
@@ -81,12 +79,10 @@ class NodeTraining:
         wanted = self._wanted(order)
         await self._send_away(order, mine, wanted)
         local = await self._gather(order, mine, wanted)
-        answers = await asyncio.gather(
+        trained = await asyncio.gather(
             *(self._train_on(worker, order, local.get(rank, ())) for rank, worker in self._local_ranks())
         )
         self._parcels = {i: p for i, p in self._parcels.items() if i > order.iteration}
-        trained = [answer for answer in answers if isinstance(answer, m.Trained)]
-        assert len(trained) == len(answers), "Train is answered by Trained"
         names = {name for answer in trained for name in answer.timing_s}
         slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
         costs = tuple(cost for answer in trained for cost in answer.costs)
@@ -94,10 +90,8 @@ class NodeTraining:
 
     async def save(self, order: c.SaveOrder, state: c.StateFile) -> m.Message:
         """Let every local rank write its shards; `state` was written before."""
-        body = m.SaveShards(token=0, iteration=order.iteration, url=order.url)
-        answers = await self._workers.order_trainers(body)
-        saved = [answer for answer in answers if isinstance(answer, m.ShardsSaved)]
-        assert len(saved) == len(answers), "SaveShards is answered by ShardsSaved"
+        body = m.SaveShards(iteration=order.iteration, url=order.url)
+        saved = await self._workers.order_trainers(body)
         common = next((s.common for s in saved if s.common != b"{}"), b"{}")
         return c.SavedNode(
             files=tuple(file for s in saved for file in s.files), common=common, state=state,
@@ -106,7 +100,7 @@ class NodeTraining:
 
     async def export(self, order: c.ExportOrder) -> m.Message:
         """Let the local ranks take part in writing the policy for others."""
-        await self._workers.order_trainers(m.ExportHF(token=0, folder=order.folder))
+        await self._workers.order_trainers(m.ExportHF(folder=order.folder))
         return m.Done()
 
     def _local_ranks(self) -> list[tuple[int, Worker]]:
@@ -138,11 +132,9 @@ class NodeTraining:
     async def _send_to(self, index: int, iteration: int, rollouts: tuple[m.Rollout, ...]) -> None:
         limit_s = self._node.config.launch.phase_timeout_s
         for portion in portions(rollouts):
-            answer = await self._peers.request(
-                index, c.SampleTransfer(iteration=iteration, rollouts=portion), limit_s
-            )
-            if isinstance(answer, c.OrderFailed):
-                raise WorkerFailed(f"a peer refused samples: {answer.error}")
+            body = c.SampleTransfer(iteration=iteration, rollouts=portion)
+            answer = await self._peers.request(index, body, limit_s)
+            m.unless_failed(answer, f"node{index}")
 
     async def _gather(
         self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
@@ -176,19 +168,21 @@ class NodeTraining:
 
     async def _train_on(
         self, worker: Worker, order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]
-    ) -> m.Message:
-        answer: m.Message = m.Done()
-        for body in orders_of_rank(order, rollouts):
-            answer = await self._workers.order(worker, body)
-        return answer
+    ) -> m.Trained:
+        transfers, train = orders_of_rank(order, rollouts)
+        for transfer in transfers:
+            await self._workers.order(worker, transfer)
+        return await self._workers.order(worker, train)
 
 
-def orders_of_rank(order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]) -> Iterator[m.Message]:
-    """What a rank is sent, one after the other is answered: samples in portions, the last with Train."""
+def orders_of_rank(
+    order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]
+) -> tuple[list[c.SampleTransfer], m.Train]:
+    """The orders to a rank, each to be sent after the answer to the one before: samples in portions, the last
+    of them with Train."""
     *before, last = portions(rollouts) or [()]
-    for portion in before:
-        yield c.SampleTransfer(iteration=order.iteration, rollouts=portion)
-    yield m.Train(token=0, iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
+    transfers = [c.SampleTransfer(iteration=order.iteration, rollouts=portion) for portion in before]
+    return transfers, m.Train(iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
 
 
 def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -> list[tuple[m.Rollout, ...]]:

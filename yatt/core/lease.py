@@ -13,8 +13,8 @@ role *holds* the slab by a grant with a fencing token, one higher than any grant
   processes; if that does not help, or a process cannot be killed, the slab is quarantined for the
   rest of the attempt and nobody gets it.
 
-What this does not do: it does not stop a process that was paused between its check and its act;
-workers check the token themselves (`check_token`), and the kill is the real fence on a node.
+What this does not do: it does not stop a process that was paused between its check and its act. Workers check
+the token of every order (`WorkerLease`), and the kill is the real fence on a node.
 
 Source: fencing tokens as in Chubby's sequencers; ask-terminate-kill-verify as in DESIGN section 6.
 """
@@ -194,17 +194,44 @@ def is_live(lease: SlabLease, token: int) -> bool:
     return lease.stage in (Stage.HELD, Stage.ASKED) and token == lease.token
 
 
-def check_token(token: int, newest: int, resource: str) -> None:
-    """Refuse an act under an old grant. Called by the resource, not by the holder.
+@dataclass(frozen=True, slots=True)
+class WorkerLease:
+    """The worker's side of a lease: which orders it may act on.
 
-    Raises:
-        LeaseLost: a grant newer than `token` exists.
+    Attributes:
+        newest: the highest token that any order carried.
+        held: the token under which the worker is awake; 0 while it sleeps.
     """
-    if token < newest:
-        raise LeaseLost(
-            f"{resource}: grant {token} was superseded by grant {newest}. "
-            "Stop using it and ask the arbiter for a new grant."
-        )
+
+    newest: int = 0
+    held: int = 0
+
+    def seen(self, token: int) -> "WorkerLease":
+        """An order with this token has come.
+
+        Raises:
+            LeaseLost: a higher token was seen before.
+        """
+        if token < self.newest:
+            raise LeaseLost(f"token {token} is of an old lease; the newest here is {self.newest}")
+        return replace(self, newest=token)
+
+    def awake(self) -> "WorkerLease":
+        """Wake was ordered under the newest token."""
+        return replace(self, held=self.newest)
+
+    def asleep(self) -> "WorkerLease":
+        """The worker sleeps, or could not be woken."""
+        return replace(self, held=0)
+
+    def check_awake(self) -> None:
+        """Refuse work of a worker that is not awake under the newest token.
+
+        Raises:
+            LeaseLost: it sleeps, or was woken under an older token.
+        """
+        if not self.held or self.held != self.newest:
+            raise LeaseLost(f"this worker is not awake under token {self.newest}; send Wake first")
 
 
 def _beat(lease: SlabLease, token: int, progress: int, now_s: float) -> SlabLease:

@@ -1,8 +1,8 @@
 """The process of one engine, rollout's or a GenRM's: orders in, completions out, one thread.
 
 The loop takes an order when there is one, otherwise gives the engine a turn. The engine is built on the
-first Wake, so that a worker without a grant has touched no GPU memory. An order with a token below
-the highest seen is refused; so is work while the engine is asleep. Whatever runs when weights
+first Wake, so that a worker without a grant has touched no GPU memory. Orders pass the fence of
+`yatt.adapters.worker_link`. Whatever runs when weights
 change, or when the engine goes to sleep, comes back first as aborted with its partial tokens.
 
 A failed order is answered with Failed and the loop goes on: whether a worker is still good is its
@@ -22,13 +22,20 @@ from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_arguments import WorkerArguments
-from yatt.adapters.worker_link import Order, Pulse, WorkerLink
+from yatt.adapters.worker_link import Pulse, Received, WorkerLink
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
 from yatt.engine.environment import prepare
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 from yatt.engine.published import tensors_taken
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, StaleEpoch
+from yatt.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_USER_MISTAKE,
+    ConfigError,
+    StaleEpoch,
+    WorkerFailed,
+)
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -53,8 +60,7 @@ class EngineWorker:
     def __init__(self, link: WorkerLink, plan: EnginePlan) -> None:
         self._link, self._plan = link, plan
         self._engine: Engine | None = None
-        self._newest_token = 0
-        self._held_token = 0
+        self._is_awake = False
         self._may_stay = True
         self._failed_turns = self._vouched = 0
         self._building_until_s = 0.0
@@ -66,7 +72,7 @@ class EngineWorker:
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
         work = self._link.work + self._vouched + tensors_taken()
-        return m.Renew(token=self._held_token, turns=self._link.turns, work=work)
+        return m.Renew(token=self._link.lease.held, turns=self._link.turns, work=work)
 
     def serve(self, controller: int) -> None:
         """Until Stop, or until the process of this number, which has started this one, is gone."""
@@ -81,13 +87,9 @@ class EngineWorker:
         if self._engine is not None:
             self._engine.close()
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Received) -> None:
         """Answer one order, whatever happens in it."""
-        try:
-            answer = self._answer(order.body)
-        except Exception as error:  # noqa: BLE001 - an order's failure is told, not died of
-            _LOG.exception("order %s failed", type(order.body).__name__)
-            answer = _failure(order.body, error)
+        answer = self._link.carry_out(order, self._answer, _failure)
         if isinstance(answer, m.Completed):
             self._tell([answer])
         elif answer is not None:
@@ -97,49 +99,32 @@ class EngineWorker:
         if isinstance(body, m.Stop):
             self._may_stay = False
             return m.Done()
-        assert isinstance(body, m.Wake | m.Sleep | m.Sample | m.Abort | m.LoadWeights), (
-            f"{type(body).__name__} is no order for an engine"
-        )
-        self._admit(body.token)
         match body:
             case m.Wake():
-                return self._wake(body.token)
+                return self._wake()
             case m.Sleep():
                 return self._sleep()
             case m.Sample():
-                self._awake_engine().add(body)
+                self._woken().add(body)
                 return None
             case m.Abort():
-                self._tell(self._awake_engine().abort(body.request_ids))
+                self._tell(self._woken().abort(body.request_ids))
                 return m.Done()
             case m.LoadWeights():
                 return self._load_weights(body)
+        raise WorkerFailed(f"{type(body).__name__} is no order for an engine")
 
-    def _admit(self, token: int) -> None:
-        if token < self._newest_token:
-            raise PermissionError(
-                f"token {token} is of an old lease; the newest here is {self._newest_token}"
-            )
-        self._newest_token = token
-
-    def _awake_engine(self) -> Engine:
-        if self._engine is None or self._held_token != self._newest_token:
-            raise PermissionError(
-                f"this engine is not awake under token {self._newest_token}; send Wake first"
-            )
+    def _woken(self) -> Engine:
+        assert self._engine is not None, "the fence admits work only after Wake, which builds the engine"
         return self._engine
 
-    def _wake(self, token: int) -> m.Message:
-        """Repeatable: an engine that is awake stays so, under the newer token."""
-        was_awake, self._held_token = self._held_token > 0, token
-        try:
-            if self._engine is None:
-                self._engine = self._built()
-            elif not was_awake:
-                self._engine.wake()
-        except BaseException:
-            self._held_token = 0
-            raise
+    def _wake(self) -> m.Message:
+        """Repeatable: an engine that is awake stays so."""
+        if self._engine is None:
+            self._engine = self._built()
+        elif not self._is_awake:
+            self._engine.wake()
+        self._is_awake = True
         return m.Done()
 
     def _built(self) -> Engine:
@@ -153,14 +138,14 @@ class EngineWorker:
 
     def _sleep(self) -> m.Message:
         """Repeatable: an engine that sleeps, or never started, sleeps on."""
-        if self._engine is not None and self._held_token:
+        if self._engine is not None and self._is_awake:
             self._tell(self._engine.abort())
             self._engine.sleep()
-        self._held_token = 0
+        self._is_awake = False
         return m.Done()
 
     def _load_weights(self, order: m.LoadWeights) -> m.WeightsLoaded:
-        engine = self._awake_engine()
+        engine = self._woken()
         self._tell(engine.abort())
         engine.load_weights(order.policy_version, order.folder)
         comparison = engine.compare_weights(order.policy_version, order.folder)
@@ -199,10 +184,11 @@ def _failure(order: m.Message, error: Exception) -> m.Message:
     """A bad Sample ends its request, another that failed is asked elsewhere; other orders get Failed."""
     if isinstance(order, m.Sample):
         return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
+    is_users = isinstance(error, ConfigError) and not is_passing(error)
     return m.Failed(
         error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),
-        user=isinstance(error, ConfigError) and not is_passing(error),
+        exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
     )
 
 

@@ -4,28 +4,26 @@ import msgspec
 
 from yatt.records.message import (
     Completed,
+    Done,
     Message,
     MiniBatchPlan,
+    Order,
+    Published,
+    Restored,
     Rollout,
     Sample,
     SampleFact,
     ShardFile,
+    StoreOpened,
 )
 
 
-class OrderFailed(Message, frozen=True, kw_only=True):
-    """The order could not be carried out. `exit_code` is what the attempt should end with."""
-
-    error: str
-    exit_code: int
+class StartWorkers(Order[Done], frozen=True, kw_only=True):
+    """Start this node's processes."""
 
 
-class StartWorkers(Message, frozen=True, kw_only=True):
-    """Start this node's processes. Answer: Done, once all said Hello."""
-
-
-class HandOver(Message, frozen=True, kw_only=True):
-    """PREPARE or ENTER of a phase (see yatt.core.phases). Answer: Done.
+class HandOver(Order[Done], frozen=True, kw_only=True):
+    """PREPARE or ENTER of a phase (see yatt.core.phases).
 
     `holders` are this node's: (slab index, role); a slab that is not named is wanted by nobody.
     """
@@ -35,12 +33,12 @@ class HandOver(Message, frozen=True, kw_only=True):
     holders: tuple[tuple[int, str], ...]
 
 
-class OpenTrainerStore(Message, frozen=True, kw_only=True):
-    """To the node of global rank 0. Answer: StoreOpened."""
+class OpenTrainerStore(Order[StoreOpened], frozen=True, kw_only=True):
+    """To the node of global rank 0."""
 
 
-class BuildTrainer(Message, frozen=True, kw_only=True):
-    """Join the process group and build from the Hugging Face folder. Answer: Done."""
+class BuildTrainer(Order[Done], frozen=True, kw_only=True):
+    """Join the process group and build from the Hugging Face folder."""
 
     host: str
     port: int
@@ -54,28 +52,16 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class RestoreTrainer(Message, frozen=True, kw_only=True):
+class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
     """Fill what was built from a checkpoint; `states` are all controllers' files, empty for weights only.
 
-    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. Answer: Restored.
+    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`.
     """
 
     checkpoint: str
     states: tuple[StateFile, ...]
     is_origin: bool = False
     weights_only: bool = False
-
-
-class Advance(Message, frozen=True, kw_only=True):
-    """Sample and score with the engines of `roles`, until nothing moves. Answer: Advanced.
-
-    `target` is this node's share of the iteration's prompt groups.
-    """
-
-    iteration: int
-    policy_version: int
-    target: int
-    roles: tuple[str, ...]
 
 
 class GroupFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,28 +84,20 @@ class Advanced(Message, frozen=True, kw_only=True):
     counters: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class BreakOffSampling(Message, frozen=True, kw_only=True):
-    """Abandon the Advance or Validate under way; keep what was sampled. Answer: Done."""
+class Advance(Order[Advanced], frozen=True, kw_only=True):
+    """Sample and score with the engines of `roles`, until nothing moves.
 
-
-class TrainOrder(Message, frozen=True, kw_only=True):
-    """One iteration's update on every node. Answer: TrainedNode.
-
-    `dp_lead_ranks`: for each dp_rank the global rank that is handed its samples.
+    `target` is this node's share of the iteration's prompt groups.
     """
 
     iteration: int
-    facts: tuple[SampleFact, ...]
-    plan: tuple[MiniBatchPlan, ...]
-    dp_lead_ranks: tuple[int, ...]
+    policy_version: int
+    target: int
+    roles: tuple[str, ...]
 
 
-class SampleTransfer(Message, frozen=True, kw_only=True):
-    """Samples to train on: from the controller that owns them to another node's, or to a trainer rank
-    ahead of its Train. Answer: Done."""
-
-    iteration: int
-    rollouts: tuple[Rollout, ...]
+class BreakOffSampling(Order[Done], frozen=True, kw_only=True):
+    """Abandon the Advance or Validate under way; keep what was sampled."""
 
 
 class TrainedNode(Message, frozen=True, kw_only=True):
@@ -130,17 +108,24 @@ class TrainedNode(Message, frozen=True, kw_only=True):
     costs: tuple[tuple[int, int, float], ...] = ()
 
 
-class SaveOrder(Message, frozen=True, kw_only=True):
-    """Write this node's shards. Answer: SavedNode."""
+class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):
+    """One iteration's update on every node.
+
+    `dp_lead_ranks`: for each dp_rank the global rank that is handed its samples.
+    """
 
     iteration: int
-    url: str
+    facts: tuple[SampleFact, ...]
+    plan: tuple[MiniBatchPlan, ...]
+    dp_lead_ranks: tuple[int, ...]
 
 
-class ExportOrder(Message, frozen=True, kw_only=True):
-    """Write the policy as a Hugging Face folder, all ranks together. Answer: Done."""
+class SampleTransfer(Order[Done], frozen=True, kw_only=True):
+    """Samples to train on: from the controller that owns them to another node's, or to a trainer rank
+    ahead of its Train."""
 
-    folder: str
+    iteration: int
+    rollouts: tuple[Rollout, ...]
 
 
 class SavedNode(Message, frozen=True, kw_only=True):
@@ -152,15 +137,28 @@ class SavedNode(Message, frozen=True, kw_only=True):
     stall_s: float
 
 
-class PublishOrder(Message, frozen=True, kw_only=True):
-    """Write the weights to this node's memory filesystem. Answer: Published."""
+class SaveOrder(Order[SavedNode], frozen=True, kw_only=True):
+    """Write this node's shards."""
+
+    iteration: int
+    url: str
+
+
+class ExportOrder(Order[Done], frozen=True, kw_only=True):
+    """Write the policy as a Hugging Face folder, all ranks together."""
+
+    folder: str
+
+
+class PublishOrder(Order[Published], frozen=True, kw_only=True):
+    """Write the weights to this node's memory filesystem."""
 
     policy_version: int
     probe: tuple[bytes, ...]
 
 
-class FetchWeights(Message, frozen=True, kw_only=True):
-    """Copy what node `source` published to this node's memory filesystem. Answer: Done.
+class FetchWeights(Order[Done], frozen=True, kw_only=True):
+    """Copy what node `source` published to this node's memory filesystem.
 
     `probe`, `probe_logprobs` and `rounding` are as in the source's PublishOrder and Published.
     """
@@ -172,25 +170,16 @@ class FetchWeights(Message, frozen=True, kw_only=True):
     rounding: float
 
 
-class ListPublication(Message, frozen=True, kw_only=True):
-    """To an owner: what files are this policy version? Answer: PublicationListed."""
-
-    policy_version: int
-
-
 class PublicationListed(Message, frozen=True, kw_only=True):
     """Names and bytes of the files, the index last."""
 
     files: tuple[tuple[str, int], ...]
 
 
-class ReadPublication(Message, frozen=True, kw_only=True):
-    """To an owner: so many bytes of a published file from `offset` on. Answer: Piece."""
+class ListPublication(Order[PublicationListed], frozen=True, kw_only=True):
+    """To an owner: what files are this policy version?"""
 
     policy_version: int
-    name: str
-    offset: int
-    num_bytes: int
 
 
 class Piece(Message, frozen=True, kw_only=True):
@@ -199,11 +188,13 @@ class Piece(Message, frozen=True, kw_only=True):
     data: bytes
 
 
-class DigestPublication(Message, frozen=True, kw_only=True):
-    """To an owner: the checksum of a whole published file. Answer: FileDigest."""
+class ReadPublication(Order[Piece], frozen=True, kw_only=True):
+    """To an owner: so many bytes of a published file from `offset` on."""
 
     policy_version: int
     name: str
+    offset: int
+    num_bytes: int
 
 
 class FileDigest(Message, frozen=True, kw_only=True):
@@ -212,8 +203,15 @@ class FileDigest(Message, frozen=True, kw_only=True):
     sha256: str
 
 
-class SyncWeights(Message, frozen=True, kw_only=True):
-    """Engines that kept their slab through training take the newest weights now. Answer: Done."""
+class DigestPublication(Order[FileDigest], frozen=True, kw_only=True):
+    """To an owner: the checksum of a whole published file."""
+
+    policy_version: int
+    name: str
+
+
+class SyncWeights(Order[Done], frozen=True, kw_only=True):
+    """Engines that kept their slab through training take the newest weights now."""
 
 
 class Alive(Message, frozen=True, kw_only=True):
@@ -225,18 +223,6 @@ class PeerLost(Message, frozen=True, kw_only=True):
 
     node: int
     why: str
-
-
-class ValidateOrder(Message, frozen=True, kw_only=True):
-    """Sample and score this node's stripe of the held-out prompts. Answer: ValidatedNode."""
-
-    iteration: int
-
-
-class EventLines(Message, frozen=True, kw_only=True):
-    """To the leader: lines of the event log, each one JSON object."""
-
-    lines: bytes
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,14 +240,16 @@ class ValidatedNode(Message, frozen=True, kw_only=True):
     sources: dict[str, SourceScores]
 
 
-class Forward(Message, frozen=True, kw_only=True):
-    """Let an engine of `role` on the receiver's node do this; its token is filled in there.
+class ValidateOrder(Order[ValidatedNode], frozen=True, kw_only=True):
+    """Sample and score this node's stripe of the held-out prompts."""
 
-    Answer: Forwarded, ForwardBounced or OrderFailed.
-    """
+    iteration: int
 
-    role: str
-    sample: Sample
+
+class EventLines(Message, frozen=True, kw_only=True):
+    """To the leader: lines of the event log, each one JSON object."""
+
+    lines: bytes
 
 
 class Forwarded(Message, frozen=True, kw_only=True):
@@ -282,8 +270,15 @@ class ForwardBounced(Message, frozen=True, kw_only=True):
     version: int
 
 
-class EngineRoom(Message, frozen=True, kw_only=True):
-    """To trainer nodes: so many requests do this node's awake engines of `role` take now. Answer: Done.
+class Forward(Order[Forwarded | ForwardBounced], frozen=True, kw_only=True):
+    """Let an engine of `role` on the receiver's node do this; its token is filled in there."""
+
+    role: str
+    sample: Sample
+
+
+class EngineRoom(Order[Done], frozen=True, kw_only=True):
+    """To trainer nodes: so many requests do this node's awake engines of `role` take now.
 
     `version` rises with every change; a lower one is out of date.
     """
@@ -302,21 +297,21 @@ class ForwardAbort(Message, frozen=True, kw_only=True):
     request_ids: tuple[str, ...] = ()
 
 
-class CommitNotice(Message, frozen=True, kw_only=True):
-    """These prompt groups were trained on: drop them. Answer: Done."""
+class CommitNotice(Order[Done], frozen=True, kw_only=True):
+    """These prompt groups were trained on: drop them."""
 
     iteration: int
     numbers: tuple[int, ...]
 
 
-class Quit(Message, frozen=True, kw_only=True):
-    """The attempt is over: stop the workers and end. Answer: Done."""
+class Quit(Order[Done], frozen=True, kw_only=True):
+    """The attempt is over: stop the workers and end."""
 
     reason: str
     exit_code: int
 
 
-class Trouble(Message, frozen=True, kw_only=True):
+class Trouble(Order[Done], frozen=True, kw_only=True):
     """To the leader: something here that this node cannot mend.
 
     `is_symptom`: it may only follow from what happened on another node.
@@ -327,11 +322,11 @@ class Trouble(Message, frozen=True, kw_only=True):
     is_symptom: bool = False
 
 
-class StatusQuery(Message, frozen=True, kw_only=True):
-    """Ask a controller what it is doing. Answer: StatusAnswer."""
-
-
 class StatusAnswer(Message, frozen=True, kw_only=True):
     """JSON of the controller's state."""
 
     text: bytes
+
+
+class StatusQuery(Order[StatusAnswer], frozen=True, kw_only=True):
+    """Ask a controller what it is doing."""

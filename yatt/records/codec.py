@@ -10,7 +10,7 @@ from yatt.records import message as m
 
 
 def _leaves(base: type[m.Message]) -> list[type[m.Message]]:
-    return [leaf for sub in base.__subclasses__() for leaf in (sub, *_leaves(sub))]
+    return [leaf for sub in base.__subclasses__() for leaf in (_leaves(sub) or [sub])]
 
 
 @functools.cache
@@ -22,10 +22,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 _FRAME = msgspec.msgpack.Decoder(m.Frame)
 
 
-def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message) -> bytes:
+def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message, *, token: int = 0) -> bytes:
     """One message in its envelope."""
     raw = msgspec.Raw(_ENCODER.encode(body))
-    return _ENCODER.encode(m.Frame(epoch, seq, reply_to, raw))
+    return _ENCODER.encode(m.Frame(epoch, token, seq, reply_to, raw))
 
 
 PROBE, WORKING, UNKNOWN = -1, -2, -3
@@ -34,7 +34,7 @@ PROBE, WORKING, UNKNOWN = -1, -2, -3
 
 def encode_notice(epoch: int, seq: int, kind: int, progress: int = 0) -> bytes:
     """A frame about the request with this seq, instead of a message."""
-    return _ENCODER.encode(m.Frame(epoch, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
+    return _ENCODER.encode(m.Frame(epoch, 0, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
 
 
 def decode_progress(frame: m.Frame) -> int:

@@ -1,15 +1,17 @@
 """Messages between a controller and its workers, and between controllers.
 
-Every message travels in a `Frame`; a receiver refuses a frame whose epoch is lower than the highest
-it has seen, and a frame it has seen already. Messages to a worker that touch its GPUs carry the
-lease's `token`; the worker refuses a token lower than its newest. Arrays travel as raw bytes:
-token ids little-endian int32, log-probs little-endian float32.
+Every message travels in a `Frame`. A receiver refuses a frame whose epoch is lower than its own, and a frame
+it has seen already. Orders to a worker that touch its GPUs are `under_lease`: their frame carries the lease's
+token, and `yatt.adapters.worker_link` refuses one that is out of date. Arrays travel as raw bytes: token ids
+little-endian int32, log-probs little-endian float32.
 """
 
-from typing import Annotated
+import functools
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
 from yatt.records.packing import (
     pack_floats as pack_floats,
     pack_ids as pack_ids,
@@ -19,14 +21,84 @@ from yatt.records.packing import (
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of every message; the class name is its tag on the wire."""
+    """Base of every message; the class name is its tag."""
+
+    under_lease: ClassVar[bool] = False
+    """Whether a worker may act on it only while it holds the lease (see `yatt.core.lease.WorkerLease`)."""
+
+
+A = TypeVar("A", bound=Message)
+
+
+class Order(Message, Generic[A], frozen=True, kw_only=True):
+    """Base of every message that is answered: by an `A`, or by Failed."""
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """The order was carried out and has nothing to tell."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The order failed. `error` is one sentence for people, `exit_code` what the attempt should end with if
+    nobody can mend it. `overran`: a reward function met its limit; `waits`: a data file may be read later."""
+
+    error: str
+    trace: str = ""
+    exit_code: int = EXIT_FAILED
+    overran: bool = False
+    waits: bool = False
+
+    @property
+    def user(self) -> bool:
+        """Whether it is a user's mistake."""
+        return self.exit_code == EXIT_USER_MISTAKE
+
+
+@functools.cache
+def answer_type(order: type[Message]) -> Any:
+    """The answers that this class of orders can have, besides Failed; a type for `isinstance`.
+
+    Raises:
+        TypeError: it is no order.
+    """
+    for base in getattr(order, "__orig_bases__", ()):
+        if getattr(base, "__origin__", None) is Order:
+            return get_args(base)[0]
+    raise TypeError(f"{order.__name__} is no order: it has no answer")
+
+
+def as_answer(order: Order[A], got: Message | None, who: str) -> A | Failed:
+    """What `who` answered, if it is an answer to this order.
+
+    Raises:
+        WorkerFailed: it is another message.
+    """
+    if isinstance(got, Failed | answer_type(type(order))):
+        return got
+    name = type(got).__name__ if got is not None else "nothing"
+    raise WorkerFailed(f"{who} answered {type(order).__name__} by {name}")
+
+
+def unless_failed(answer: A | Failed, who: str) -> A:
+    """The answer.
+
+    Raises:
+        WorkerFailed: it is Failed; `exit_code` is what it says.
+    """
+    if not isinstance(answer, Failed):
+        return answer
+    failure = WorkerFailed(f"{who}: {answer.error}")
+    failure.exit_code = answer.exit_code
+    raise failure
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Envelope. `seq` rises by one with every frame to the same receiver; `reply_to` is the seq it answers,
-    or 0, or below 0 a notice about a request (`yatt.records.codec`)."""
+    """Envelope. `token` is that of the lease that the message is under, or 0. `seq` rises by one with every
+    frame to the same receiver; `reply_to` is the seq it answers, or 0, or below 0 a notice about a request
+    (`yatt.records.codec`)."""
 
     epoch: Annotated[int, msgspec.Meta(ge=0)]
+    token: Annotated[int, msgspec.Meta(ge=0)]
     seq: Annotated[int, msgspec.Meta(ge=1)]
     reply_to: Annotated[int, msgspec.Meta(ge=-3)]
     body: msgspec.Raw
@@ -52,35 +124,20 @@ class Renew(Message, frozen=True, kw_only=True):
     waits_for: str = ""
 
 
-class Done(Message, frozen=True, kw_only=True):
-    """The order was carried out and has nothing to tell."""
+class Wake(Order[Done], frozen=True, kw_only=True):
+    """Take the GPUs: load the model the first time, bring it back later."""
+
+    under_lease: ClassVar[bool] = True
 
 
-class Failed(Message, frozen=True, kw_only=True):
-    """The order failed. `error` is one sentence for people; `user` marks a user's mistake (exit 2), `overran`
-    a reward function that met its limit, `waits` a data file that may be read later."""
+class Sleep(Order[Done], frozen=True, kw_only=True):
+    """Give the GPUs back, keeping what is needed to wake."""
 
-    error: str
-    trace: str = ""
-    user: bool = False
-    overran: bool = False
-    waits: bool = False
+    under_lease: ClassVar[bool] = True
 
 
-class Wake(Message, frozen=True, kw_only=True):
-    """Take the GPUs: load the model the first time, bring it back later. Answer: Done."""
-
-    token: int
-
-
-class Sleep(Message, frozen=True, kw_only=True):
-    """Give the GPUs back, keeping what is needed to wake. Answer: Done."""
-
-    token: int
-
-
-class Stop(Message, frozen=True, kw_only=True):
-    """Leave: release everything and exit 0. Answer: Done."""
+class Stop(Order[Done], frozen=True, kw_only=True):
+    """Leave: release everything and exit 0."""
 
 
 # ---- engines ------------------------------------------------------------------------------------
@@ -89,7 +146,7 @@ class Stop(Message, frozen=True, kw_only=True):
 class Sample(Message, frozen=True, kw_only=True):
     """One completion of one prompt. `seed` alone decides it, given weights and parameters."""
 
-    token: int
+    under_lease: ClassVar[bool] = True
     request_id: str
     prompt_ids: bytes
     seed: int
@@ -106,10 +163,10 @@ class Sample(Message, frozen=True, kw_only=True):
     """How many engines died with this request in them (`yatt.core.dispatch`)."""
 
 
-class Abort(Message, frozen=True, kw_only=True):
+class Abort(Order[Done], frozen=True, kw_only=True):
     """Stop these requests; what was sampled comes back as Completed with reason 'abort'."""
 
-    token: int
+    under_lease: ClassVar[bool] = True
     request_ids: tuple[str, ...]
 
 
@@ -131,16 +188,6 @@ class Completed(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
-class LoadWeights(Message, frozen=True, kw_only=True):
-    """Take the weights published in `folder`, compare them, give `probe`'s log-probs. Answer:
-    WeightsLoaded."""
-
-    token: int
-    policy_version: int
-    folder: str
-    probe: tuple[bytes, ...] = ()
-
-
 class WeightsLoaded(Message, frozen=True, kw_only=True):
     """One float32 row a probe sequence: log-prob of each token but the first.
 
@@ -154,10 +201,14 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
     num_compared: int = 0
 
 
-class OpenStore(Message, frozen=True, kw_only=True):
-    """To global rank 0: host the TCPStore on a free port of `host`. Answer: StoreOpened."""
+class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):
+    """Take the weights published in `folder`, compare them, give `probe`'s log-probs."""
 
-    host: str
+    under_lease: ClassVar[bool] = True
+
+    policy_version: int
+    folder: str
+    probe: tuple[bytes, ...] = ()
 
 
 class StoreOpened(Message, frozen=True, kw_only=True):
@@ -167,8 +218,14 @@ class StoreOpened(Message, frozen=True, kw_only=True):
     port: int
 
 
-class Join(Message, frozen=True, kw_only=True):
-    """Join the process group. Answer: Done, once all are there."""
+class OpenStore(Order[StoreOpened], frozen=True, kw_only=True):
+    """To global rank 0: host the TCPStore on a free port of `host`."""
+
+    host: str
+
+
+class Join(Order[Done], frozen=True, kw_only=True):
+    """Join the process group."""
 
     host: str
     port: int
@@ -176,28 +233,29 @@ class Join(Message, frozen=True, kw_only=True):
     world_size: int
 
 
-class Build(Message, frozen=True, kw_only=True):
-    """Build model and optimizer from the Hugging Face folder. Answer: Done."""
+class Build(Order[Done], frozen=True, kw_only=True):
+    """Build model and optimizer from the Hugging Face folder."""
 
-    token: int
-
-
-class Restore(Message, frozen=True, kw_only=True):
-    """Fill model, optimizer and schedule, or the weights only, from the checkpoint of this manifest.
-
-    `is_origin`: the manifest is in the store of `run.from_checkpoint`. Answer: Restored.
-    """
-
-    token: int
-    checkpoint: str
-    is_origin: bool = False
-    weights_only: bool = False
+    under_lease: ClassVar[bool] = True
 
 
 class Restored(Message, frozen=True, kw_only=True):
     """`fault` says why the checkpoint cannot be restored; empty if it was."""
 
     fault: str = ""
+
+
+class Restore(Order[Restored], frozen=True, kw_only=True):
+    """Fill model, optimizer and schedule, or the weights only, from the checkpoint of this manifest.
+
+    `is_origin`: the manifest is in the store of `run.from_checkpoint`.
+    """
+
+    under_lease: ClassVar[bool] = True
+
+    checkpoint: str
+    is_origin: bool = False
+    weights_only: bool = False
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,18 +293,6 @@ class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
 
 
-class Train(Message, frozen=True, kw_only=True):
-    """One iteration's update. Only the first rank of each dp_rank's model-parallel group gets `rollouts`,
-    those that no SampleTransfer brought before. Answer: Trained.
-    """
-
-    token: int
-    iteration: int
-    facts: tuple[SampleFact, ...]
-    plan: tuple[MiniBatchPlan, ...]
-    rollouts: tuple[Rollout, ...] = ()
-
-
 class Trained(Message, frozen=True, kw_only=True):
     """Metrics of the whole batch (the same on every rank) and this rank's seconds by part.
 
@@ -258,16 +304,17 @@ class Trained(Message, frozen=True, kw_only=True):
     costs: tuple[tuple[int, int, float], ...] = ()
 
 
-class Publish(Message, frozen=True, kw_only=True):
-    """Write the weights under their Hugging Face names to `folder`, on each node once.
-
-    Answer: Published.
+class Train(Order[Trained], frozen=True, kw_only=True):
+    """One iteration's update. Only the first rank of each dp_rank's model-parallel group gets `rollouts`,
+    those that no SampleTransfer brought before.
     """
 
-    token: int
-    policy_version: int
-    folder: str
-    probe: tuple[bytes, ...] = ()
+    under_lease: ClassVar[bool] = True
+
+    iteration: int
+    facts: tuple[SampleFact, ...]
+    plan: tuple[MiniBatchPlan, ...]
+    rollouts: tuple[Rollout, ...] = ()
 
 
 class Published(Message, frozen=True, kw_only=True):
@@ -281,12 +328,14 @@ class Published(Message, frozen=True, kw_only=True):
     rounding: float = 0.0
 
 
-class SaveShards(Message, frozen=True, kw_only=True):
-    """Write this rank's shards under `url`, an attempt-private prefix. Answer: ShardsSaved."""
+class Publish(Order[Published], frozen=True, kw_only=True):
+    """Write the weights under their Hugging Face names to `folder`, on each node once."""
 
-    token: int
-    iteration: int
-    url: str
+    under_lease: ClassVar[bool] = True
+
+    policy_version: int
+    folder: str
+    probe: tuple[bytes, ...] = ()
 
 
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -322,10 +371,20 @@ class ShardsSaved(Message, frozen=True, kw_only=True):
     stall_s: float = 0.0
 
 
-class ExportHF(Message, frozen=True, kw_only=True):
-    """Write the policy as a Hugging Face folder. Answer: Done."""
+class SaveShards(Order[ShardsSaved], frozen=True, kw_only=True):
+    """Write this rank's shards under `url`, an attempt-private prefix."""
 
-    token: int
+    under_lease: ClassVar[bool] = True
+
+    iteration: int
+    url: str
+
+
+class ExportHF(Order[Done], frozen=True, kw_only=True):
+    """Write the policy as a Hugging Face folder."""
+
+    under_lease: ClassVar[bool] = True
+
     folder: str
 
 
@@ -354,8 +413,16 @@ class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     size: int
 
 
-class Score(Message, frozen=True, kw_only=True):
-    """Call one reward function, or read one verdict, on one completion. Answer: Scored, or Failed.
+class Scored(Message, frozen=True, kw_only=True):
+    """The function's number, what else it measured, and how often it asked its GenRM."""
+
+    score: float
+    extra: dict[str, float] = {}
+    asked: int = 0
+
+
+class Score(Order[Scored], frozen=True, kw_only=True):
+    """Call one reward function, or read one verdict, on one completion.
 
     The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
     template `completion` is the GenRM's text. The function's limit is `limit_factor` times its `timeout_s`.
@@ -372,26 +439,18 @@ class Score(Message, frozen=True, kw_only=True):
     num_completion_tokens: int = 0
 
 
-class Scored(Message, frozen=True, kw_only=True):
-    """The function's number, what else it measured, and how often it asked its GenRM."""
+class Answered(Message, frozen=True, kw_only=True):
+    """The GenRM's text."""
 
-    score: float
-    extra: dict[str, float] = {}
-    asked: int = 0
+    text: str
+    finish_reason: str
 
 
-class Ask(Message, frozen=True, kw_only=True):
-    """From a reward function's GenRM client: let this GenRM complete `text`. Answer: Answered."""
+class Ask(Order[Answered], frozen=True, kw_only=True):
+    """From a reward function's GenRM client: let this GenRM complete `text`."""
 
     genrm: str
     text: str
     seed: int
     max_tokens: int
     temperature: float
-
-
-class Answered(Message, frozen=True, kw_only=True):
-    """The GenRM's text."""
-
-    text: str
-    finish_reason: str

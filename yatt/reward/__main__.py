@@ -103,7 +103,10 @@ class RewardWorker:
         function = self._functions.get(body.reward)
         if function is None:
             known = ", ".join(self._functions) or "none"
-            return m.Failed(error=f"no reward function is named {body.reward!r} (known: {known})", user=True)
+            return m.Failed(
+                error=f"no reward function is named {body.reward!r} (known: {known})",
+                exit_code=EXIT_USER_MISTAKE,
+            )
         return await self._score(function, body)
 
     async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
@@ -124,14 +127,14 @@ class RewardWorker:
         except DeadlineExceeded as error:
             if isinstance(error, CallStuck):
                 self._tell_stuck(error)
-            return m.Failed(error=f"{error}, on {_shown(sample)}", user=True, overran=True)
+            return m.Failed(error=f"{error}, on {_shown(sample)}", exit_code=EXIT_USER_MISTAKE, overran=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             place = where_raised(error, function.path)
             says = f"{function.place} failed at {place} on {_shown(sample)}: {words_of(error)}"
             trace = "".join(traceback.format_exception(error))
-            return m.Failed(error=encodable(says), trace=encodable(trace), user=True)
+            return m.Failed(error=encodable(says), trace=encodable(trace), exit_code=EXIT_USER_MISTAKE)
         return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
 
     def _tell_stuck(self, error: CallStuck) -> None:
@@ -198,7 +201,9 @@ class RewardWorker:
 def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
     """The score in a GenRM's text, or Failed."""
     score = parse(text, verdict)
-    return m.Failed(error="no verdict", user=True) if score is None else m.Scored(score=score)
+    return (
+        m.Failed(error="no verdict", exit_code=EXIT_USER_MISTAKE) if score is None else m.Scored(score=score)
+    )
 
 
 def _is_cancelled() -> bool:
@@ -267,7 +272,7 @@ def main() -> int:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
         code = exit_code_of(error)
-        link.send(m.Failed(error=str(error), user=code == EXIT_USER_MISTAKE))
+        link.send(m.Failed(error=str(error), exit_code=code))
         link.close()
         return code
     return asyncio.run(serve(arguments, config, functions))

@@ -15,7 +15,7 @@ from typing import Any
 from yatt.adapters.wire import Channel
 from yatt.config.ranges import MOST
 from yatt.config.schema import GenRMSection
-from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.errors import EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
 CONTROLLER = "controller"
@@ -66,7 +66,7 @@ class GenRMClient:
         warmth = self._genrm.temperature if temperature is None else _temperature(temperature)
         if self.asked >= MOST_ASKS:
             says = f"client.complete was called {MOST_ASKS} times for this sample; that is the most"
-            self.failure = self.failure or m.Failed(error=says, user=True)
+            self.failure = self.failure or m.Failed(error=says, exit_code=EXIT_USER_MISTAKE)
             raise RuntimeError(says)
         number, self.asked = self.asked, self.asked + 1
         seed = _seed(self._run_seed, text, number)
@@ -80,7 +80,6 @@ class GenRMClient:
             raise ValueError(f"GenRM '{self._genrm.name}' refuses this text: {answer.error}")
         if isinstance(answer, m.Failed):
             raise self._failed(f"GenRM '{self._genrm.name}' could not answer: {answer.error}")
-        assert isinstance(answer, m.Answered), f"an Ask is answered by Answered, not {answer!r}"
         return answer.text
 
     def _failed(self, says: str) -> WorkerFailed:

@@ -19,10 +19,10 @@ from yatt.adapters.collector import importing
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
-from yatt.adapters.worker_link import Order, Pulse, WorkerLink
+from yatt.adapters.worker_link import Pulse, WorkerLink
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import open_run_store
-from yatt.errors import ConfigError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -55,7 +55,7 @@ def main() -> None:
         link.waits_for = error
 
     def beat() -> m.Renew:
-        return m.Renew(token=rank.held_token, turns=link.turns, work=link.work, waits_for=link.waits_for)
+        return m.Renew(token=link.lease.held, turns=link.turns, work=link.work, waits_for=link.waits_for)
 
     limit_s = config.launch.phase_timeout_s
     store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
@@ -86,21 +86,21 @@ def serve(link: WorkerLink, handle: Handle) -> None:
         if isinstance(order.body, m.Stop):
             link.send(m.Done(), order.seq)
             return
-        link.send(answer(order, handle), order.seq)
+        began_s = time.monotonic()
+        answer = link.carry_out(order, handle, failure)
+        _LOG.info("%s took %.3f s", type(order.body).__name__, time.monotonic() - began_s)
+        if answer is not None:
+            link.send(answer, order.seq)
 
 
-def answer(order: Order, handle: Handle) -> m.Message:
-    """What the order gives, or Failed with the reason."""
-    began_s, name = time.monotonic(), type(order.body).__name__
-    try:
-        given = handle(order.body)
-        _LOG.info("%s took %.3f s", name, time.monotonic() - began_s)
-        return given
-    except Exception as error:  # noqa: BLE001  (a process's main: recorded, answered, and the controller decides)
-        _LOG.exception("%s failed", name)
-        reason = str(error) or type(error).__name__
-        is_users = isinstance(error, ConfigError) and not is_passing(error)
-        return m.Failed(error=reason, trace=traceback.format_exc(), user=is_users)
+def failure(_: m.Message, error: Exception) -> m.Message:
+    """The answer to an order that raised this error."""
+    is_users = isinstance(error, ConfigError) and not is_passing(error)
+    return m.Failed(
+        error=str(error) or type(error).__name__,
+        trace="".join(traceback.format_exception(error)),
+        exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
+    )
 
 
 def _arguments() -> argparse.Namespace:

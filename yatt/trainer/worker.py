@@ -1,7 +1,6 @@
 """What a trainer rank does for each order of its controller.
 
-Orders that touch the device carry the lease's token; a lower one than seen before is refused, so a
-controller that lost the lease cannot use this process by mistake. Every order may come twice.
+Orders pass the fence of `yatt.adapters.worker_link` before they come here. Every order may come twice.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
-from yatt.errors import CheckpointError, LeaseLost, StoreUnreachable, WorkerFailed
+from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
 from yatt.records import cluster as c, message as m
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -65,9 +64,6 @@ class TrainerRank:
         self._trained: tuple[int, m.Message] | None = None
         self._parcels: tuple[int, dict[int, m.Rollout]] = (0, {})
         """Iteration, and its samples that came before its Train."""
-        self._newest_token = 0
-        self.held_token = 0
-        """Token of the lease under which this rank is on the device; 0 while it is off."""
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store,
             m.Join: self._join,
@@ -86,19 +82,11 @@ class TrainerRank:
         """Carry out one order and give its answer.
 
         Raises:
-            LeaseLost: the order carries a token lower than the newest.
             WorkerFailed: an order this rank does not know, or not yet.
         """
         handler = self._handlers.get(type(order))
         if handler is None:
             raise WorkerFailed(f"a trainer rank has no use for {type(order).__name__}")
-        token = getattr(order, "token", None)
-        if token is not None:
-            if token < self._newest_token:
-                raise LeaseLost(
-                    f"token {token} is older than {self._newest_token}; the lease was granted anew"
-                )
-            self._newest_token = self.held_token = token
         return handler(order)
 
     def leave(self) -> None:
@@ -173,7 +161,6 @@ class TrainerRank:
     def _sleep(self, _: m.Sleep) -> m.Message:
         if self._built is not None:
             self._built.swap.offload()
-        self.held_token = 0
         return m.Done()
 
     def _parcel(self, order: c.SampleTransfer) -> m.Message:

@@ -99,7 +99,7 @@ def plans(dp_size: int, num_steps: int = 2, micro_size: int = 3):
     return tuple(out)
 
 
-def train_order(iteration: int, token: int, num_steps: int, masked: tuple[int, ...] = ()) -> m.Train:
+def train_order(iteration: int, num_steps: int, masked: tuple[int, ...] = ()) -> m.Train:
     """This rank's order: rollouts go to the first rank of each model copy only."""
     from megatron.core import parallel_state as mpu
 
@@ -113,7 +113,7 @@ def train_order(iteration: int, token: int, num_steps: int, masked: tuple[int, .
     }
     is_first = mpu.get_pipeline_model_parallel_rank() == 0 and mpu.get_tensor_and_context_parallel_rank() == 0
     held = tuple(rollout for rollout in rollouts if rollout.sample_id in mine) if is_first else ()
-    return m.Train(token=token, iteration=iteration, facts=facts, plan=plan, rollouts=held)
+    return m.Train(iteration=iteration, facts=facts, plan=plan, rollouts=held)
 
 
 def with_parcels(worker, order: m.Train) -> m.Train:
@@ -145,9 +145,9 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1), say=print)
     (place := folder / job["name"]).mkdir(exist_ok=True)
-    worker.handle(m.Build(token=1))
+    worker.handle(m.Build())
     if "restore" in job:
-        assert worker.handle(m.Restore(token=1, checkpoint=job["restore"])) == m.Restored()
+        assert worker.handle(m.Restore(checkpoint=job["restore"])) == m.Restored()
     notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     for action, argument in job["actions"]:
         before = len(ticks)
@@ -177,13 +177,13 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
     def train() -> None:
-        order = train_order(argument, 1, num_steps, at.masked)
+        order = train_order(argument, num_steps, at.masked)
         if at.has_parcels:
             order = with_parcels(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient() -> None:
-        order = train_order(1, 1, num_steps)
+        order = train_order(1, num_steps)
         target = at.folder / f"{argument}.safetensors"
         write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
 
@@ -196,7 +196,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         ),
         "state": lambda: write_state(worker._policy, at.folder / f"{argument}.safetensors"),
         "nap": lambda: nap(worker, notes),
-        "export": lambda: worker.handle(m.ExportHF(token=1, folder=str(at.folder / argument))),
+        "export": lambda: worker.handle(m.ExportHF(folder=str(at.folder / argument))),
     }
     actions[action]()
 
@@ -223,18 +223,17 @@ def publish(worker, folder: Path) -> list:
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
     probe = tuple(m.pack_ids(row) for row in ids)
-    answer = worker.handle(m.Publish(token=1, policy_version=1, folder=str(folder), probe=probe))
+    answer = worker.handle(m.Publish(policy_version=1, folder=str(folder), probe=probe))
     return [m.unpack_floats(raw) for raw in answer.probe_logprobs]
 
 
 def nap(worker, notes: dict) -> None:
     """Sleep, note what is left on the device, wake."""
     swap = worker._ready.swap
-    worker.handle(m.Sleep(token=1))
+    worker.handle(m.Sleep())
     notes["left_bytes"].append(swap.device_bytes)
     notes["live_bytes"] = live_bytes(swap)
-    assert worker.held_token == 0
-    worker.handle(m.Wake(token=1))
+    worker.handle(m.Wake())
     notes["held_bytes"] = swap.device_bytes
 
 
@@ -255,7 +254,7 @@ def save(worker, store, iteration: int, rank: int, world_size: int) -> int:
     Gives the bytes of this rank's files.
     """
     prefix = f"global_step_{iteration}/1-test"
-    saved = worker.handle(m.SaveShards(token=1, iteration=iteration, url=prefix))
+    saved = worker.handle(m.SaveShards(iteration=iteration, url=prefix))
     store.write(f"reports/{rank}", msgspec.msgpack.encode(saved))
     dist.barrier()
     if rank == 0:

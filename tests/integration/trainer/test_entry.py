@@ -42,9 +42,9 @@ class Controller:
         assert isinstance(body, m.Renew)
         return body
 
-    def order(self, body):
+    def order(self, body, token=5):
         self.seq += 1
-        self.socket.send_multipart([self.peer, encode_frame(EPOCH, self.seq, 0, body)])
+        self.socket.send_multipart([self.peer, encode_frame(EPOCH, self.seq, 0, body, token=token)])
         frame, answer = self.next()
         assert frame.reply_to == self.seq
         return answer
@@ -78,32 +78,35 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     controller, process, folder = trainer
     _, hello = controller.next()
     assert hello == m.Hello(worker="trainer-0", pid=process.pid)
-    assert "Build comes first" in controller.order(train(4)).error
+    assert "not awake under token 4; send Wake first" in controller.order(train(), 4).error
 
     store = controller.order(m.OpenStore(host="127.0.0.1"))
     join = m.Join(host=store.host, port=store.port, global_rank=0, world_size=1)
     assert controller.order(join) == m.Done()
-    assert controller.order(m.Wake(token=5)) == m.Done()
-    assert controller.order(m.Build(token=5)) == m.Done()
+    assert controller.order(m.Wake()) == m.Done()
+    assert "Build comes first" in controller.order(train()).error
+    assert controller.order(m.Build()) == m.Done()
 
-    refused = controller.order(train(4))
-    assert refused.error == "token 4 is older than 5; the lease was granted anew"
-    trained = controller.order(train(5))
+    refused = controller.order(train(), 4)
+    assert refused.error == "token 4 is of an old lease; the newest here is 5"
+    trained = controller.order(train())
     assert trained.metrics["actor/grad_norm"] > 0
     assert set(trained.timing_s) == {"old_log_prob", "ref", "adv", "update_actor"}
     check_costs(trained.costs)
 
     probe = (m.pack_ids([1, 2, 3]),)
-    published = controller.order(m.Publish(token=5, policy_version=1, folder=f"{folder}/w", probe=probe))
+    published = controller.order(m.Publish(policy_version=1, folder=f"{folder}/w", probe=probe))
     assert len(m.unpack_floats(published.probe_logprobs[0])) == 2
     assert (folder / "w" / "index.json").is_file()
-    saved = controller.order(m.SaveShards(token=5, iteration=1, url="global_step_1/3-x"))
+    saved = controller.order(m.SaveShards(iteration=1, url="global_step_1/3-x"))
     assert (folder / "checkpoints" / saved.files[0].path).stat().st_size == saved.files[0].size_bytes
 
-    assert controller.order(m.Sleep(token=5)) == m.Done()
-    assert controller.order(m.Wake(token=6)) == m.Done()
-    assert controller.order(train(6)) == trained, "the same order again is answered, not done again"
-    assert controller.order(train(6, iteration=2)).metrics["actor/grad_norm"] > 0
+    assert controller.order(m.Sleep()) == m.Done()
+    asleep = controller.order(m.SaveShards(iteration=1, url="global_step_1/3-y"))
+    assert asleep.error == "this worker is not awake under token 5; send Wake first"
+    assert controller.order(m.Wake(), 6) == m.Done()
+    assert controller.order(train(), 6) == trained, "the same order again is answered, not done again"
+    assert controller.order(train(iteration=2), 6).metrics["actor/grad_norm"] > 0
     newest = controller.next_renewal()
     while newest.token == 5:
         newest = controller.next_renewal()
@@ -124,9 +127,9 @@ def check_costs(costs):
     assert all(seconds > 0 for *_, seconds in costs)
 
 
-def train(token, iteration=1):
+def train(iteration=1):
     facts, rollouts = samples(iteration)
-    return m.Train(token=token, iteration=iteration, facts=facts, plan=plans(1), rollouts=rollouts)
+    return m.Train(iteration=iteration, facts=facts, plan=plans(1), rollouts=rollouts)
 
 
 STARTED = """

@@ -10,7 +10,7 @@ from yatt.errors import StoreUnreachable
 from yatt.records import message as m
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ORDER = m.Restore(token=1, checkpoint="manifests/00000004.000001.json")
+ORDER = m.Restore(checkpoint="manifests/00000004.000001.json")
 
 
 def rank_with(store):

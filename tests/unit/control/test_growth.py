@@ -98,7 +98,7 @@ def test_what_others_asked_of_a_node_is_known_without_looking_at_each_request() 
 
 def sample(name: str) -> m.Sample:
     return m.Sample(
-        token=0, request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
+        request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
     )
 
 

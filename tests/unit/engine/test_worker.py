@@ -11,6 +11,7 @@ import zmq
 
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.worker_link import WorkerLink
+from yatt.core.lease import WorkerLease
 from yatt.engine.compare import compare_weights, verified
 from yatt.engine.protocol import EngineOptions
 from yatt.engine.published import tensors_taken
@@ -44,7 +45,7 @@ class Controller:
 
     def send(self, body):
         self.seq += 1
-        self.socket.send_multipart([b"w", encode_frame(EPOCH, self.seq, 0, body)])
+        self.socket.send_multipart([b"w", encode_frame(EPOCH, self.seq, 0, body, token=1)])
 
     def hear(self):
         assert self.socket.poll(10_000), "the worker is silent"
@@ -90,7 +91,6 @@ def controller(tmp_path, options):
 
 def sample(request_id):
     return m.Sample(
-        token=1,
         request_id=request_id,
         prompt_ids=m.pack_ids([9]),
         seed=1,
@@ -103,7 +103,7 @@ def sample(request_id):
 
 
 def test_a_turn_that_fails_gives_its_requests_back_and_does_not_end_the_worker(controller):
-    controller.send(m.Wake(token=1))
+    controller.send(m.Wake())
     assert controller.hear() == m.Done()
     controller.send(sample("unlucky"))
     failed = controller.hear()
@@ -137,7 +137,7 @@ def test_an_engine_that_builds_itself_is_believed_to_get_on_until_its_limit(opti
         start_limit_s=0.5,
     )  # fmt: skip
     worker = EngineWorker(Line(), plan)
-    thread = threading.Thread(target=worker._answer, args=(m.Wake(token=1),))
+    thread = threading.Thread(target=worker._answer, args=(m.Wake(),))
     thread.start()
     seen = {worker.beat().work for _ in range(5) if not time.sleep(0.02)}
     time.sleep(0.6)
@@ -152,6 +152,7 @@ class Line:
     """A line that nothing comes over."""
 
     turns = work = 0
+    lease = WorkerLease(newest=1, held=1)
 
 
 def test_every_tensor_of_new_weights_is_progress():
@@ -169,4 +170,4 @@ def test_every_tensor_of_new_weights_is_progress():
 def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number, is_users):
     error = ConfigError("tokenizer.json cannot be read")
     error.__cause__ = OSError(number, "weather")
-    assert _failure(m.Wake(token=1), error).user is is_users
+    assert _failure(m.Wake(), error).user is is_users

@@ -162,16 +162,14 @@ class LocalEngines:
                 self._end(key, completed=nothing_yet(key))
         for wire, keys in ids.items():
             if (engine := self._engines.get(wire)) is not None:
-                await self.hub.tell(wire, m.Abort(token=engine.token, request_ids=tuple(keys)))
+                await self.hub.tell(wire, m.Abort(request_ids=tuple(keys)), token=engine.token)
 
     async def _pump(self) -> None:
         for assignment in self._dispatch.assign():
             request, engine = self._requests[assignment.key], self._engines[assignment.server]
             request.engine = engine.wire
-            asked = msgspec.structs.replace(
-                request.sample, token=engine.token, request_id=assignment.key, group=""
-            )
-            await self.hub.tell(engine.wire, asked)
+            asked = msgspec.structs.replace(request.sample, request_id=assignment.key, group="")
+            await self.hub.tell(engine.wire, asked, token=engine.token)
 
     async def _abandon(self, key: str) -> None:
         """Nobody waits for it any more: the engine need not go on."""
@@ -179,7 +177,7 @@ class LocalEngines:
         engine = self._engines.get(request.engine) if request is not None else None
         self._end(key)
         if engine is not None:
-            await self.hub.tell(engine.wire, m.Abort(token=engine.token, request_ids=(key,)))
+            await self.hub.tell(engine.wire, m.Abort(request_ids=(key,)), token=engine.token)
 
     def _end(self, key: str, *, completed: m.Completed | None = None, error: Exception | None = None) -> None:
         self._dispatch.done(key)

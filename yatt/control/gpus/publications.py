@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from yatt import clock
 from yatt.adapters.local_folder import is_ours
@@ -28,6 +28,7 @@ from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c, message as m
 
+A = TypeVar("A", bound=m.Message)
 PIECE_BYTES = 8 << 20
 PIECES_AHEAD = 4
 
@@ -122,7 +123,6 @@ class Publications:
         await call_in_thread(partial(shutil.rmtree, partly, ignore_errors=True))
         partly.mkdir()
         listed = await self._ask(order.source, c.ListPublication(policy_version=order.policy_version))
-        assert isinstance(listed, c.PublicationListed), "ListPublication is answered by PublicationListed"
         for name, size_bytes in listed.files:
             await self._fetch_file(order, partly / name, size_bytes)
         partly.rename(folder)
@@ -145,7 +145,6 @@ class Publications:
             wanted = await digest
         finally:
             digest.cancel()
-        assert isinstance(wanted, c.FileDigest), "DigestPublication is answered by FileDigest"
         if got.hexdigest() != wanted.sha256:
             raise WorkerFailed(
                 f"{path.name} of policy version {order.policy_version} is not what node{order.source} has: "
@@ -155,7 +154,7 @@ class Publications:
     async def _pieces(self, order: c.FetchWeights, name: str, size_bytes: int) -> AsyncIterator[bytes]:
         """A file's bytes in order, `PIECES_AHEAD` asked for at once."""
         offsets = deque(range(0, size_bytes, PIECE_BYTES))
-        ahead: deque[asyncio.Task[m.Message]] = deque()
+        ahead: deque[asyncio.Task[c.Piece]] = deque()
         try:
             while offsets or ahead:
                 while offsets and len(ahead) < PIECES_AHEAD:
@@ -164,21 +163,18 @@ class Publications:
                         num_bytes=PIECE_BYTES,
                     )  # fmt: skip
                     ahead.append(asyncio.create_task(self._ask(order.source, asked)))
-                piece = await ahead.popleft()
-                assert isinstance(piece, c.Piece), "ReadPublication is answered by Piece"
-                yield piece.data
+                yield (await ahead.popleft()).data
         finally:
             for task in ahead:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*ahead, return_exceptions=True)
 
-    async def _ask(self, source: int, body: m.Message) -> m.Message:
+    async def _ask(self, source: int, body: m.Order[A]) -> A:
         answer = await self._peers.request(source, body, self._node.config.launch.phase_timeout_s)
-        if isinstance(answer, c.OrderFailed):
-            raise WorkerFailed(f"node{source}: {answer.error}")
+        given = m.unless_failed(answer, f"node{source}")
         self._progress.done()
-        return answer
+        return given
 
 
 def _read(path: Path, offset: int, num_bytes: int) -> bytes:

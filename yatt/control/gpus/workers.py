@@ -8,10 +8,10 @@ import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-
-import msgspec
+from typing import TypeVar
 
 from yatt import clock
+from yatt.adapters.wire import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import REWARD, Supervisor, Worker
@@ -22,6 +22,7 @@ from yatt.obs.events import EventLog
 from yatt.records import message as m
 from yatt.records.message import unpack_floats
 
+A = TypeVar("A", bound=m.Message)
 MAX_WAKE_FAILURES = 3
 MOST_DEATHS = 8
 """Ends of an engine in a row without one completion: more than chance and a few poisonous prompts explain."""
@@ -76,31 +77,31 @@ class Workers:
         self._deaths: Counter[str] = Counter()  # by name, in a row
         self._died_s: dict[str, float] = {}
 
-    async def order(self, worker: Worker, body: m.Message, deadline_s: float | None = None) -> m.Message:
+    async def order(self, worker: Worker, body: m.Order[A]) -> A:
         """Send an order under the worker's token and wait for its answer.
 
         Raises:
             WorkerFailed: the worker ended, or answered Failed.
             DeadlineExceeded: no answer in time.
         """
-        if "token" in body.__struct_fields__:
-            body = msgspec.structs.replace(body, token=self._tokens.get(worker.name, 0))
-        limit_s = deadline_s or self._node.config.launch.phase_timeout_s
-        answer = await self._hub.request(worker.wire, body, limit_s, progress=lambda: worker.work)
+        limit_s = self._node.config.launch.phase_timeout_s
+        token = self._tokens.get(worker.name, 0) if body.under_lease else 0
+        return await self._order(worker, body, limit_s, token)
+
+    async def _order(self, worker: Worker, body: m.Order[A], limit_s: float, token: int) -> A:
+        watch = RequestWatch(progress=lambda: worker.work)
+        answer = await self._hub.request(worker.wire, body, limit_s, token=token, watch=watch)
         self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)
-            failure = WorkerFailed(f"{worker.name}: {answer.error}")
-            failure.exit_code = EXIT_USER_MISTAKE if answer.user else EXIT_FAILED
-            raise failure
-        return answer
+        return m.unless_failed(answer, worker.name)
 
     def trainers(self) -> list[Worker]:
         """This node's trainer ranks, by local rank."""
         ranks = [w for w in self._supervisor.workers.values() if w.role == TRAINER]
         return sorted(ranks, key=lambda w: w.gpus)
 
-    async def order_trainers(self, body: m.Message) -> list[m.Message]:
+    async def order_trainers(self, body: m.Order[A]) -> list[A]:
         """The same order to every local rank."""
         return list(await asyncio.gather(*(self.order(w, body) for w in self.trainers())))
 
@@ -116,7 +117,7 @@ class Workers:
         for worker in workers:
             self._engines.remove(worker.wire, "was put to sleep")
         limit_s = self._node.config.lease.ask_s + self._node.config.lease.term_s
-        await asyncio.gather(*(self.order(w, m.Sleep(token=token), limit_s) for w in workers))
+        await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
 
     def forget(self, worker: Worker, how: str) -> None:
         """A worker's process has ended. An engine that does so again and again, and completes nothing in
@@ -136,10 +137,8 @@ class Workers:
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
         """Let the trainer write its weights to this node's memory filesystem; the old ones go."""
         folder = self._node.weights_folder(policy_version)
-        body = m.Publish(token=0, policy_version=policy_version, folder=str(folder), probe=probe)
-        answers = await self.order_trainers(body)
-        first = answers[0]
-        assert isinstance(first, m.Published), f"Publish is answered by Published, not {first!r}"
+        body = m.Publish(policy_version=policy_version, folder=str(folder), probe=probe)
+        first = (await self.order_trainers(body))[0]
         self._publications.adopt(
             LocalPublication(
                 policy_version=policy_version, folder=folder, probe=probe,
@@ -169,13 +168,9 @@ class Workers:
     async def _load_weights(self, worker: Worker, published: LocalPublication) -> None:
         """Let a rollout engine take a publication, and compare its log-probs with the trainer's."""
         body = m.LoadWeights(
-            token=0, policy_version=published.policy_version,
-            folder=str(published.folder), probe=published.probe,
-        )  # fmt: skip
-        answer = await self.order(worker, body)
-        assert isinstance(answer, m.WeightsLoaded), (
-            f"LoadWeights is answered by WeightsLoaded, not {answer!r}"
+            policy_version=published.policy_version, folder=str(published.folder), probe=published.probe
         )
+        answer = await self.order(worker, body)
         self._loaded[worker.wire] = published.policy_version
         self._check(worker, published, answer)
 
@@ -210,7 +205,7 @@ class Workers:
         if worker.slab is not None and self._granted.get(worker.slab) != token:
             return  # the slab was taken back while the process came up: it may be another's by now
         self._tokens[worker.name] = token
-        await self.order(worker, m.Wake(token=token))
+        await self.order(worker, m.Wake())
         async with self._taking[worker.name]:  # what is published from here on, `sync` brings
             newest = self._publications.newest
             if worker.role == ROLLOUT and newest is not None:

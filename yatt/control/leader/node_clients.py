@@ -5,14 +5,16 @@ A node that is lost is left out: it is not asked, and an order to many is answer
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from yatt.adapters.deadline import while_moving
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
-from yatt.records.cluster import OrderFailed, PeerLost, Quit
+from yatt.records.cluster import PeerLost, Quit
 
+A = TypeVar("A", bound=m.Message)
 Handle = Callable[[str, m.Message], Awaitable[m.Message | None]]
 
 
@@ -34,7 +36,7 @@ class NodeClients:
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
         self._progress, self._lose = progress, lose
 
-    async def ask(self, index: int, body: m.Message, deadline_s: float | None = None) -> m.Message:
+    async def ask(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A:
         """One node's answer.
 
         Raises:
@@ -47,36 +49,30 @@ class NodeClients:
             answer = await self._ask_own(body, limit_s)
         else:
             answer = await self._peers.request(index, body, limit_s)
-        if isinstance(answer, OrderFailed | m.Failed):
-            failure = WorkerFailed(f"node{index}: {answer.error}")
-            failure.exit_code = answer.exit_code if isinstance(answer, OrderFailed) else EXIT_FAILED
-            raise failure
-        assert answer is not None, f"{type(body).__name__} has an answer"
-        return answer
+        return m.unless_failed(answer, f"node{index}")
 
-    async def _ask_own(self, body: m.Message, limit_s: float) -> m.Message | None:
+    async def _ask_own(self, body: m.Order[A], limit_s: float) -> A | m.Failed:
+        name = self._node.name
         try:
-            return await while_moving(self._own(self._node.name, body), limit_s, self._progress)
+            return m.as_answer(body, await while_moving(self._own(name, body), limit_s, self._progress), name)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{self._node.name} did not answer {type(body).__name__} within {limit_s:g} s"
             ) from None
 
-    async def ask_each_owner(self, bodies: Sequence[m.Message]) -> list[m.Message]:
+    async def ask_each_owner(self, bodies: Sequence[m.Order[A]]) -> list[A]:
         """Each owner's answer to an order of its own, by node index."""
         return await self.ask_nodes(dict(zip(self._node.placement.owners, bodies, strict=True)))
 
-    async def ask_owners(self, body: m.Message) -> list[m.Message]:
+    async def ask_owners(self, body: m.Order[A]) -> list[A]:
         """Every owner's answer to the same order, by node index."""
         return await self.ask_nodes(dict.fromkeys(self._node.placement.owners, body))
 
-    async def ask_all(self, body: m.Message, deadline_s: float | None = None) -> list[m.Message]:
+    async def ask_all(self, body: m.Order[A], deadline_s: float | None = None) -> list[A]:
         """The answers of all nodes that are there to the same order, by node index."""
         return await self.ask_nodes(dict.fromkeys(sorted(self._node.present), body), deadline_s)
 
-    async def ask_nodes(
-        self, orders: Mapping[int, m.Message], deadline_s: float | None = None
-    ) -> list[m.Message]:
+    async def ask_nodes(self, orders: Mapping[int, m.Order[A]], deadline_s: float | None = None) -> list[A]:
         """The answers of those of these nodes that are there, and still are when they answer.
 
         A node that only runs engines and fails, other than by a user's mistake, is given up instead of the
@@ -85,9 +81,7 @@ class NodeClients:
         asked = (self.ask_if_there(index, body, deadline_s) for index, body in orders.items())
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
-    async def ask_if_there(
-        self, index: int, body: m.Message, deadline_s: float | None = None
-    ) -> m.Message | None:
+    async def ask_if_there(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A | None:
         """One of `ask_nodes`; None from a node that is lost, or is given up."""
         if self.is_lost(index):
             return None

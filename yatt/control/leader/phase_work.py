@@ -27,7 +27,7 @@ from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED, CheckpointError, StoreUnreachable, YattError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import RowFile, named, read_rows
-from yatt.records import cluster as c, message as m
+from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0
@@ -85,7 +85,6 @@ class PhaseWork:
 
     async def _build(self) -> int:
         store = await self._clients.ask(0, c.OpenTrainerStore())
-        assert isinstance(store, m.StoreOpened), "OpenTrainerStore is answered by StoreOpened"
         await self._clients.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
         found = await restoring.run()
@@ -108,9 +107,8 @@ class PhaseWork:
 
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
-        answers = await self._clients.ask_owners(c.PublishOrder(policy_version=policy_version, probe=probe))
-        first = answers[0]
-        assert isinstance(first, m.Published), "PublishOrder is answered by Published"
+        order = c.PublishOrder(policy_version=policy_version, probe=probe)
+        first = (await self._clients.ask_owners(order))[0]
         fetches = {
             index: c.FetchWeights(
                 policy_version=policy_version, source=source, probe=probe,
@@ -124,7 +122,6 @@ class PhaseWork:
     async def _validate(self, iteration: int) -> None:
         found: dict[str, list[c.SourceScores]] = {}
         for answer in await self._clients.ask_owners(c.ValidateOrder(iteration=iteration)):
-            assert isinstance(answer, c.ValidatedNode), "ValidateOrder is answered by ValidatedNode"
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
         section = self._node.config.validation
@@ -158,8 +155,7 @@ class PhaseWork:
             )
             for index in range(owners)
         ]  # fmt: skip
-        advanced = [a for a in await self._clients.ask_each_owner(orders) if isinstance(a, c.Advanced)]
-        assert len(advanced) == owners, "Advance is answered by Advanced"
+        advanced = await self._clients.ask_each_owner(orders)
         self._groups = {}  # each owner tells all that it has chosen
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
@@ -184,10 +180,9 @@ class PhaseWork:
         )  # fmt: skip
         leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
         order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads)
-        answers = await self._clients.ask_owners(order)
+        trained = await self._clients.ask_owners(order)
         numbers = tuple(group.number for group in groups)
         await self._clients.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
-        trained = [answer for answer in answers if isinstance(answer, c.TrainedNode)]
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
         self._row.values["placement/cost_ratio"] = self._cost().b
@@ -200,9 +195,7 @@ class PhaseWork:
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()
         config, prefix = self._node.config, self._checkpoints.prefix(iteration)
-        answers = await self._clients.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
-        saved = [answer for answer in answers if isinstance(answer, c.SavedNode)]
-        assert len(saved) == len(answers), "SaveOrder is answered by SavedNode"
+        saved = await self._clients.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
         manifest = Manifest(
             iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
             run_id=config.run.id, config_hash=self._node.config_hash,

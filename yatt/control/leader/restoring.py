@@ -14,7 +14,7 @@ from yatt.control.store_watch import store_sayer
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, unnamed
-from yatt.records import cluster as c, message as m
+from yatt.records import cluster as c
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,5 @@ class Restoring:
             weights_only=weights_only,
         )  # fmt: skip
         answers = await self._clients.ask_owners(order)
-        faults = [answer.fault for answer in answers if isinstance(answer, m.Restored)]
-        assert len(faults) == len(answers), "RestoreTrainer is answered by Restored"
-        fault = next((fault for fault in faults if fault), "")
+        fault = next((answer.fault for answer in answers if answer.fault), "")
         return (None, f"{name}: {fault}") if fault else (manifest, "")

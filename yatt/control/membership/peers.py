@@ -9,10 +9,13 @@ a timeout for the dead.
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
-from yatt.adapters.wire import Channel
+from yatt.adapters.wire import Channel, RequestWatch
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+
+A = TypeVar("A", bound=m.Message)
 
 
 class Peers:
@@ -77,8 +80,8 @@ class Peers:
             self.lines[index].fail_waiting(f"node{index}", self._error(index))
 
     async def request(
-        self, index: int, body: m.Message, deadline_s: float, moved: Callable[[], None] | None = None
-    ) -> m.Message:
+        self, index: int, body: m.Order[A], deadline_s: float, moved: Callable[[], None] | None = None
+    ) -> A | m.Failed:
         """One node's answer. `moved` is called whenever that node says that it got on meanwhile.
 
         Raises:
@@ -89,7 +92,7 @@ class Peers:
             raise self._error(index)
         line = self._line(index)
         assert line is not None, "requests begin after the controllers have met"
-        return await line.request(f"node{index}", body, deadline_s, moved=moved)
+        return await line.request(f"node{index}", body, deadline_s, watch=RequestWatch(moved=moved))
 
     async def tell(self, index: int, body: m.Message) -> None:
         """Send without an answer, to a lost node too: it may only have stood still."""

@@ -131,8 +131,8 @@ class RewardPool:
             if self._failed_starts[how == KILLED] >= most:
                 self._spawn(self._give_up(worker, how))
         for key in self._dispatch.died(worker.wire):
-            error = f"ended its process each time ({how})"
-            self._settle(key, m.Failed(error=error, user=was_hung or how != KILLED))
+            error, is_users = f"ended its process each time ({how})", was_hung or how != KILLED
+            self._settle(key, m.Failed(error=error, exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED))
         self._pump()
 
     async def _give_up(self, worker: Worker, how: str) -> None:
@@ -186,7 +186,7 @@ class RewardPool:
         if is_sync:
             self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
             if not self._may_be_asked_again(key):
-                self._settle(key, m.Failed(error=self._too_slow(key), user=True))
+                self._settle(key, m.Failed(error=self._too_slow(key), exit_code=EXIT_USER_MISTAKE))
             self._pump()
         if worker is not None:
             self._hung.add(server)

@@ -139,7 +139,7 @@ class Router:
         if isinstance(answer, c.ForwardBounced):
             self.room(role, index, answer.room, answer.version)
             raise Bounced(answer.why)
-        raise WorkerFailed(answer.error if isinstance(answer, c.OrderFailed | m.Failed) else repr(answer))
+        raise WorkerFailed(answer.error)
 
 
 @dataclass(slots=True)

@@ -275,7 +275,7 @@ class Sampler:
     async def _sample(self, group: PromptGroup, sample: SampleState) -> None:
         section, num_tokens = self._node.config.rollout, sample.num_tokens
         request = m.Sample(
-            token=0, request_id=f"{group.number}/{sample.index}/{num_tokens}",
+            request_id=f"{group.number}/{sample.index}/{num_tokens}",
             prompt_ids=group.prompt + sample.completion,
             seed=sample_seed(self._node.config.run.seed, group.number, sample.index, num_tokens),
             temperature=section.temperature, top_p=section.top_p, top_k=section.top_k,

@@ -108,7 +108,7 @@ class Scorer:
         """
         prompt_ids = self._prompt_ids(genrm, parts)
         sample = m.Sample(
-            token=0, request_id=f"{genrm.name}/{next(self._asks)}", prompt_ids=pack_ids(prompt_ids),
+            request_id=f"{genrm.name}/{next(self._asks)}", prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
             stop=genrm.stop,

@@ -59,7 +59,7 @@ class Validator:
     async def _sample(self, subject: Subject) -> None:
         config, group, sample = self._node.config, subject.group, subject.sample
         request = m.Sample(
-            token=0, request_id=f"val/{group.number}/{sample.index}", prompt_ids=group.prompt,
+            request_id=f"val/{group.number}/{sample.index}", prompt_ids=group.prompt,
             seed=sample_seed(config.run.seed, -1 - group.number, sample.index),
             temperature=config.validation.temperature, top_p=1.0, top_k=-1,
             max_tokens=config.rollout.max_response_tokens, stop=config.rollout.stop,
