@@ -144,8 +144,8 @@ class Storm:
         index = self.draw.randrange(4)
         node = hosts(self.run)[index]
         self.happened[-1] += f" (node{index}, {node})"
-        # One that is gone before its step begins is waited for until `launch.start_timeout_s`, in each attempt
-        # until Slurm knows: longer than an event may take here.
+        # One that is gone before its step begins is waited for until `launch.start_timeout_s`, in each
+        # attempt until Slurm knows: longer than an event may take here.
         seat = lambda: self.run.paths.seat(newest_epoch(self.run.paths), index).exists()  # noqa: E731
         wait_for(seat, timeout_s=SETTLED_S, what=f"the step on {node}")
         self.cluster.crash(node)
