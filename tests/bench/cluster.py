@@ -24,10 +24,13 @@ from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import ChildStart, open_log
 from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
-from yatt.control.controller import Controller, Parts
+from yatt.control.components import build_components
+from yatt.control.controller import Controller
 from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.membership.event_sender import EventSender
+from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.core import phases
@@ -76,9 +79,11 @@ class SimulatedNode:
         socket = listening_socket(context, f"tcp://{self.node.host}:*", self.keys)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channel(socket, self._from_peer)
-        self.parts = Parts(self.node, hub, self.peers, events, self._trouble, self._exited)
+        self.parts = build_components(
+            self.node, hub, self.peers, events, FailureReports(events, self._failed)
+        )
         # Told to every trainer node: of N simulated nodes on one machine N x N messages (see the notes).
-        self.parts.engines._changed = lambda role: None
+        self.parts.engines._subscribers.clear()
         # No phase of the benchmark samples or trains, so there is nothing to own.
         self.controller = Controller(self.node, self.parts, None)
 
@@ -94,7 +99,8 @@ class SimulatedNode:
             socket = calling_socket(self.context, self.node.endpoint, worker.wire)
             line = self._channel(socket, answer_at_once, peer="controller")
             self.tasks.add(asyncio.create_task(line.tell("controller", m.Hello(worker=worker.wire, pid=1))))
-        self.tasks.add(asyncio.create_task(self.parts.arbiter.run()))
+        works = (self.parts.arbiter.run(), self.parts.reports.run(), self._watch_exits())
+        self.tasks |= {asyncio.create_task(work) for work in works}
 
     def dial(self, index: int, address: str) -> None:
         self.addresses[index] = address
@@ -139,10 +145,11 @@ class SimulatedNode:
     def gave_up(self, index: int, why: str) -> None:
         raise AssertionError(f"node{index} gave up: {why}")
 
-    def _trouble(self, error: str, exit_code: int) -> None:
-        raise AssertionError(error)
+    async def _failed(self, report: c.Trouble) -> None:
+        raise AssertionError(report.error)
 
-    async def _exited(self, worker: object, how: str) -> None:
+    async def _watch_exits(self) -> None:
+        worker, how = await self.parts.supervisor.exits.get()
         raise AssertionError(f"{worker} {how}")
 
 
@@ -192,12 +199,11 @@ async def lead(root: Path, num_nodes: int) -> float:
             leader.dial(index, await address_of(root, index))
         supervisor = leader.parts.supervisor
         ports = NodeClients(
-            leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.work,
-            leader.parts.lose,
-        )  # fmt: skip
+            leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.work
+        )
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
         acts = InstantActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events)  # type: ignore[arg-type]
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Inbox())  # type: ignore[arg-type]
         before_s = cpu_s()
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason

@@ -16,6 +16,7 @@ from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import read_or_none
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.membership.liveness import Liveness
 from yatt.core import phases
@@ -85,12 +86,11 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
         for index, address in enumerate(await addresses_of(root), 1):
             leader.dial(index, address)
         ports = NodeClients(
-            leader.node, leader.controller.handle, leader.peers, leader.gave_up,
-            leader.parts.progress.whole, leader.parts.lose,
-        )  # fmt: skip
+            leader.node, leader.controller.handle, leader.peers, leader.gave_up, leader.parts.progress.whole
+        )
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
         beating, acts = asyncio.ensure_future(leader.liveness.run()), PacedActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events)  # type: ignore[arg-type]
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Inbox())  # type: ignore[arg-type]
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
         beating.cancel()

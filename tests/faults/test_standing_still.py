@@ -17,7 +17,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, kill, rows, wait_for, yatt
 from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.unit.core.test_placement import config
-from yatt.control.gpus.supervisor import Supervisor, Worker
+from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
@@ -82,10 +82,9 @@ def supervisor_of(folder: Path, start_timeout_s: float, told: list[str]) -> Supe
     )  # fmt: skip
     node.paths.log(1, "x").parent.mkdir(parents=True)
 
-    async def on_exit(_: Worker, how: str) -> None:
-        told.append(how)
-
-    return Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=lambda _: None), on_exit)
+    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=lambda _: None))
+    supervisor.exits.put_nowait = lambda exit: told.append(exit[1])  # type: ignore[method-assign]
+    return supervisor
 
 
 async def longest_turn_s(until: "asyncio.Task[None]") -> float:

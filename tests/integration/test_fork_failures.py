@@ -43,12 +43,15 @@ def say(line):
 async def main():
     ended = asyncio.Event()
 
-    async def on_exit(worker, how):
-        say(json.dumps({"kind": "on_exit", "worker": worker.name, "how": how}))
-        ended.set()
+    async def watch_exits():
+        while True:
+            worker, how = await supervisor.exits.get()
+            say(json.dumps({"kind": "on_exit", "worker": worker.name, "how": how}))
+            ended.set()
 
     events = EventLog(epoch=1, node=0, role="controller", sink=say)
-    supervisor = Supervisor(node, events, on_exit)
+    supervisor = Supervisor(node, events)
+    watching = asyncio.ensure_future(watch_exits())
     (worker,) = (w for w in supervisor.workers.values() if w.role == ROLLOUT)
     lift = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
     asyncio.get_running_loop().call_later(lift_s, lift)
@@ -83,8 +86,9 @@ import zmq
 from tests.unit.core.test_placement import config
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
-from yatt.control.controller import Parts
+from yatt.control.components import build_components
 from yatt.control.node import Node
+from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER, place
@@ -105,16 +109,18 @@ node.paths.log(1, "x").parent.mkdir(parents=True)
 hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
 
 async def main():
-    async def on_exit(worker, how):  # as a controller does
-        parts.workers.forget(worker, how)
-        parts.arbiter.died(worker)
+    async def watch_exits():  # as a controller does
+        while True:
+            worker, how = await parts.supervisor.exits.get()
+            parts.workers.forget(worker, how)
+            parts.arbiter.died(worker)
 
     hub = Channel(
         listening_socket(zmq.Context(), f"ipc://{root}/hub"), epoch=1, handler=lambda *_: None, resend_s=0
     )
     events = EventLog(epoch=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
-    parts = Parts(node, hub, Peers(), events, lambda *_: None, on_exit)
-    slab, arbiter = node.slabs[0], asyncio.ensure_future(parts.arbiter.run())
+    parts = build_components(node, hub, Peers(), events, FailureReports(events, None))
+    slab, arbiter = node.slabs[0], asyncio.gather(parts.arbiter.run(), watch_exits())
     await asyncio.sleep(0.2)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     parts.arbiter.want(slab, ROLLOUT)

@@ -14,8 +14,9 @@ from tests.runs import RunFile, kill, living, rows, start
 from tests.unit.core.test_placement import config
 from yatt.adapters.curve import listening_socket
 from yatt.adapters.wire import Channel
-from yatt.control.controller import Parts
+from yatt.control.components import build_components
 from yatt.control.gpus.workers import MOST_DEATHS
+from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.control.rollouts.reward_pool import KILLED
@@ -35,16 +36,22 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
     troubles: list[tuple[str, int]] = []
 
     async def scene() -> int:
-        async def on_exit(worker, how) -> None:  # as a controller does
-            parts.workers.forget(worker, how)
-            parts.arbiter.died(worker)
+        async def watch_exits() -> None:  # as a controller does
+            while True:
+                worker, how = await parts.supervisor.exits.get()
+                parts.workers.forget(worker, how)
+                parts.arbiter.died(worker)
+
+        async def deliver(report) -> None:
+            troubles.append((report.error, report.exit_code))
 
         context = zmq.Context()
         socket = listening_socket(context, f"ipc://{root}/hub")
         hub = Channel(socket, epoch=1, handler=lambda *_: None, resend_s=0)
         events = EventLog(epoch=1, node=0, role="controller", sink=lambda _: None)
-        parts = Parts(node, hub, Peers(), events, lambda *told: troubles.append(told), on_exit)
-        slab, arbiter = node.slabs[0], asyncio.ensure_future(parts.arbiter.run())
+        parts = build_components(node, hub, Peers(), events, FailureReports(events, deliver))
+        slab = node.slabs[0]
+        arbiter = asyncio.gather(parts.arbiter.run(), parts.reports.run(), watch_exits())
         (engine,) = (w for w in parts.supervisor.workers.values() if w.role == ROLLOUT)
         parts.arbiter.want(slab, ROLLOUT)
         kills, killed = 0, ""

@@ -43,7 +43,7 @@ class Cluster:
         )  # fmt: skip
         self.asked: list[tuple[int, str]] = []
         self.peers = Peers()
-        self.router = Router(node, LocalEngines(None, config, lambda _: None), self.peers, Progress(int))  # type: ignore[arg-type]
+        self.router = Router(node, LocalEngines(None, config), self.peers, Progress(int))  # type: ignore[arg-type]
 
     async def answer(self, index: int, body: m.Message) -> m.Message | None:
         if not isinstance(body, c.Forward):
@@ -58,7 +58,6 @@ class Cluster:
 
     def lose(self, index: int) -> None:
         self.peers.exclude(index, WHY)
-        self.router.lose(index)
 
 
 @contextlib.asynccontextmanager

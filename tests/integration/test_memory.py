@@ -110,7 +110,7 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
         config=run, paths=RunPaths(tmp_path), placement=place(run), epoch=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
-    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=print), None)  # type: ignore[arg-type]
+    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=print))
     (slab,) = node.slabs
     (engine,) = supervisor.of(ROLLOUT, slab)
     engine.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]

@@ -123,9 +123,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
             engines.completed(sender, body)
 
     hub = Channel(listening_socket(context, endpoint), epoch=1, handler=hear, resend_s=0)
-    engines = LocalEngines(
-        hub, config, lambda role: router.room(role, 0, engines.room(role), engines.version)
-    )
+    engines = LocalEngines(hub, config)
     router = Router(node, engines, Peers(), Progress(int))
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]
     try:

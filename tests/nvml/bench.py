@@ -70,12 +70,12 @@ class Bench:
         self.slab = self.node.slabs[0]
         self.asleep = {TRAINER: asleep, ROLLOUT: asleep}
         events = EventLog(epoch=1, node=0, role="controller", sink=self.lines.append)
-        self.supervisor = Supervisor(self.node, events, self._ended)
+        self.supervisor = Supervisor(self.node, events)
         for worker in self.supervisor.workers.values():
             worker.argv = (user,)
         self.arbiter = Arbiter(
             self.node, self.supervisor, events, Holding(wake=self._wake, ask=self._ask),
-            lambda slab, cause: self.quarantined.append(cause),
+            lambda error, _: self.quarantined.append(error.partition(" is quarantined: ")[2]),
         )  # fmt: skip
 
     def pid(self, role):
@@ -97,12 +97,14 @@ class Bench:
         for worker in self.supervisor.of(role, slab):
             await hold(self.orders, worker.child.pid, self.asleep[role])
 
-    async def _ended(self, worker, how):
-        self.arbiter.died(worker)
+    async def _watch_exits(self):
+        while True:
+            worker, _ = await self.supervisor.exits.get()
+            self.arbiter.died(worker)
 
     @contextlib.asynccontextmanager
     async def running(self):
-        beat = asyncio.ensure_future(self.arbiter.run())
+        beat = asyncio.gather(self.arbiter.run(), self._watch_exits())
         try:
             yield self
         finally:

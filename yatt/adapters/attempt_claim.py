@@ -4,25 +4,19 @@ The number fences everything the start writes; whoever finds a higher one than i
 rules are `yatt.core.epochs`; here they meet the run folder.
 """
 
-import asyncio
 import logging
 import os
 import socket
-from functools import partial
 
-from yatt.adapters.files import claim, make_within, publish, read_or_none, sealed, temporaries, unsealed
+from yatt.adapters.files import claim, make_within, publish, read_or_none, sealed, temporaries
 from yatt.adapters.ledger import newest_epoch
 from yatt.adapters.patience import patiently
-from yatt.adapters.thread_call import call_in_thread
 from yatt.clock import wall_iso
 from yatt.core.epochs import Checked, Claim, ClaimStage, FileOwner, Linked, Looked, claim_step
-from yatt.errors import FolderGone, StaleEpoch, WorkerFailed
+from yatt.errors import StaleEpoch
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
-EPOCH_CHECK_S = 5.0
-GONE_CHECKS = 3
-"""A mount that flickers is no removed folder."""
 
 
 def claim_epoch(paths: RunPaths) -> int:
@@ -63,33 +57,6 @@ def check_newest(paths: RunPaths, epoch: int) -> None:
     newest = newest_epoch(paths)
     if newest > epoch:
         raise StaleEpoch(f"epoch {newest} was claimed while {epoch} was running: this attempt is over")
-
-
-async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = EPOCH_CHECK_S) -> None:
-    """Return never, or raise once this controller counts no more.
-
-    A folder that cannot be read for a while is no reason to end: what counts is fenced where it is written,
-    this is only the early word.
-
-    Raises:
-        StaleEpoch: a higher epoch was claimed.
-        WorkerFailed: the leader has written that this node is lost.
-        FolderGone: the run folder was not there at `GONE_CHECKS` looks in a row.
-    """
-    num_gone = 0
-    while True:
-        try:
-            num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
-            if num_gone >= GONE_CHECKS:
-                raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
-            await call_in_thread(partial(check_newest, paths, epoch))
-            lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(epoch, node))), epoch)
-        except OSError as error:
-            _LOG.warning("the run folder cannot be read: %s", error)
-            lost = None
-        if lost:
-            raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
-        await asyncio.sleep(period_s)
 
 
 def remove_leftovers(paths: RunPaths, epoch: int) -> None:

@@ -129,6 +129,7 @@ class Channel:
     """Requests and answers over one socket in the event loop, both ways.
 
     Args:
+        handler: takes messages; without it nothing is read, answers neither, until `serve`.
         peer: who is at the other end of a calling socket; empty for a hub, which has many.
         progress: this process's own, told to whoever (by name) asks whether a request is still worked on.
         resend_s: a request that is not answered is sent again, or asked about, so often; 0 is never, for a
@@ -136,11 +137,10 @@ class Channel:
     """
 
     def __init__(
-        self, socket: Socket, *, epoch: int, handler: Handler, peer: str = "",
+        self, socket: Socket, *, epoch: int, handler: Handler | None = None, peer: str = "",
         progress: ProgressOf = lambda _: 0, resend_s: float = RESEND_S,
     ) -> None:  # fmt: skip
-        self._socket, self._peer, self._handler = socket, peer, handler
-        self._progress, self._resend_s = progress, resend_s
+        self._socket, self._peer, self._resend_s = socket, peer, resend_s
         self._fence, self._seqs = Fence(epoch), Counter[str]()
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._answers = Answers(KEPT_BYTES)
@@ -151,8 +151,14 @@ class Channel:
         """Frames that were none."""
         self.num_stale = 0
         """Frames of a lower epoch."""
-        self._loop.add_reader(socket.fileno(), self._drain)
-        self._loop.call_soon(self._drain)  # what came before is not told of again
+        if handler is not None:
+            self.serve(handler, progress)
+
+    def serve(self, handler: Handler, progress: ProgressOf = lambda _: 0) -> None:
+        """Begin to read. What came before waits in the socket."""
+        self._handler, self._progress = handler, progress
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._loop.call_soon(self._drain)  # the descriptor does not tell of what came before
 
     async def request(
         self, to: str, body: m.Order[A], deadline_s: float, *, token: int = 0,

@@ -9,6 +9,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+from yatt.adapters.curve import roomy_context
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
 from yatt.adapters.log_thread import logging_by_a_thread
@@ -98,11 +99,11 @@ def _attempt(node: Node) -> int:
 
 
 async def _run(node: Node) -> int:
-    session = Session(node)
-    loop = asyncio.get_running_loop()
+    session = Session(node, roomy_context(len(node.present)))
+    loop, stop_requests = asyncio.get_running_loop(), session.stop_requests
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, session.stop, signal.Signals(number).name)
-    loop.add_signal_handler(signal.SIGUSR2, session.stop_by_hand)
+        loop.add_signal_handler(number, stop_requests.signal, signal.Signals(number).name)
+    loop.add_signal_handler(signal.SIGUSR2, stop_requests.signal_by_hand)
     loop.add_signal_handler(signal.SIGUSR1, session.give_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGUSR2))  # a step holds them back
     return await session.run()

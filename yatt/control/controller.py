@@ -6,96 +6,37 @@ directly.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
 
 from yatt.adapters.patience import exit_code_of
-from yatt.adapters.wire import Channel
-from yatt.control.gpus.arbiter import Arbiter, Holding
-from yatt.control.gpus.engines import Bounced, LocalEngines
-from yatt.control.gpus.publications import Publications
-from yatt.control.gpus.supervisor import REWARD, Supervisor, Worker
-from yatt.control.gpus.workers import MOST_DEATHS, Workers
-from yatt.control.membership.peers import Peers
-from yatt.control.membership.progress import Progress
+from yatt.control.components import Components
+from yatt.control.gpus.engines import Bounced
+from yatt.control.gpus.supervisor import REWARD, Worker
+from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
-from yatt.control.rollouts.reward_pool import RewardPool
-from yatt.control.rollouts.router import Router
-from yatt.control.trainer_node import Owner
+from yatt.control.trainer_node import TrainerNode
+from yatt.control.training import lost_rank
 from yatt.core.lease import Stage
 from yatt.core.placement import TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
-from yatt.obs.events import EventLog
 from yatt.records import cluster as c, message as m
 
 _LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]
 
 
-class Parts:
-    """A controller's parts, made in the order they need each other."""
-
-    def __init__(
-        self, node: Node, hub: Channel, peers: Peers, events: EventLog,
-        trouble: Callable[[str, int], None], on_exit: Callable[[Worker, str], Awaitable[None]],
-    ) -> None:  # fmt: skip
-        self.supervisor = Supervisor(node, events, on_exit)
-        self.engines = LocalEngines(hub, node.config, self._room_changed)
-        self.progress = Progress(self.supervisor.work)
-        self.publications = Publications(node, peers, events, self.progress)
-        self.workers = Workers(node, self.supervisor, self.engines, self.publications, events, trouble)
-        self.rewards = RewardPool(node.config, self.supervisor, hub, events, trouble, self.progress.done)
-        self.router = Router(node, self.engines, peers, self.progress)
-        self.peers, self.trouble, self._node = peers, trouble, node
-        self._tasks: set[asyncio.Task[None]] = set()
-        holding = Holding(wake=self.workers.wake, ask=self.workers.sleep)
-
-        def quarantined(slab: Slab, cause: str) -> None:
-            # Where slabs change hands each is the trainer's in its phase, so a run cannot go on without it;
-            # a node that only runs engines loses its place, and the run what else was on it.
-            trouble(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
-
-        self.arbiter = Arbiter(node, self.supervisor, events, holding, quarantined)
-
-    async def call_reward(self, order: m.Score) -> m.Message:
-        """As of the pool; the end of a call is progress."""
-        try:
-            return await self.rewards.call(order)
-        finally:
-            self.progress.done()
-
-    def lose(self, index: int, why: str) -> None:
-        """A node is gone: nothing is asked of it any more, and what was is asked elsewhere."""
-        self.peers.exclude(index, why)
-        self.router.lose(index)
-
-    def _room_changed(self, role: str) -> None:
-        """Tell every trainer node, this one too, how many requests the engines here take now."""
-        node, room, version = self._node, self.engines.room(role), self.engines.version
-        if node.is_owner:
-            self.router.room(role, node.index, room, version)
-        for index in set(node.placement.owners) - {node.index}:
-            task = asyncio.get_running_loop().create_task(self._tell_room(index, role, room, version))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _tell_room(self, index: int, role: str, room: int, version: int) -> None:
-        limit_s = self._node.config.launch.phase_timeout_s
-        with contextlib.suppress(YattError):  # lost nodes are the leader's to see
-            await self.peers.request(index, c.EngineRoom(role=role, room=room, version=version), limit_s)
-
-
 class Controller:
     """Carries out orders on one node.
 
     Args:
-        owner: what a node with trainer ranks does besides; None on one that only runs engines.
+        trainer_node: what a node with trainer ranks does besides; None on an engine node.
     """
 
-    def __init__(self, node: Node, parts: Parts, owner: Owner | None) -> None:
-        self._node, self._parts, self._owner = node, parts, owner
+    def __init__(self, node: Node, parts: Components, trainer_node: TrainerNode | None) -> None:
+        self._node, self._parts, self._trainer_node = node, parts, trainer_node
+        self._tasks: set[asyncio.Task[None]] = set()
         self.quit = asyncio.Event()
         self.exit_code = EXIT_FAILED
         publications = parts.publications
@@ -105,7 +46,7 @@ class Controller:
             c.DigestPublication: publications.digest, c.FetchWeights: publications.fetch,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
-            **(owner.orders if owner is not None else {}),
+            **(trainer_node.orders if trainer_node is not None else {}),
         }  # fmt: skip
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
@@ -137,7 +78,7 @@ class Controller:
             return None
         match body:
             case m.Failed() if body.user:
-                self._parts.trouble(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
+                self._parts.reports.failed(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
                 worker.work = body.work
                 self._parts.supervisor.waits(worker, body.waits_for)
@@ -146,9 +87,8 @@ class Controller:
                 self._parts.engines.completed(sender, body)
             case m.RewardsStuck():
                 self._parts.rewards.stuck(worker, body)
-            case m.Ask():
-                assert self._owner is not None, "only trainer nodes have reward processes"
-                return await self._owner.asked(body)
+            case m.Ask() if self._trainer_node is not None:
+                return await self._trainer_node.asked(body)
             case _:
                 self._started(worker, body)
         return None
@@ -207,7 +147,7 @@ class Controller:
         return m.Done()
 
     async def _peer_lost(self, order: c.PeerLost) -> None:
-        self._parts.lose(order.node, order.why)
+        self._parts.peers.exclude(order.node, order.why)
 
     async def _forward(self, order: c.Forward) -> m.Message:
         engines, role = self._parts.engines, order.role
@@ -239,14 +179,24 @@ class Controller:
         )  # fmt: skip
         return c.StatusAnswer(text=text.encode())
 
-    async def on_worker_exit(self, worker: Worker, how: str) -> None:
-        """An engine or the reward process is started again when it is wanted; a lost trainer rank ends
-        the attempt, since its state is gone."""
+    async def watch_exits(self) -> None:
+        """Acts on the end of worker processes, forever."""
+        while True:
+            worker, how = await self._parts.supervisor.exits.get()
+            self._ended(worker, how)
+
+    def _ended(self, worker: Worker, how: str) -> None:
+        """An engine or a reward process is started again when it is wanted. A lost trainer rank ends the
+        attempt, since its state is gone."""
         self._parts.workers.forget(worker, how)
         self._parts.arbiter.died(worker)
-        if worker.role == TRAINER and not self.quit.is_set():
-            assert self._owner is not None, "only owners have trainer ranks"
-            self._owner.training.lost(worker, how)
-        elif worker.slab is None and not self.quit.is_set():
+        if self.quit.is_set():
+            return
+        if worker.role == TRAINER:
+            error, is_symptom = lost_rank(self._node, worker, how)
+            self._parts.reports.failed(error, EXIT_FAILED, is_symptom)
+        elif worker.slab is None:
             self._parts.rewards.ended(worker, how)
-            await self._parts.supervisor.start(worker)
+            task = asyncio.get_running_loop().create_task(self._parts.supervisor.start(worker))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)

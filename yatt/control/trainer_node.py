@@ -24,8 +24,8 @@ from yatt.records import cluster as c, message as m
 Answer = Awaitable[m.Message | None]
 
 
-class Owner:
-    """Carries out an owner's orders.
+class TrainerNode:
+    """Carries out a trainer node's orders.
 
     Args:
         sampler: this node's prompt groups.

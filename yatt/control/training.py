@@ -6,7 +6,6 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 
 import asyncio
 import signal
-from collections.abc import Callable
 
 from yatt.control.gpus.supervisor import Worker
 from yatt.control.gpus.workers import Workers
@@ -14,7 +13,7 @@ from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import PromptGroup
 from yatt.core.exits import describe_exit
-from yatt.errors import EXIT_FAILED, DeadlineExceeded
+from yatt.errors import DeadlineExceeded
 from yatt.records import cluster as c, message as m
 
 PORTION_BYTES = 4 << 20
@@ -25,23 +24,13 @@ class NodeTraining:
     """Orders to the trainer ranks of one node.
 
     Args:
-        peers: lines to the other controllers.
-        trouble: called with (error, exit code, whether it may only be a symptom) for what this node cannot
-            mend.
+        peers: connections to the other controllers.
     """
 
-    def __init__(
-        self, node: Node, workers: Workers, peers: Peers, trouble: Callable[[str, int, bool], None]
-    ) -> None:
-        self._node, self._workers, self._peers, self._trouble = node, workers, peers, trouble
+    def __init__(self, node: Node, workers: Workers, peers: Peers) -> None:
+        self._node, self._workers, self._peers = node, workers, peers
         self._parcels: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
-
-    def lost(self, worker: Worker, how: str) -> None:
-        """A trainer rank is gone. One that was not killed may have ended for want of another one."""
-        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
-        was_killed = how == describe_exit(-signal.SIGKILL)
-        self._trouble(f"{worker.name} ended: {how}. Its log is {log}", EXIT_FAILED, not was_killed)
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
         """Let global rank 0 host the process group's store."""
@@ -173,6 +162,13 @@ class NodeTraining:
         for transfer in transfers:
             await self._workers.order(worker, transfer)
         return await self._workers.order(worker, train)
+
+
+def lost_rank(node: Node, worker: Worker, how: str) -> tuple[str, bool]:
+    """The failure report of a trainer rank that ended: the error, and whether it may be a symptom. A rank
+    that was not killed may have ended because another one did."""
+    log = node.paths.log(node.epoch, f"{worker.name}.{worker.starts}")
+    return f"{worker.name} ended: {how}. Its log is {log}", how != describe_exit(-signal.SIGKILL)
 
 
 def orders_of_rank(

@@ -77,7 +77,7 @@ def test_a_request_costs_the_same_among_few_and_many_idle_servers() -> None:
 
 def test_what_others_asked_of_a_node_is_known_without_looking_at_each_request() -> None:
     def calls(num: int) -> int:
-        engines = LocalEngines(None, colocated(1, 1, 0, 0), lambda role: None)  # type: ignore[arg-type]
+        engines = LocalEngines(None, colocated(1, 1, 0, 0))  # type: ignore[arg-type]
 
         async def asked() -> int:
             names = [f"node{index % 8}/{index}" for index in range(num)]
@@ -104,10 +104,7 @@ def sample(name: str) -> m.Sample:
 
 def test_a_workers_message_finds_its_worker_at_once() -> None:
     def calls(gpus: int) -> int:
-        async def nothing(worker: object, how: str) -> None:
-            pass
-
-        supervisor = Supervisor(node_of(colocated(1, gpus, 0, 0)), None, nothing)  # type: ignore[arg-type]
+        supervisor = Supervisor(node_of(colocated(1, gpus, 0, 0)), None)  # type: ignore[arg-type]
         for worker in supervisor.workers.values():
             worker.starts, worker.is_starting = 3, True
         last = list(supervisor.workers.values())[-1]
@@ -161,7 +158,7 @@ def test_asking_whether_it_is_enough_looks_at_each_group_a_few_times_in_all() ->
 def test_dealing_samples_to_nodes_looks_at_each_rank_once() -> None:
     def calls(num: int) -> int:
         node = node_of(colocated(num, 2, 0, 0))
-        training = NodeTraining(node, None, Peers(), lambda *_: None)  # type: ignore[arg-type]
+        training = NodeTraining(node, None, Peers())  # type: ignore[arg-type]
         dp_lead_ranks = tuple(range(2 * num))
         order = c.TrainOrder(iteration=1, facts=(), plan=(), dp_lead_ranks=dp_lead_ranks)
         wanted = {head: {head} for head in dp_lead_ranks}

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from yatt.adapters.attempt_claim import claim_epoch, watch_epoch
+from yatt.adapters.attempt_claim import claim_epoch
 from yatt.adapters.files import publish, sealed
+from yatt.control.membership.newer_attempt import watch_epoch
 from yatt.errors import StaleEpoch, WorkerFailed
 from yatt.paths import RunPaths
 

@@ -21,7 +21,7 @@ from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
 from yatt.core.liveness import AwakeClock
 from yatt.core.placement import Slab
-from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
 TICK_S = 0.1
@@ -48,14 +48,18 @@ class _Watch:
 
 
 class Arbiter:
-    """Leases of one node's slabs."""
+    """Leases of one node's slabs.
+
+    Args:
+        failed: called with (error, exit code) for what this node cannot mend.
+    """
 
     def __init__(
         self, node: Node, supervisor: Supervisor, events: EventLog, holding: Holding,
-        on_quarantine: Callable[[Slab, str], None],
+        failed: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._node, self._supervisor, self._events = node, supervisor, events
-        self._holding, self._on_quarantine = holding, on_quarantine
+        self._holding, self._failed = holding, failed
         section = node.config.lease
         self._timing = Timing(
             ttl_s=section.ttl_s, stall_s=section.stall_s, ask_s=section.ask_s,
@@ -193,7 +197,9 @@ class Arbiter:
                 self._signal(slab, tuple(sorted(roles)), signal.SIGKILL)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
-                self._on_quarantine(slab, cause)
+                # A slab that changes hands is the trainer's in its phase: the run cannot go on without it. An
+                # engine node loses its place in the run.
+                self._failed(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
     def _prove(self, slab: Slab) -> None:
         """Measure, and say so when memory that should be free is not."""

@@ -55,14 +55,11 @@ class _Request:
 
 
 class LocalEngines:
-    """This node's awake engines and what is under way in them.
+    """This node's awake engines and what is under way in them."""
 
-    Args:
-        changed: called with a role when the room of its engines here has changed.
-    """
-
-    def __init__(self, hub: Channel, config: RunConfig, changed: Callable[[str], None]) -> None:
-        self.hub, self._config, self._changed = hub, config, changed
+    def __init__(self, hub: Channel, config: RunConfig) -> None:
+        self.hub, self._config = hub, config
+        self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
         self._useful: set[str] = set()  # wires that have completed something
@@ -73,6 +70,14 @@ class LocalEngines:
         self._tasks: set[asyncio.Future[None]] = set()
         self.version = 0
         """Rises whenever the room of this node's engines changes."""
+
+    def subscribe(self, changed: Callable[[str], None]) -> None:
+        """`changed` is called with a role whenever the room of its engines here has changed."""
+        self._subscribers.append(changed)
+
+    def _changed(self, role: str) -> None:
+        for changed in self._subscribers:
+            changed(role)
 
     async def add(self, wire: str, role: str, slab: Slab, token: int) -> None:
         """An engine is awake under `token`."""

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -82,18 +82,13 @@ class Worker:
         return self.child is not None or self.is_starting
 
 
-OnExit = Callable[[Worker, str], Awaitable[None]]
-
-
 class Supervisor:
-    """Owns the worker processes of one node.
+    """Owns the worker processes of one node."""
 
-    Args:
-        on_exit: awaited when a worker ended that was not told to; gets the worker and how it ended.
-    """
-
-    def __init__(self, node: Node, events: EventLog, on_exit: OnExit) -> None:
-        self._node, self._events, self._on_exit = node, events, on_exit
+    def __init__(self, node: Node, events: EventLog) -> None:
+        self._node, self._events = node, events
+        self.exits: asyncio.Queue[tuple[Worker, str]] = asyncio.Queue()
+        """Workers whose process ended without being told to, and how it ended."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed: set[str] = set()
         self._closing = False
@@ -292,7 +287,7 @@ class Supervisor:
 
     def _tell_end(self, worker: Worker, how: str) -> None:
         if not self._closing:
-            self._spawn(self._report(worker, how))
+            self.exits.put_nowait((worker, how))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -305,9 +300,6 @@ class Supervisor:
 
     def _mark(self, worker: Worker) -> str:
         return f"{self._node.local_name}/{worker.wire}"
-
-    async def _report(self, worker: Worker, how: str) -> None:
-        await self._on_exit(worker, how)
 
     def _network(self) -> dict[str, str]:
         """Has collectives listen on the interface of the run's address only; what the site names wins."""

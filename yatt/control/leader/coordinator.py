@@ -7,7 +7,6 @@ outlives it, so transitions are not written down.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable
 from functools import partial
 
@@ -15,6 +14,7 @@ from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
+from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -42,34 +42,20 @@ class Coordinator:
 
     Args:
         work: the phases' own work.
+        inbox: the events to act on; other components put into it as well.
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, work: PhaseWork, row: MetricsRow, events: EventLog
-    ) -> None:
+        self, node: Node, clients: NodeClients, work: PhaseWork, row: MetricsRow, events: EventLog,
+        inbox: Inbox,
+    ) -> None:  # fmt: skip
         self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
-        self._program = program_of(node)
-        self._inbox: deque[phases.Event] = deque()
-        self._arrival: asyncio.Future[None] | None = None
+        self._inbox, self._program = inbox, program_of(node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
-        self._silences: dict[int, float] = {}
         self._began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
-
-    def stop(self, reason: str) -> None:
-        """Wish for an early end, to be continued."""
-        self._tell(phases.StopWanted(reason))
-
-    def fail(self, error: str, exit_code: int, *, is_symptom: bool = False) -> None:
-        """Something that ends the attempt; a symptom waits for its cause."""
-        self._tell(phases.Failure(error, exit_code, is_symptom))
-
-    def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
-        """A node is gone; `why` is the end of a sentence about it."""
-        self._silences[index] = silence_s
-        self._tell(phases.NodeLost(index, why))
 
     async def run(self) -> phases.End:
         """From the first phase to the end."""
@@ -82,19 +68,7 @@ class Coordinator:
                 self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
                 await self._work.end(self._end)
                 return self._end
-            state, actions = phases.step(state, await self._next(), self._program)
-
-    def _tell(self, event: phases.Event) -> None:
-        self._inbox.append(event)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    async def _next(self) -> phases.Event:
-        """The next event. There is always one to come: every order and act has a deadline of its own."""
-        if not self._inbox:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._inbox.popleft()
+            state, actions = phases.step(state, await self._inbox.next(), self._program)
 
     def _enter(self, state: RunState) -> None:
         """Note phase changes."""
@@ -133,7 +107,7 @@ class Coordinator:
         """A dead node is known by its silence; on a single node the cause comes at once."""
         is_alone = len(self._program.owners) == 1
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
-        self._tell(phases.PatienceOver())
+        self._inbox.put(phases.PatienceOver())
 
     async def _break_off(self) -> None:
         """Not for ever, and not at any price: an owner that does not answer may be a dead one, whose loss is
@@ -145,7 +119,7 @@ class Coordinator:
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
         await self._clients.exclude(lost.node, lost.why)
-        silence_s = round(self._silences.get(lost.node, 0.0), 3)
+        silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
         self._events.emit("node.lost", **content)
@@ -171,7 +145,7 @@ class Coordinator:
         body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
-        self._tell(phases.OrderAnswered(order.node, order.seq))
+        self._inbox.put(phases.OrderAnswered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()
@@ -182,16 +156,16 @@ class Coordinator:
                 raise
             return
         self._row.took(act.phase, clock.monotonic_s() - began_s)
-        self._tell(acted)
+        self._inbox.put(acted)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
             try:
                 await work
             except YattError as error:
-                self.fail(str(error), exit_code_of(error), is_symptom=isinstance(error, WorkerFailed))
+                self._inbox.fail(str(error), exit_code_of(error), is_symptom=isinstance(error, WorkerFailed))
             except OSError as error:  # a filesystem's trouble: another attempt may meet none
-                self.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
+                self._inbox.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
@@ -200,7 +174,7 @@ class Coordinator:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(f"a defect in the coordinator: {error!r}", EXIT_FAILED)
+            self._inbox.fail(f"a defect in the coordinator: {error!r}", EXIT_FAILED)
 
 
 def program_of(node: Node) -> Program:

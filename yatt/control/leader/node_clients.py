@@ -24,17 +24,16 @@ class NodeClients:
     Args:
         own: the leader's own controller.
         progress: of the leader's own workers.
-        lose: called with (node, why) when the leader's own controller is to do without a node.
         peers: lines to the others.
         gave_up: called with (node, why) when a node that only runs engines fails at an order.
     """
 
     def __init__(
         self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, str], None],
-        progress: Callable[[], int], lose: Callable[[int, str], None],
+        progress: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
-        self._progress, self._lose = progress, lose
+        self._progress = progress
 
     async def ask(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A:
         """One node's answer.
@@ -101,7 +100,7 @@ class NodeClients:
 
     async def exclude(self, index: int, why: str) -> None:
         """Leave this node out from now on, tell the owners so, and tell it to end itself if it can hear."""
-        self._lose(index, why)
+        self._peers.exclude(index, why)
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
         for owner in self._node.placement.owners:
             if owner != self._node.index and not self.is_lost(owner):

@@ -16,7 +16,6 @@ class EventSender:
         self._peers = peers
         self._lines: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
-        self._is_closed = False
 
     def __call__(self, line: str) -> None:
         """Send this line soon."""
@@ -26,8 +25,7 @@ class EventSender:
 
     async def _send(self) -> None:
         await asyncio.sleep(GATHER_S)
-        while not self._peers.have_met and not self._is_closed:
-            await asyncio.sleep(GATHER_S)
+        await self._peers.met.wait()
         self._sending = None
         await self.flush()
 
@@ -39,7 +37,6 @@ class EventSender:
 
     async def close(self) -> None:
         """Send the last."""
-        self._is_closed = True
         if self._sending is not None:
             self._sending.cancel()
         await self.flush()

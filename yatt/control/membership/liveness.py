@@ -5,6 +5,7 @@ controller whose loop stands still is silent, which is what they are to show.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from yatt import clock
@@ -13,6 +14,7 @@ from yatt.control.node import Node
 from yatt.core import liveness as rules
 from yatt.records.cluster import Alive
 
+_LOG = logging.getLogger(__name__)
 PERIOD_S = 1.0
 
 
@@ -26,25 +28,35 @@ class Liveness:
 
     def __init__(self, node: Node, peers: Peers, on_lost: Callable[[int, float], None]) -> None:
         self._node, self._peers, self._on_lost = node, peers, on_lost
-        partners = node.present - {node.index} if node.is_leader else frozenset({0})
-        grace_s = node.config.launch.start_timeout_s
-        self._watched = rules.watch(partners, clock.monotonic_s(), grace_s=grace_s)
+        self._began_s = clock.monotonic_s()
+        self._watched = self._watch()
         self._heard: set[int] = set()  # since the last tick
+        self._ever_heard: set[int] = set()
+
+    def _watch(self) -> rules.Watched:
+        node = self._node
+        partners = node.present - {node.index} if node.is_leader else frozenset({0})
+        return rules.watch(partners, clock.monotonic_s(), grace_s=node.config.launch.start_timeout_s)
 
     def heard(self, index: int) -> None:
         """A message of that node has come."""
         self._heard.add(index)
+        self._ever_heard.add(index)
 
     def silence_s(self, index: int) -> float:
         """Seconds since a watched peer was heard of, as far as this controller was awake itself.
 
-        Before its first word they count from the end of `launch.start_timeout_s`. Non-leaders watch the
-        leader, index 0.
+        Before its first message they count from the start of this controller. Non-leaders watch the leader,
+        index 0.
         """
+        if index not in self._ever_heard:
+            return clock.monotonic_s() - self._began_s
         return 0.0 if index in self._heard else self._watched.silence_s(index)
 
     async def run(self) -> None:
-        """Give signs of life and count silences, for ever."""
+        """Sends signs of life and counts silences, forever. Starts when the controllers have met: a node that
+        is never heard of is lost `launch.start_timeout_s` later at the earliest."""
+        self._watched = self._watch()
         limit_s = self._node.config.launch.node_silence_s
         partners = set(self._watched.silences)
         while True:
@@ -55,4 +67,6 @@ class Liveness:
             heard, self._heard = self._heard, set()
             self._watched, lost = rules.tick(self._watched, now_s, heard, period_s=PERIOD_S, limit_s=limit_s)
             for index in lost:
-                self._on_lost(index, self.silence_s(index))
+                silence_s = self._watched.silence_s(index)
+                _LOG.warning("node%d was not heard of for %.1f s", index, silence_s)
+                self._on_lost(index, silence_s)

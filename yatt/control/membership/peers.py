@@ -28,6 +28,9 @@ class Peers:
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
         self.lines: dict[int, Channel] = {}
         self._dial: Callable[[int], Channel] | None = None
+        self._subscribers: list[Callable[[int], None]] = []
+        self.met = asyncio.Event()
+        """Set once every node can be reached, or none will be."""
         self._watches: set[asyncio.Future[None]] = set()
         self._ended = asyncio.Event()
         self._end: BaseException | None = None
@@ -38,6 +41,11 @@ class Peers:
     def dial_with(self, dial: Callable[[int], Channel]) -> None:
         """From now on every node can be reached; `dial` opens the line to one."""
         self._dial = dial
+        self.met.set()
+
+    def subscribe(self, lost: Callable[[int], None]) -> None:
+        """`lost` is called with the index of each node that is excluded."""
+        self._subscribers.append(lost)
 
     @staticmethod
     def index_of(sender: str, num_nodes: int) -> int | None:
@@ -53,14 +61,10 @@ class Peers:
         """Whether a name on the wire is a node's, other than the leader's."""
         return sender.startswith("node") and sender != "node0"
 
-    @property
-    def have_met(self) -> bool:
-        """Whether every node can be reached."""
-        return self._dial is not None
-
     async def close(self) -> None:
         """Close all lines; none is opened any more."""
         self._dial = None
+        self.met.set()
         for watch in self._watches:
             watch.cancel()
         for line in self.lines.values():
@@ -73,11 +77,13 @@ class Peers:
         raise self._end
 
     def exclude(self, index: int, why: str) -> None:
-        """A node is lost: end every request to it."""
+        """Do without a node: end every request to it, and ask it nothing any more."""
         self._lost.setdefault(index, why)
         self.lost = frozenset(self._lost)
         if index in self.lines:
             self.lines[index].fail_waiting(f"node{index}", self._error(index))
+        for lost in self._subscribers:
+            lost(index)
 
     async def request(
         self, index: int, body: m.Order[A], deadline_s: float, moved: Callable[[], None] | None = None

@@ -37,10 +37,13 @@ Dial = Callable[[int], Channel]
 async def meet(
     node: Node, context: zmq.Context[Socket], handler: Handler, progress: ProgressOf
 ) -> tuple[Channel, Dial]:
-    """Open this node's hub for peers, and wait until every node has one.
+    """Opens this node's hub for peers, and waits until every node has one.
+
+    Args:
+        handler: takes what peers send, from the end of the meeting on.
 
     Returns:
-        The hub, and what opens a line to another node.
+        The hub, and what opens a connection to another node.
 
     Raises:
         DeadlineExceeded: nodes did not publish themselves in `launch.start_timeout_s`.
@@ -49,7 +52,7 @@ async def meet(
     keys = CurveKeys(node.paths.keys)
     socket = listening_socket(context, tcp(node.host, "*"), keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    hub = Channel(socket, epoch=node.epoch, handler=handler, progress=progress)
+    hub = Channel(socket, epoch=node.epoch)
     own = node.paths.roster(node.epoch, node.index)
 
     def tell() -> None:
@@ -69,6 +72,7 @@ async def meet(
             epoch=node.epoch, handler=handler, peer=f"node{index}", progress=progress,
         )  # fmt: skip
 
+    hub.serve(handler, progress)
     return hub, dial
 
 

@@ -55,14 +55,14 @@ class RewardPool:
 
     Args:
         trouble: called with (error, exit code) for what this node cannot mend.
-        overran: called when a call has met its limit, which is progress: it is asked again, or over.
+        moved: called when a call has ended, or has met its limit: both are progress.
     """
 
     def __init__(
         self, config: RunConfig, supervisor: Supervisor, hub: Channel, events: EventLog,
-        trouble: Callable[[str, int], None], overran: Callable[[], None],
+        trouble: Callable[[str, int], None], moved: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._overran = overran
+        self._moved = moved
         self._supervisor, self._hub, self._events, self._trouble = supervisor, hub, events, trouble
         self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
         self._limits |= {g.name: g.timeout_s if g.path else g.verdict.timeout_s for g in config.genrms}
@@ -96,6 +96,8 @@ class RewardPool:
                 self._overruns.pop(key, None)
                 self._waits_since.pop(key, None)
             raise
+        finally:
+            self._moved()
 
     def loaded(self, body: m.RewardsLoaded) -> None:
         """A process has told which functions are asynchronous; it says so before it takes calls."""
@@ -194,7 +196,7 @@ class RewardPool:
 
     def _may_be_asked_again(self, key: str) -> bool:
         """It has met its limit once more."""
-        self._overran()
+        self._moved()
         self._overruns[key] += 1
         return self._overruns[key] <= self._most_overruns and not self._calls[key][1].done()
 

@@ -40,6 +40,12 @@ class Router:
             for index in pool - peers.lost:
                 slabs = node.placement.num_slabs[role][index]
                 self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
+        if node.is_owner:
+            local.subscribe(self._local_room)
+        peers.subscribe(self._lose)
+
+    def _local_room(self, role: str) -> None:
+        self.room(role, self._node.index, self._local.room(role), self._local.version)
 
     def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
         """A node's engines of a role take so many requests; others have asked so much of them."""
@@ -49,7 +55,7 @@ class Router:
         self._dispatch.serve(_place(role, index), role, room, elsewhere)
         self._pump()
 
-    def lose(self, index: int) -> None:
+    def _lose(self, index: int) -> None:
         """A node is gone: what was asked of it is asked elsewhere, and that is no retry."""
         for role in self._node.placement.pools:
             self._dispatch.leave(_place(role, index))

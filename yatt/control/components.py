@@ -1,0 +1,60 @@
+"""The components of one controller that need neither files nor other nodes, built top to bottom."""
+
+from dataclasses import dataclass
+
+from yatt.adapters.wire import Channel
+from yatt.control.gpus.arbiter import Arbiter, Holding
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.gpus.publications import Publications
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.workers import Workers
+from yatt.control.membership.failure_reports import FailureReports
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.control.rollouts.reward_pool import RewardPool
+from yatt.control.rollouts.rooms import RoomAnnouncer
+from yatt.control.rollouts.router import Router
+from yatt.obs.events import EventLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """What every controller has, on the leader, on trainer nodes and on engine nodes."""
+
+    peers: Peers
+    reports: FailureReports
+    supervisor: Supervisor
+    engines: LocalEngines
+    progress: Progress
+    publications: Publications
+    workers: Workers
+    rewards: RewardPool
+    router: Router
+    rooms: RoomAnnouncer
+    arbiter: Arbiter
+
+
+def build_components(
+    node: Node, hub: Channel, peers: Peers, events: EventLog, reports: FailureReports
+) -> Components:
+    """Builds them; nothing is started.
+
+    Args:
+        hub: the connection to this node's workers.
+    """
+    supervisor = Supervisor(node, events)
+    engines = LocalEngines(hub, node.config)
+    progress = Progress(supervisor.work)
+    publications = Publications(node, peers, events, progress)
+    workers = Workers(node, supervisor, engines, publications, events, reports.failed)
+    rewards = RewardPool(node.config, supervisor, hub, events, reports.failed, progress.done)
+    router = Router(node, engines, peers, progress)
+    rooms = RoomAnnouncer(node, engines, peers)
+    holding = Holding(wake=workers.wake, ask=workers.sleep)
+    arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
+    return Components(
+        peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
+        publications=publications, workers=workers, rewards=rewards, router=router, rooms=rooms,
+        arbiter=arbiter,
+    )  # fmt: skip

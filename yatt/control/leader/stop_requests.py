@@ -1,0 +1,60 @@
+"""Requests for an early end: signals, and the file that the launcher and `yatt cancel` write."""
+
+import asyncio
+import logging
+from functools import partial
+
+from yatt.adapters.ledger import STOP, note, record
+from yatt.adapters.thread_call import call_in_thread
+from yatt.control.leader.inbox import Inbox
+from yatt.control.node import Node
+from yatt.core.outcome import BY_HAND
+from yatt.errors import YattError
+from yatt.obs.events import EventLog
+
+_LOG = logging.getLogger(__name__)
+CHECK_S = 0.25
+
+
+class StopRequests:
+    """Puts them into the leader's inbox. Other controllers ignore them: they quit on the leader's order."""
+
+    def __init__(self, node: Node, events: EventLog, inbox: Inbox | None) -> None:
+        self._node, self._events, self._inbox = node, events, inbox
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def signal(self, reason: str) -> None:
+        """A signal, or the file, requests an early end."""
+        if self._inbox is not None:
+            self._events.emit("signal", name=reason)
+            self._inbox.stop(reason)
+
+    def signal_by_hand(self) -> None:
+        """Somebody sent the signal to the steps that Slurm sends to the batch script alone. The launcher has
+        not received it, and needs the note to ask for the next start."""
+        self.signal(BY_HAND)
+        if self._inbox is not None:
+            task = asyncio.get_running_loop().create_task(self._note(BY_HAND))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _note(self, reason: str) -> None:
+        node = self._node
+        try:
+            if not await call_in_thread(partial(record, node.paths, node.epoch, STOP)):  # a cancel stays one
+                await call_in_thread(partial(note, node.paths, node.epoch, STOP, {"reason": reason}))
+        except (OSError, YattError) as error:  # the run stops all the same, and counts as failed
+            _LOG.warning("the launcher is not told of the signal: %s", error)
+
+    async def watch(self) -> None:
+        """Looks for the file, forever."""
+        node, told = self._node, ""
+        while True:
+            try:
+                found = await call_in_thread(partial(record, node.paths, node.epoch, STOP))
+            except OSError:  # it is looked for again
+                found = {}
+            if found and found["reason"] != told:
+                told = str(found["reason"])
+                self.signal(told)
+            await asyncio.sleep(CHECK_S)

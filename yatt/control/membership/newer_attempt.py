@@ -1,0 +1,43 @@
+"""Ends this controller once a newer attempt of the run exists, or the leader goes on without it."""
+
+import asyncio
+import logging
+from functools import partial
+
+from yatt.adapters.attempt_claim import check_newest
+from yatt.adapters.files import read_or_none, unsealed
+from yatt.adapters.thread_call import call_in_thread
+from yatt.errors import FolderGone, WorkerFailed
+from yatt.paths import RunPaths
+
+_LOG = logging.getLogger(__name__)
+EPOCH_CHECK_S = 5.0
+GONE_CHECKS = 3
+"""A mount that flickers is no removed folder."""
+
+
+async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = EPOCH_CHECK_S) -> None:
+    """Return never, or raise once this controller counts no more.
+
+    A folder that cannot be read for a while is no reason to end: what counts is fenced where it is written,
+    this is only the early word.
+
+    Raises:
+        StaleEpoch: a higher epoch was claimed.
+        WorkerFailed: the leader has written that this node is lost.
+        FolderGone: the run folder was not there at `GONE_CHECKS` looks in a row.
+    """
+    num_gone = 0
+    while True:
+        try:
+            num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
+            if num_gone >= GONE_CHECKS:
+                raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
+            await call_in_thread(partial(check_newest, paths, epoch))
+            lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(epoch, node))), epoch)
+        except OSError as error:
+            _LOG.warning("the run folder cannot be read: %s", error)
+            lost = None
+        if lost:
+            raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
+        await asyncio.sleep(period_s)
