@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from yatt.adapters.patience import exit_code_of
 from yatt.control.components import Components
 from yatt.control.gpus.engines import Bounced
-from yatt.control.gpus.supervisor import REWARD, Worker
+from yatt.control.gpus.worker_plan import REWARD, Worker
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
 from yatt.control.trainer_node import TrainerNode

@@ -7,7 +7,7 @@ first rank of each dp_rank's model-parallel group gets them from its own control
 import asyncio
 import signal
 
-from yatt.control.gpus.supervisor import Worker
+from yatt.control.gpus.worker_plan import Worker
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node

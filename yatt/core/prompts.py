@@ -115,6 +115,13 @@ class Quota:
         """Whether the target cannot be met any more."""
         return self.accepted + self.in_flight < self.target and self.num_to_open() == 0
 
+    def shortfall(self) -> str:
+        """How far the target was missed, as the beginning of an error message."""
+        return (
+            f"{self.dropped} of {self.accepted + self.dropped} prompt groups were dropped and {self.accepted} of "
+            f"{self.target} accepted in this iteration: too few to go on"
+        )
+
     def opened(self, num: int) -> "Quota":
         """After opening `num` more."""
         return replace(self, in_flight=self.in_flight + num)

@@ -15,7 +15,8 @@ from yatt import clock
 from yatt.adapters.deadline import while_moving
 from yatt.adapters.process import END
 from yatt.control.gpus.memory_check import prover_for
-from yatt.control.gpus.supervisor import Supervisor, Worker
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing

@@ -12,7 +12,8 @@ from typing import Protocol
 from yatt import clock
 from yatt.adapters.memory import Census
 from yatt.adapters.nvml import Nvml, Occupancy, process_name, sees_host_pids
-from yatt.control.gpus.supervisor import Supervisor, Worker
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core.lease import Proof
 from yatt.core.placement import TRAINER, Slab

@@ -1,6 +1,6 @@
 """Whether a controller may open as many file descriptors as its node needs."""
 
-from yatt.control.gpus.supervisor import planned_workers
+from yatt.control.gpus.worker_plan import planned_workers
 from yatt.control.node import Node
 from yatt.core.descriptors import needed_descriptors
 from yatt.errors import WorkerFailed

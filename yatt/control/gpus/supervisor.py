@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,14 @@ from yatt.adapters.process import END, Child, ChildStart, log_tail, open_log
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.gpus.orphans import OrphanWatch
 from yatt.control.gpus.shared_memory import SharedMemoryWatch
+from yatt.control.gpus.worker_plan import Worker, planned_workers
 from yatt.control.node import Node
 from yatt.core.exits import describe_exit
-from yatt.core.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.placement import TRAINER, Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
 _LOG = logging.getLogger(__name__)
-REWARD = "reward"
 FORK_FIRST_S, FORK_MOST_S = 0.2, 2.0
 BEGIN_LOOK_S, BEGIN_QUIET_S, BEGIN_END_S = 0.2, 5.0, 1.0
 """A process that has not begun is looked after so often; after so long it is told of; given up, it is gone
@@ -43,43 +42,6 @@ within so long, unless the kernel keeps it."""
 
 LOG_S = 5.0
 """How long the run folder may take to open a worker's log, or to read its end."""
-
-ASYNC = "async"
-"""Ends the name of the reward process that runs asynchronous functions."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker place and the process in it now. `wire` is its name on the hub."""
-
-    name: str
-    role: str
-    slab: Slab | None
-    argv: tuple[str, ...]
-    gpus: tuple[int, ...]
-    starts: int = 0
-    child: Child | None = None
-    is_starting: bool = False
-    hello: asyncio.Event = field(default_factory=asyncio.Event)
-    hello_bytes: int = 0
-    work: int = 0
-    """Of its main loop, as it told last."""
-
-    waits_for: str = ""
-    """The error of a checkpoint store that it waits for, as it told last."""
-
-    is_unwanted: bool = False
-    """What is being started shall not be."""
-
-    @property
-    def wire(self) -> str:
-        """Unique to this start."""
-        return f"{self.name}.{self.starts}"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process has not ended, or is about to begin."""
-        return self.child is not None or self.is_starting
 
 
 class Supervisor:
@@ -325,44 +287,3 @@ class Supervisor:
     def _cpus(self, worker: Worker) -> frozenset[int]:
         """Those near its GPUs; none if it is not bound."""
         return frozenset().union(*(self._node.cpus[gpu] for gpu in worker.gpus if self._node.cpus))
-
-
-def planned_workers(node: Node) -> list[Worker]:
-    """Every worker this node will ever run, none of them started."""
-    place = ("--epoch", str(node.epoch), "--node", str(node.index), "--endpoint", node.endpoint)
-    common = ("--run", str(node.paths.root), *place)
-    workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
-    workers += [
-        Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
-            "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
-        for slab in node.slabs
-        if TRAINER in node.placement.roles_of(slab)
-        for gpu in slab.gpus
-    ]  # fmt: skip
-    workers += [
-        Worker(f"reward-n{node.index}{name}", REWARD, None, ("yatt.reward", *common), ())
-        for name in _reward_processes(node)
-    ]
-    return workers
-
-
-def _engines(node: Node, slab: Slab) -> list[str]:
-    return [role for role in node.placement.roles_of(slab) if role != TRAINER]
-
-
-def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
-    if role == ROLLOUT:
-        return Worker(f"rollout-{slab.name}", role, slab, ("yatt.rollout", *common), slab.gpus)
-    genrm = role.partition(":")[2]
-    argv = ("yatt.genrm", *common, "--genrm", genrm)
-    return Worker(f"genrm-{genrm}-{slab.name}", role, slab, argv, slab.gpus)
-
-
-def _reward_processes(node: Node) -> list[str]:
-    """One for each synchronous call at a time, and one for all asynchronous ones."""
-    config = node.config
-    if not node.is_owner or not (config.rewards or config.genrms):
-        return []
-    count = config.launch.reward_processes or min(8, os.cpu_count() or 1)
-    has_functions = bool(config.rewards) or any(genrm.path for genrm in config.genrms)
-    return [*(f"p{number}" for number in range(count)), *([ASYNC] if has_functions else [])]

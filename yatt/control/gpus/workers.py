@@ -14,7 +14,8 @@ from yatt import clock
 from yatt.adapters.wire import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
-from yatt.control.gpus.supervisor import REWARD, Supervisor, Worker
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import REWARD, Worker
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed

@@ -18,7 +18,8 @@ import msgspec
 from yatt import clock
 from yatt.adapters.wire import Channel
 from yatt.config.schema import RunConfig
-from yatt.control.gpus.supervisor import ASYNC, REWARD, Supervisor, Worker
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import ASYNC, REWARD, Worker
 from yatt.core.dispatch import Dispatch
 from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed

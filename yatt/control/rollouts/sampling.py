@@ -10,7 +10,6 @@ numbers, and what was broken off is forgotten.
 """
 
 import asyncio
-import json
 from collections import Counter
 from functools import partial
 
@@ -19,18 +18,18 @@ from yatt.adapters.dataset import Row
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.writer import BackgroundWriter
-from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
+from yatt.control.rollouts.completions import Completions
 from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, is_flat
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.scoring import Scorer, Subject
+from yatt.control.rollouts.shown_samples import shown_samples
 from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit, sample_seed
-from yatt.errors import ConfigError, DeadlineExceeded, WorkerFailed, YattError
+from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit
+from yatt.errors import ConfigError, WorkerFailed, YattError
 from yatt.obs.events import EventLog
-from yatt.obs.metrics import STEP
-from yatt.records import cluster as c, message as m
+from yatt.records import cluster as c
 
 FLAT = "all its rewards are equal"
 
@@ -48,6 +47,7 @@ class Sampler:
     ) -> None:  # fmt: skip
         self._node, self._shard, self._scorer = node, shard, scorer
         self._router, self._events, self._writer = router, events, writer
+        self._completions = Completions(node, router)
         self._tokenizer = Tokenizer(node.config.model.path)
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
@@ -69,11 +69,9 @@ class Sampler:
         if self._node.config.run.deterministic:
             return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
         return NodeState(
-            data=data,
-            next_number=self._next_number,
-            accepted=list(self._accepted.values()),
+            data=data, next_number=self._next_number, accepted=list(self._accepted.values()),
             unfinished=list(self._unfinished.values()),
-        )
+        )  # fmt: skip
 
     def restore(self, state: NodeState) -> None:
         """Go on from `state`; the next number is moved up to this node's stripe.
@@ -112,19 +110,13 @@ class Sampler:
 
     def show(self, numbers: set[int], iteration: int) -> None:
         """Keep a few of an iteration's completions, with their verdicts, for the report."""
-        limit, scorer = self._node.config.logging.samples_per_iteration, self._scorer
-        groups = [g for n, g in sorted(self._accepted.items()) if n in numbers]
-        rewards = [(g, g.rewards(scorer.weights, scorer.shaping)) for g in groups]
-        shown = [(g, s, r) for g, values in rewards for s, r in zip(g.samples, values, strict=True)]
-        for group, sample, reward in shown[:: max(1, len(shown) // limit)][:limit] if limit else ():
-            row = self._rows.get(group.number)
-            line = {
-                STEP: iteration, "prompt": group.prompt_text,
-                "completion": self._tokenizer.decode(sample.token_ids),
-                "verdicts": sample.verdicts, "scores": sample.scores, "reward": reward,
-                "ground_truth": row.ground_truth if row else None,
-            }  # fmt: skip
-            self._writer.append(self._node.paths.samples, json.dumps(line, default=str))
+        lines = shown_samples(
+            iteration, [g for n, g in sorted(self._accepted.items()) if n in numbers], self._rows,
+            scorer=self._scorer, tokenizer=self._tokenizer,
+            limit=self._node.config.logging.samples_per_iteration,
+        )  # fmt: skip
+        for line in lines:
+            self._writer.append(self._node.paths.samples, line)
 
     # ---- one phase ------------------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ class Sampler:
 
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
         if not sample.finish_reason and ROLLOUT in roles and not self._breaking_off:
-            await self._sample(group, sample)
+            await self._completions.extend(group, sample, self._counts(group.number))
         if sample.finish_reason and not sample.failed:
             sample.text = sample.text or self._tokenizer.decode(sample.token_ids)
             subject = Subject(
@@ -271,30 +263,6 @@ class Sampler:
                 counters=self._counts(group.number),
             )  # fmt: skip
             await self._scorer.score(subject, roles)
-
-    async def _sample(self, group: PromptGroup, sample: SampleState) -> None:
-        section, num_tokens = self._node.config.rollout, sample.num_tokens
-        request = m.Sample(
-            request_id=f"{group.number}/{sample.index}/{num_tokens}",
-            prompt_ids=group.prompt + sample.completion,
-            seed=sample_seed(self._node.config.run.seed, group.number, sample.index, num_tokens),
-            temperature=section.temperature, top_p=section.top_p, top_k=section.top_k,
-            max_tokens=section.max_response_tokens - num_tokens,
-            stop=section.stop, ignore_eos=section.ignore_eos, group=f"{group.number}",
-        )  # fmt: skip
-        try:
-            completed = await self._router.complete(ROLLOUT, request)
-        except (WorkerFailed, DeadlineExceeded) as error:
-            why = f"prompt {group.number}, sample {sample.index}: {error}"
-            sample.fail_by_machines(why, deterministic=self._node.config.run.deterministic)
-            return
-        if completed.finish_reason == "error":  # refused: it cannot be served
-            sample.fail(f"prompt {group.number}, sample {sample.index}: {completed.error}", is_users=True)
-            return
-        sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
-        self._counts(group.number)["rollout/tokens"] += len(completed.token_ids) // 4
-        if completed.finish_reason != ABORTED:
-            sample.finish_reason = completed.finish_reason
 
     def _resolve(self, group: PromptGroup) -> None:
         if self._trials.is_hopeless:
@@ -328,12 +296,8 @@ class Sampler:
             )
 
     def _out_of_reach(self) -> YattError:
-        quota = self._quota
-        says = (
-            f"{quota.dropped} of {quota.accepted + quota.dropped} prompt groups were dropped and "
-            f"{quota.accepted} of {quota.target} accepted in this iteration: too few to go on. The last was "
-            f"dropped because: {self._last_drop}. The event log (rollout.group.drop) has all"
-        )
+        why = f"The last was dropped because: {self._last_drop}. The event log (rollout.group.drop) has all"
+        says = f"{self._quota.shortfall()}. {why}"
         if not self._is_users_drop:  # engines, a filesystem: another attempt may do better
             return WorkerFailed(f"{says}.")
         return ConfigError(f"{says}; mend the reward, or raise algorithm.max_groups_opened_factor.")

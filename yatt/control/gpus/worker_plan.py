@@ -1,0 +1,92 @@
+"""The worker processes of one node: what they are, before any of them is started.
+
+A worker is named by what it is (``rollout-n0s0``). Each start of it has a number of its own, so that a
+message of an earlier start cannot be taken for one of the new process.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+from yatt.adapters.process import Child
+from yatt.control.node import Node
+from yatt.core.placement import ROLLOUT, TRAINER, Slab
+
+REWARD = "reward"
+ASYNC = "async"
+"""Ends the name of the reward process that runs asynchronous functions."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker place and the process in it now. `wire` is its name on the hub."""
+
+    name: str
+    role: str
+    slab: Slab | None
+    argv: tuple[str, ...]
+    gpus: tuple[int, ...]
+    starts: int = 0
+    child: Child | None = None
+    is_starting: bool = False
+    hello: asyncio.Event = field(default_factory=asyncio.Event)
+    hello_bytes: int = 0
+    work: int = 0
+    """Of its main loop, as it told last."""
+
+    waits_for: str = ""
+    """The error of a checkpoint store that it waits for, as it told last."""
+
+    is_unwanted: bool = False
+    """What is being started shall not be."""
+
+    @property
+    def wire(self) -> str:
+        """Unique to this start."""
+        return f"{self.name}.{self.starts}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended, or is about to begin."""
+        return self.child is not None or self.is_starting
+
+
+def planned_workers(node: Node) -> list[Worker]:
+    """Every worker this node will ever run, none of them started."""
+    place = ("--epoch", str(node.epoch), "--node", str(node.index), "--endpoint", node.endpoint)
+    common = ("--run", str(node.paths.root), *place)
+    workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
+    workers += [
+        Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
+            "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
+        for slab in node.slabs
+        if TRAINER in node.placement.roles_of(slab)
+        for gpu in slab.gpus
+    ]  # fmt: skip
+    workers += [
+        Worker(f"reward-n{node.index}{name}", REWARD, None, ("yatt.reward", *common), ())
+        for name in _reward_processes(node)
+    ]
+    return workers
+
+
+def _engines(node: Node, slab: Slab) -> list[str]:
+    return [role for role in node.placement.roles_of(slab) if role != TRAINER]
+
+
+def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
+    if role == ROLLOUT:
+        return Worker(f"rollout-{slab.name}", role, slab, ("yatt.rollout", *common), slab.gpus)
+    genrm = role.partition(":")[2]
+    argv = ("yatt.genrm", *common, "--genrm", genrm)
+    return Worker(f"genrm-{genrm}-{slab.name}", role, slab, argv, slab.gpus)
+
+
+def _reward_processes(node: Node) -> list[str]:
+    """One for each synchronous call at a time, and one for all asynchronous ones."""
+    config = node.config
+    if not node.is_owner or not (config.rewards or config.genrms):
+        return []
+    count = config.launch.reward_processes or min(8, os.cpu_count() or 1)
+    has_functions = bool(config.rewards) or any(genrm.path for genrm in config.genrms)
+    return [*(f"p{number}" for number in range(count)), *([ASYNC] if has_functions else [])]
