@@ -118,8 +118,8 @@ class Quota:
     def shortfall(self) -> str:
         """How far the target was missed, as the beginning of an error message."""
         return (
-            f"{self.dropped} of {self.accepted + self.dropped} prompt groups were dropped and {self.accepted} of "
-            f"{self.target} accepted in this iteration: too few to go on"
+            f"{self.dropped} of {self.accepted + self.dropped} prompt groups were dropped and "
+            f"{self.accepted} of {self.target} accepted in this iteration: too few to go on"
         )
 
     def opened(self, num: int) -> "Quota":

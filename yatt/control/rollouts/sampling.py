@@ -191,11 +191,8 @@ class Sampler:
         one, for how far sampling got beyond it is a matter of time."""
         last = max((fact.number for fact in chosen), default=-1)
         is_limited = self._node.config.run.deterministic
-        told = [
-            number
-            for number in self._counted
-            if number not in self._unfinished and (not is_limited or number <= last)
-        ]
+        resolved = [number for number in self._counted if number not in self._unfinished]
+        told = [number for number in resolved if not is_limited or number <= last]
         return sum((self._counted.pop(number) for number in told), Counter())
 
     async def break_off(self) -> None:
