@@ -1,4 +1,4 @@
-# The commands of this repository; each sets up what it needs.
+# The commands of this repository. Each installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -10,7 +10,7 @@ setup:
 slurm:
 	@$(PYTHON) tools/install_slurm.py
 
-# Beside the machine's own, for tests/slurm/test_newer.py; installs nothing.
+# A newer Slurm in .venv, for tests/slurm/test_newer.py; the system is not changed.
 newer-slurm: setup
 	@$(BIN)/python tools/other_slurm.py
 
@@ -20,16 +20,16 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
-# Three at a time on two cores: some wait (for Slurm, for a lease to run out) while another computes. One by one to whoever
-# is free; tests/conftest.py says which stay together.
+# Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
+# next group of tests; tests/conftest.py defines the groups.
 test: setup slurm newer-slurm
 	@$(BIN)/python -m pytest -n 3 --dist loadscope
 
-# What is made from the config's classes: docs/configuration.md and the schemas for editors.
+# Generate docs/configuration.md and the schemas for editors from the config classes.
 docs: setup
 	@$(BIN)/python -m yatt.config.document
 
-# The long proofs whole, which `make test` samples; a storm of faults; the tests that kill things, ROUNDS times.
+# Run the long checks in full (`make test` samples them), a storm of faults, and the tests that kill processes, ROUNDS times.
 ROUNDS ?= 5
 soak: setup slurm newer-slurm
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \

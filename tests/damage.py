@@ -37,7 +37,7 @@ def empty(path: Path) -> None:
 
 
 def garbage_line(path: Path) -> None:
-    path.write_bytes(_content(path) + b'{"kind": "attempt.end", "epoch": "x"\n"}\n' + b"[" * 50_000 + b"\n")
+    path.write_bytes(_content(path) + b'{"kind": "attempt.end", "attempt": "x"\n"}\n' + b"[" * 50_000 + b"\n")
 
 
 def other_json(path: Path) -> None:
@@ -47,17 +47,17 @@ def other_json(path: Path) -> None:
         '{"training/global_step": 9, "perf/throughput": 1' + "0" * 400 + ', "timing_s/step": 1}',
         '{"training/global_step": 1' + "0" * 400 + '}',
         '{"training/global_step": 1, "reward": 1' + "0" * 400 + '}',
-        '{"kind": "ckpt.commit", "epoch": 1, "wall": "2026-01-01T00:00:00", "iteration": 1, "size_bytes": 1'
+        '{"kind": "ckpt.commit", "attempt": 1, "wall": "2026-01-01T00:00:00", "iteration": 1, "size_bytes": 1'
         + "0" * 400 + '}',
         '{"training/global_step": 9, "critic/rewards/mean": 0.5}',
         '{"training/global_step": 1, "scores": 7, "verdicts": []}',
         '{"training/global_step": 1, "reward": "x", "scores": {"a": "b"}}',
-        '{"kind": 5, "epoch": 1, "wall": "2026-01-01T00:00:00"}',
-        '{"kind": "attempt.start", "epoch": 1, "wall": "2026-01-01T00:00:00", "nodes": "two"}',
-        '{"kind": "attempt.end", "epoch": 1, "wall": "no time", "exit_code": 0, "reason": ""}',
-        '{"kind": "phase.begin", "epoch": 1, "wall": "2026-01-01T00:00:00", "t": "x", "phase": []}',
-        '{"kind": "lease.grant", "epoch": 1, "wall": "2026-01-01T00:00:00", "slab": 5}',
-        '{"kind": "ckpt.commit", "epoch": 1, "wall": "0001-01-01T00:00:00", "iteration": 1, "size_bytes": 1}',
+        '{"kind": 5, "attempt": 1, "wall": "2026-01-01T00:00:00"}',
+        '{"kind": "attempt.start", "attempt": 1, "wall": "2026-01-01T00:00:00", "nodes": "two"}',
+        '{"kind": "attempt.end", "attempt": 1, "wall": "no time", "exit_code": 0, "reason": ""}',
+        '{"kind": "phase.begin", "attempt": 1, "wall": "2026-01-01T00:00:00", "t": "x", "phase": []}',
+        '{"kind": "lease.grant", "attempt": 1, "wall": "2026-01-01T00:00:00", "slab": 5}',
+        '{"kind": "ckpt.commit", "attempt": 1, "wall": "0001-01-01T00:00:00", "iteration": 1, "size_bytes": 1}',  # noqa: E501
     )  # fmt: skip
     path.write_bytes(_content(path) + "".join(f"{line}\n" for line in lines).encode())
 

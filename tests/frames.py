@@ -64,11 +64,11 @@ def damaged(frame: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
-def nonsense(epoch: int, seq: int, chance: random.Random) -> bytes:
+def nonsense(attempt: int, seq: int, chance: random.Random) -> bytes:
     """No frame at all, or an envelope that keeps no rule."""
     number = chance.choice((0, -1, None, 1.5, "1", [], True, b"", *HUGE))
     body = {"type": chance.choice((*TEXTS, "Frame", "Message", 3, None)), "worker": number}
-    parts = [epoch, 0, seq, 0, body]
+    parts = [attempt, 0, seq, 0, body]
     parts[chance.randrange(4)] = number
     match chance.randrange(7):
         case 0:
@@ -76,7 +76,7 @@ def nonsense(epoch: int, seq: int, chance: random.Random) -> bytes:
         case 1:
             return msgspec.msgpack.encode(parts)
         case 2:
-            return msgspec.msgpack.encode([epoch, 0, seq, chance.randrange(-9, 1), body])
+            return msgspec.msgpack.encode([attempt, 0, seq, chance.randrange(-9, 1), body])
         case 3:  # deeper than any decoder goes, or announces more than there is
             depth = chance.choice((2000, 200_000))
             inside = b"\x91" * depth + b"\x01"
@@ -95,7 +95,7 @@ def nonsense(epoch: int, seq: int, chance: random.Random) -> bytes:
             return chance.randbytes(64) * chance.choice((1, 100, 20_000))
 
 
-def frames(epoch: int, count: int, chance: random.Random) -> Iterator[list[bytes]]:
+def frames(attempt: int, count: int, chance: random.Random) -> Iterator[list[bytes]]:
     """So many messages of one part (a few: of none or several), most of them damaged.
 
     Valid ones have seqs from 1 on without gaps, so that none is taken for a repeated one.
@@ -103,14 +103,14 @@ def frames(epoch: int, count: int, chance: random.Random) -> Iterator[list[bytes
     known, seq = message_types(), 1
     for number in range(count):
         kind = known[number % len(known)]
-        good = encode_frame(epoch, seq, 0, drawn(kind, chance))
+        good = encode_frame(attempt, seq, 0, drawn(kind, chance))
         match chance.randrange(8):
             case 0:
                 data = good
             case 1:
-                data = encode_frame(chance.randrange(epoch), seq, 0, drawn(kind, chance))
+                data = encode_frame(chance.randrange(attempt), seq, 0, drawn(kind, chance))
             case 2 | 3:
-                data = nonsense(epoch, seq, chance)
+                data = nonsense(attempt, seq, chance)
             case _:
                 data = damaged(good, chance)
         seq += seq_of(data) == seq
@@ -124,18 +124,18 @@ def seq_of(data: bytes) -> int:
 
 
 def as_message(data: bytes) -> list[Any] | None:
-    """Epoch, seq, reply_to and the message of a frame; None if it is none. By plain msgpack."""
+    """Attempt, seq, reply_to and the message of a frame; None if it is none. By plain msgpack."""
     try:
         plain = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if not isinstance(plain, list) or len(plain) != 5 or any(type(each) is not int for each in plain[:4]):
         return None
-    epoch, token, seq, reply_to, body = plain
-    if epoch < 0 or token < 0 or seq < 1 or reply_to < 0 or not isinstance(body, dict):
+    attempt, token, seq, reply_to, body = plain
+    if attempt < 0 or token < 0 or seq < 1 or reply_to < 0 or not isinstance(body, dict):
         return None
     kind = next((each for each in message_types() if each.__name__ == body.get("type")), None)
     try:
-        return None if kind is None else [epoch, seq, reply_to, msgspec.convert(body, kind)]
+        return None if kind is None else [attempt, seq, reply_to, msgspec.convert(body, kind)]
     except msgspec.ValidationError:
         return None

@@ -12,10 +12,10 @@ from yatt.paths import RunPaths
 BEGAN_S = 1_800_000_000
 
 
-def event(at_s: float, kind: str, *, epoch: int = 1, node: int = 0, **fields) -> dict:
+def event(at_s: float, kind: str, *, attempt: int = 1, node: int = 0, **fields) -> dict:
     """One event, `at_s` seconds after the run began."""
     wall = datetime.fromtimestamp(BEGAN_S + at_s, UTC).isoformat(timespec="milliseconds")
-    return {"t": int(at_s * 1e9), "wall": wall, "epoch": epoch, "node": node, "kind": kind, **fields}
+    return {"t": int(at_s * 1e9), "wall": wall, "attempt": attempt, "node": node, "kind": kind, **fields}
 
 
 def metrics(count: int) -> tuple[dict, ...]:

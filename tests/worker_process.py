@@ -13,11 +13,11 @@ from pathlib import Path
 import yaml
 import zmq
 
+from yatt.adapters.channel import Channel, Handler
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.wire import Channel, Handler
 from yatt.records import message as m
 
-EPOCH, TOKEN = 3, 5
+ATTEMPT, TOKEN = 3, 5
 START_LIMIT_S = 60.0
 END_LIMIT_S = 20.0
 
@@ -73,7 +73,7 @@ async def worker_under_hub(
     endpoint = f"ipc://{run}/hub"
     socket = listening_socket(context, endpoint)
     worker = "worker.1"
-    command = [sys.executable, "-m", module, "--run", str(run), "--epoch", str(EPOCH), "--worker", worker]
+    command = [sys.executable, "-m", module, "--run", str(run), "--attempt", str(ATTEMPT), "--worker", worker]
     log = (run / "worker.log").open("w")
     process = subprocess.Popen(
         [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=dict(os.environ)
@@ -92,7 +92,7 @@ async def worker_under_hub(
         told.put_nowait(body)
         return None
 
-    hub = Hub(worker, process, Channel(socket, epoch=EPOCH, handler=hear), told, beats)
+    hub = Hub(worker, process, Channel(socket, attempt=ATTEMPT, handler=hear), told, beats)
     try:
         hello = await hub.next_told(START_LIMIT_S)
         assert isinstance(hello, m.Hello), f"{hello}\n{(run / 'worker.log').read_text()}"

@@ -83,10 +83,10 @@ class Run:
         for line in self.launcher_said():
             self.say(f"    launcher: {line}")
         job, at = status["job"], status["iteration"]
-        text = f"job {job['job_id']} {job['state']}, attempt {status['epoch']}, "
+        text = f"job {job['job_id']} {job['state']}, attempt {status['attempt']}, "
         text += f"iteration {at}/{status['total_iterations']} ({status['phase']})"
         why = f": {job['why']}" if job["why"] else ""
-        self.note("run", (job["state"], status["epoch"], at // SHOWN_EVERY), text + why)
+        self.note("run", (job["state"], status["attempt"], at // SHOWN_EVERY), text + why)
 
     def launcher_said(self) -> list[str]:
         """New lines of the launcher, without their time."""
@@ -152,8 +152,10 @@ def _judge(
 ) -> int:
     events = lines(run.folder / "events.jsonl")
     trained = [e["iteration"] for e in events if e["kind"] == "phase.end" and e["phase"] == "train"]
-    saved = max((e["iteration"] for e in events if (e["kind"], e["epoch"]) == ("ckpt.commit", 1)), default=0)
-    resumed = sum(e["iteration"] for e in events if (e["kind"], e["epoch"]) == ("attempt.resume", 2))
+    saved = max(
+        (e["iteration"] for e in events if (e["kind"], e["attempt"]) == ("ckpt.commit", 1)), default=0
+    )
+    resumed = sum(e["iteration"] for e in events if (e["kind"], e["attempt"]) == ("attempt.resume", 2))
     every = list(range(1, status["total_iterations"] + 1))
     rows = [row["training/global_step"] for row in lines(run.folder / "metrics.jsonl")]
     job, urgent = status["job"], run.state_of_urgent()
@@ -161,7 +163,7 @@ def _judge(
     once, weights = f"each of {len(every)} iterations", _weights(run.folder)
     checks = {
         f"job {job['job_id']} is still the one that was submitted": job["job_id"] == run.job,
-        f"requeued exactly once: Restarts={job['restarts']}": job["restarts"] == 1 and status["epoch"] == 2,
+        f"requeued exactly once: Restarts={job['restarts']}": job["restarts"] == 1 and status["attempt"] == 2,
         f"resumed from iteration {resumed}, where attempt 1 had saved last": resumed == saved,
         f"nothing lost: {once} trained once": trained == every,
         f"{once} has its line in metrics.jsonl, once": [r for r in rows if r] == every,

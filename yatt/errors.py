@@ -5,7 +5,7 @@ YattError
 |- WorkerFailed       the controller's: a trainer rank, engine or reward process ended or broke a promise
 |- LeaseLost          the controller's: this process may no longer touch the GPUs it held
 |- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
-|- StaleEpoch         nobody's: a newer attempt of this run exists; this one ends itself
+|- StaleAttempt         nobody's: a newer attempt of this run exists; this one ends itself
 |- FolderGone         the operator's: the run folder was removed while the run was going on
 |- FolderUnreachable  nobody's: the run folder did not answer between two attempts
 |- StoppedWaiting     nobody's: a signal ended a wait for the run folder
@@ -61,8 +61,8 @@ class DeadlineExceeded(YattError):
     """A wait ended without its answer. The message says who owed it, for how long, and where to look."""
 
 
-class StaleEpoch(YattError):
-    """A higher epoch was claimed: another attempt of this run is the live one."""
+class StaleAttempt(YattError):
+    """A newer attempt was claimed: another attempt of this run is the live one."""
 
     exit_code = EXIT_WILL_CONTINUE
 

@@ -1,6 +1,6 @@
 """The run folder: every name in it, in one place.
 
-See DESIGN: `config.yaml keys/ epochs/ attempts/ latest metrics.jsonl events.jsonl finished`.
+See DESIGN: `config.yaml keys/ claims/ attempts/ latest metrics.jsonl events.jsonl finished`.
 """
 
 import os
@@ -30,9 +30,9 @@ class RunPaths:
         return self.root / "folder_id"
 
     @property
-    def epochs(self) -> Path:
+    def claims(self) -> Path:
         """One claim a start."""
-        return self.root / "epochs"
+        return self.root / "claims"
 
     @property
     def latest(self) -> Path:
@@ -79,25 +79,25 @@ class RunPaths:
         """Written last, by the leader."""
         return self.root / "finished"
 
-    def attempt(self, epoch: int) -> Path:
+    def attempt(self, attempt: int) -> Path:
         """Folder of one attempt."""
-        return self.root / "attempts" / f"{epoch:06d}"
+        return self.root / "attempts" / f"{attempt:06d}"
 
-    def roster(self, epoch: int, node: int) -> Path:
+    def endpoint(self, attempt: int, node: int) -> Path:
         """Where a controller publishes its endpoint."""
-        return self.attempt(epoch) / "roster" / f"{node}.json"
+        return self.attempt(attempt) / "endpoints" / f"{node}.json"
 
-    def whole_roster(self, epoch: int) -> Path:
+    def all_endpoints(self, attempt: int) -> Path:
         """Where the leader publishes all controllers' endpoints."""
-        return self.attempt(epoch) / "roster" / "all.json"
+        return self.attempt(attempt) / "endpoints" / "all.json"
 
-    def local(self, epoch: int, node: int) -> Path:
+    def local(self, attempt: int, node: int) -> Path:
         """Names of a controller's node-local folders, for whoever outlives it."""
-        return self.attempt(epoch) / "local" / f"{node}.json"
+        return self.attempt(attempt) / "local" / f"{node}.json"
 
-    def lost(self, epoch: int, node: int) -> Path:
+    def lost(self, attempt: int, node: int) -> Path:
         """Written by the leader when it declares a controller lost."""
-        return self.attempt(epoch) / "lost" / f"{node}.json"
+        return self.attempt(attempt) / "lost" / f"{node}.json"
 
     @property
     def plan(self) -> Path:
@@ -119,33 +119,34 @@ class RunPaths:
         """submitit's own files: scripts, pickles and the launcher's output, by job id."""
         return self.root / "submitit"
 
-    def attempt_config(self, epoch: int) -> Path:
+    def attempt_config(self, attempt: int) -> Path:
         """What this attempt runs with, where that is not `config`: other nodes, the site's folders."""
-        return self.attempt(epoch) / "config.yaml"
+        return self.attempt(attempt) / "config.yaml"
 
-    def pulse(self, epoch: int) -> Path:
+    def heartbeat(self, attempt: int) -> Path:
         """A counter that the leader keeps raising; the dead-man's switch watches it."""
-        return self.attempt(epoch) / "pulse"
+        return self.attempt(attempt) / "heartbeat"
 
-    def claimed_requeue(self, epoch: int, number: int) -> Path:
+    def claimed_requeue(self, attempt: int, number: int) -> Path:
         """Who asks Slurm to start the job anew; a later number succeeds a claimant that died."""
-        return self.attempt(epoch) / "requeue" / f"{number:06d}"
+        return self.attempt(attempt) / "requeue" / f"{number:06d}"
 
-    def seat(self, epoch: int, node: int) -> Path:
+    def controller_record(self, attempt: int, node: int) -> Path:
         """Which Slurm node a controller was started on, and how it ended."""
-        return self.attempt(epoch) / "seats" / f"{node}.json"
+        return self.attempt(attempt) / "controllers" / f"{node}.json"
 
-    def staged(self, epoch: int, node: int) -> Path:
+    def staged(self, attempt: int, node: int) -> Path:
         """Which copies a node has on its own disk in this attempt."""
-        return self.attempt(epoch) / "staged" / f"{node}.json"
+        return self.attempt(attempt) / "staged" / f"{node}.json"
 
-    def log(self, epoch: int, worker: str) -> Path:
-        """A process's output. In a Slurm job the name says the epoch and the job's restart count as well, so
-        that it means something outside of its folder too."""
+    def log(self, attempt: int, worker: str) -> Path:
+        """A process's output. In a Slurm job its name has the attempt and the job's restart count as well."""
         start = (
-            f".e{epoch}.r{os.environ.get('SLURM_RESTART_COUNT', '0')}" if "SLURM_JOB_ID" in os.environ else ""
+            f".e{attempt}.r{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+            if "SLURM_JOB_ID" in os.environ
+            else ""
         )
-        return self.attempt(epoch) / "logs" / f"{worker}{start}.log"
+        return self.attempt(attempt) / "logs" / f"{worker}{start}.log"
 
 
 def rows_folder(scratch: Path, *, is_held_out: bool) -> Path:

@@ -115,7 +115,7 @@ def rank_main(folder: Path, rank: int) -> None:
     dist.barrier()
     reports = [msgspec.msgpack.decode(store.read(f"reports/{r}"), type=ShardsSaved) for r in range(RANKS)]
     manifest = Manifest(
-        iteration=1, epoch=1, config_hash="", files=tuple(file for r in reports for file in r.files),
+        iteration=1, attempt=1, config_hash="", files=tuple(file for r in reports for file in r.files),
         common=msgspec.Raw(reports[0].common), nodes=(),
     )  # fmt: skip
     before, began_s = reset_peak(), time.monotonic()

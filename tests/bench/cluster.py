@@ -18,11 +18,11 @@ from typing import Any
 
 import zmq
 
+from yatt.adapters.channel import Channel
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
 from yatt.adapters.process import ChildStart, open_log
-from yatt.adapters.wire import Channel
 from yatt.config.load import load_resolved
 from yatt.control.components import build_components
 from yatt.control.controller import Controller
@@ -39,7 +39,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-EPOCH = 1
+ATTEMPT = 1
 START_LIMIT_S = 60.0
 
 
@@ -63,8 +63,8 @@ class SimulatedNode:
         paths = RunPaths(root)
         config = load_resolved(paths.config)
         self.node = Node(
-            config=config, paths=paths, placement=place(config), epoch=EPOCH, index=index, host="127.0.0.1",
-            device="cpu",
+            config=config, paths=paths, placement=place(config), attempt=ATTEMPT, index=index,
+            host="127.0.0.1", device="cpu",
         )  # fmt: skip
         make_private(self.node.scratch)
         self.context, self.keys = context, CurveKeys(paths.keys)
@@ -73,7 +73,7 @@ class SimulatedNode:
         self.sender = EventSender(self.peers)
         self.channels: list[Channel] = []
         self.tasks: set[asyncio.Task] = set()
-        events = EventLog(epoch=EPOCH, node=index, role="controller", sink=self._emit)
+        events = EventLog(attempt=ATTEMPT, node=index, role="controller", sink=self._emit)
         self.events = events
         hub = self._channel(listening_socket(context, self.node.endpoint), self._from_worker)
         socket = listening_socket(context, f"tcp://{self.node.host}:*", self.keys)
@@ -91,14 +91,16 @@ class SimulatedNode:
         """Idle processes as workers, and a socket that answers in the name of each."""
         for worker in self.parts.supervisor.workers.values():
             worker.starts = 1
-            log = self.node.paths.log(EPOCH, worker.name)
+            log = self.node.paths.log(ATTEMPT, worker.name)
             idle = ChildStart(worker.name, ["/bin/sleep", "600"], env={}, output=open_log(log), log=log)
             worker.child = await idle.begun
             worker.hello_bytes = self.parts.arbiter.weigh(worker)
             worker.hello.set()
-            socket = calling_socket(self.context, self.node.endpoint, worker.wire)
+            socket = calling_socket(self.context, self.node.endpoint, worker.address)
             line = self._channel(socket, answer_at_once, peer="controller")
-            self.tasks.add(asyncio.create_task(line.tell("controller", m.Hello(worker=worker.wire, pid=1))))
+            self.tasks.add(
+                asyncio.create_task(line.tell("controller", m.Hello(worker=worker.address, pid=1)))
+            )
         works = (self.parts.arbiter.run(), self.parts.reports.run(), self._watch_exits())
         self.tasks |= {asyncio.create_task(work) for work in works}
 
@@ -123,7 +125,7 @@ class SimulatedNode:
             await channel.close()
 
     def _channel(self, socket, handler, peer: str = "") -> Channel:
-        channel = Channel(socket, epoch=EPOCH, handler=handler, peer=peer)
+        channel = Channel(socket, attempt=ATTEMPT, handler=handler, peer=peer)
         self.channels.append(channel)
         return channel
 
@@ -145,7 +147,7 @@ class SimulatedNode:
     def gave_up(self, index: int, why: str) -> None:
         raise AssertionError(f"node{index} gave up: {why}")
 
-    async def _failed(self, report: c.Trouble) -> None:
+    async def _failed(self, report: c.FailureReport) -> None:
         raise AssertionError(report.error)
 
     async def _watch_exits(self) -> None:

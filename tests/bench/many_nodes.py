@@ -36,7 +36,7 @@ class PacedActs(cluster.InstantActs):
         self.used_s = self.passed_s = 0.0
 
     async def run(self, act: phases.Act) -> phases.Acted:
-        if act.phase is phases.Phase.SAMPLE and act.iteration > QUICK:
+        if act.phase is phases.Phase.ROLLOUT and act.iteration > QUICK:
             if act.iteration == QUICK + 1:
                 self.used_s, self.passed_s = -cluster.cpu_s(), -time.monotonic()
             await asyncio.sleep(ITERATION_S)

@@ -13,8 +13,8 @@ from typing import Any
 
 import zmq
 
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.wire import Channel
 from yatt.control.rollouts.groups import PromptGroup, new_group
 from yatt.control.training import PORTION_BYTES, orders_of_rank
 from yatt.core.balance import Cost, plan_iteration
@@ -116,7 +116,7 @@ RANKS = """
 import sys, zmq
 from yatt.adapters.worker_link import WorkerLink
 from yatt.records import cluster, message as m
-links = [WorkerLink(sys.argv[1], worker=f"trainer{rank}", epoch=1) for rank in range(int(sys.argv[2]))]
+links = [WorkerLink(sys.argv[1], worker=f"trainer{rank}", attempt=1) for rank in range(int(sys.argv[2]))]
 for rank, link in enumerate(links):
     link.send(m.Hello(worker=f"trainer{rank}", pid=1))
 num = {link: 0 for link in links}
@@ -146,7 +146,7 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
         if len(names) == len(order.dp_lead_ranks):
             here.set()
 
-    hub = Channel(listening_socket(context, endpoint), epoch=1, handler=hear, resend_s=0)
+    hub = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
     argv = [sys.executable, "-c", RANKS, endpoint, str(len(order.dp_lead_ranks))]
     ranks = await asyncio.create_subprocess_exec(*argv)
     await asyncio.wait_for(here.wait(), 60)
@@ -188,7 +188,7 @@ def run() -> dict[str, Any]:
         "title": "A controller's memory",
         "how": f"{GROUPS} prompt groups x {SAMPLES} completions of {TOKENS:,} tokens on a trainer node that "
         "is the leader too: real records, filled as sampling and scoring fill them, each completion decoded "
-        "from the wire. Resident bytes a completion token, beyond those before. Handing over: the process's "
+        "as it comes. Resident bytes a completion token, beyond those before. Handing over: the process's "
         f"peak while {DP_SIZE} local ranks, a process of their own, are sent their samples.",
         "head": ["what", "bytes a token"],
         "rows": [[what, f"{value:.2f}"] for what, value in seen.items()],

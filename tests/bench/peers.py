@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from tests.bench.cluster import EPOCH, address_of
+from tests.bench.cluster import ATTEMPT, address_of
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, roomy_context
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import publish
@@ -38,7 +38,7 @@ class Peer:
         self._hub = listening_socket(context, "tcp://127.0.0.1:*", keys)
         self.address = self._hub.getsockopt_string(zmq.LAST_ENDPOINT)
         self._line = calling_socket(context, leader, f"node{index}", keys)
-        line = {"kind": "bench", "node": index, "role": "controller", "epoch": EPOCH, "text": "x" * 100}
+        line = {"kind": "bench", "node": index, "role": "controller", "attempt": ATTEMPT, "text": "x" * 100}
         self._lines = b"\n".join([json.dumps(line).encode()] * EVENTS_A_BATCH)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._hub.fileno(), self._drain)
@@ -46,7 +46,7 @@ class Peer:
 
     def _beat(self) -> None:
         for body in (c.Alive(), c.EventLines(lines=self._lines)):
-            self._line.send(encode_frame(EPOCH, next(self._seq), 0, body))
+            self._line.send(encode_frame(ATTEMPT, next(self._seq), 0, body))
         asyncio.get_running_loop().call_later(PERIOD_S, self._beat)
 
     def _drain(self) -> None:
@@ -55,7 +55,7 @@ class Peer:
             sender, data = self._hub.recv_multipart()
             frame = decode_frame(data)
             if frame.reply_to == 0 and TOLD not in bytes(frame.body):
-                answer = encode_frame(EPOCH, next(self._answers), frame.seq, m.Done())
+                answer = encode_frame(ATTEMPT, next(self._answers), frame.seq, m.Done())
                 self._hub.send_multipart([sender, answer])
 
 

@@ -50,7 +50,7 @@ def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_U
     config = load([empty], [f"{key}={value}" for key, value in settings.items()])
     paths.config.write_text(resolved_text(config))
     make_keys(paths.keys)
-    paths.attempt(cluster.EPOCH).mkdir(parents=True)
+    paths.attempt(cluster.ATTEMPT).mkdir(parents=True)
 
 
 def shares(num_nodes: int) -> list[range]:

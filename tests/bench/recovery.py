@@ -79,7 +79,7 @@ class Drill:
         self.cluster, self.took = cluster, took
         self.run = SubmittedRun(cluster, folder, SETTINGS)
         self.job_id = self.run.submit()
-        self.epoch = 0
+        self.attempt = 0
 
     def event_s(self, kind: str, after_s: float, **fields: Any) -> float:
         """When the first such event after `after_s` happened."""
@@ -97,11 +97,11 @@ class Drill:
 
     def begun(self) -> tuple[float, float, float]:
         """The next attempt's launcher, first phase and first rollout."""
-        self.epoch += 1
-        self.run.wait_attempts(self.epoch, LIMIT_S)
+        self.attempt += 1
+        self.run.wait_attempts(self.attempt, LIMIT_S)
         launcher_s = began_s(self.run.launcher)
-        join_s = self.event_s("phase.begin", 0.0, epoch=self.epoch, phase="join")
-        rollout_s = self.event_s("phase.begin", 0.0, epoch=self.epoch, phase="rollout")
+        join_s = self.event_s("phase.begin", 0.0, attempt=self.attempt, phase="join")
+        rollout_s = self.event_s("phase.begin", 0.0, attempt=self.attempt, phase="rollout")
         self.run.wait_step(attempts(self.run.paths)[-1].started["committed"] + 2, LIMIT_S)
         return launcher_s, join_s, rollout_s
 
@@ -122,19 +122,19 @@ class Drill:
         self.note("hang again", self.event_s("worker.start", hit_s, node=2) - hit_s)
 
     def controller(self) -> None:
-        seat = self.run.paths.seat(self.epoch, 1)
+        entry = self.run.paths.controller_record(self.attempt, 1)
         hit_s = self._hit(self.run.controller(1), signal.SIGKILL)
-        wait_for(lambda: '"ended"' in seat.read_text(), timeout_s=LIMIT_S, what="the seat's end")
-        self.note("controller death", seat.stat().st_mtime - hit_s)
-        self.run.wait_attempts(self.epoch + 1, LIMIT_S)
+        wait_for(lambda: '"ended"' in entry.read_text(), timeout_s=LIMIT_S, what="the entry's end")
+        self.note("controller death", entry.stat().st_mtime - hit_s)
+        self.run.wait_attempts(self.attempt + 1, LIMIT_S)
         self.note("controller again", wall_s(attempts(self.run.paths)[-1].started["wall"]) - hit_s)
         self.begun()
 
     def preemption(self) -> None:
-        epoch, asked_s = self.epoch, time.time()
+        attempt, asked_s = self.attempt, time.time()
         self.cluster.sbatch(HIGH, "--partition=high", f"--nodes={1 + SPARE}", "--exclusive")
-        notice_s = self.event_s("signal", asked_s, epoch=epoch)
-        saved_s = self.event_s("attempt.end", notice_s, epoch=epoch)
+        notice_s = self.event_s("signal", asked_s, attempt=attempt)
+        saved_s = self.event_s("attempt.end", notice_s, attempt=attempt)
         launcher_s, _, rollout_s = self.begun()
         requeued_s = wall_s(re.findall(r"^(\S+) yatt: .*: requeued$", self.run.launcher_log(), re.M)[-1])
         self.note("preemption saved", saved_s - notice_s)
@@ -163,8 +163,8 @@ class Drill:
     def verdict(self) -> dict[str, int]:
         """What must be exact: requeues, and stale writes that count."""
         self.run.check_checkpoints()
-        ghosts = Checkpoints(FolderStore(self.run.paths.root / "checkpoints"), 0).newest().ghosts
-        return {"requeues": self.run.restarts(self.job_id), "ghosts": len(ghosts)}
+        stale = Checkpoints(FolderStore(self.run.paths.root / "checkpoints"), 0).newest().stale
+        return {"requeues": self.run.restarts(self.job_id), "stale": len(stale)}
 
     def _hit(self, pid: int, number: signal.Signals) -> float:
         hit_s = time.time()
@@ -206,12 +206,12 @@ def run() -> dict[str, Any]:
             print(f"  repetition {number + 1}", flush=True)
             found.append(drill(cluster, took))
     targets = [_target(row, limit_s, took) for row, limit_s in TARGETS]
-    requeues, ghosts = [f["requeues"] for f in found], [f["ghosts"] for f in found]
+    requeues, stale = [f["requeues"] for f in found], [f["stale"] for f in found]
     targets += [
         {"what": "requeues of a preemption and a lost batch node", "target": "2",
          "value": ", ".join(map(str, requeues)), "met": set(requeues) == {2}},
         {"what": "commits of a former start that count", "target": "0",
-         "value": str(sum(ghosts)), "met": not any(ghosts)},
+         "value": str(sum(stale)), "met": not any(stale)},
     ]  # fmt: skip
     return {
         "title": "Recovery on Slurm",

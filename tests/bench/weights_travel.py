@@ -51,7 +51,7 @@ def prepare(root: Path, shm: Path) -> None:
     config = load([empty], [f"{key}={value}" for key, value in settings.items()])
     paths.config.write_text(resolved_text(config))
     make_keys(paths.keys)
-    paths.attempt(cluster.EPOCH).mkdir(parents=True)
+    paths.attempt(cluster.ATTEMPT).mkdir(parents=True)
 
 
 class Lateness:
@@ -150,9 +150,9 @@ def run() -> dict[str, Any]:
     ]
     return {
         "title": "Weights between two controllers",
-        "how": f"{FILES} files of {FILE_BYTES >> 20} MiB from an owner's memory filesystem to an engine "
-        "node's: real controllers in two processes, CURVE over TCP on the loopback, a checksum of each file "
-        f"at both ends. {REPEATS} fetches. Lateness is of a task that wants to run every 10 ms.",
+        "how": f"{FILES} files of {FILE_BYTES >> 20} MiB from a trainer node's memory filesystem to that of "
+        "an engine node: real controllers in two processes, CURVE over TCP on the loopback, a checksum of "
+        f"each file at both ends. {REPEATS} fetches. Lateness is of a task that wants to run every 10 ms.",
         "head": ["what", "time", "rate"],
         "rows": rows,
         "targets": [

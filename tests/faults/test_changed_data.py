@@ -33,7 +33,7 @@ def test_changed_training_files_are_refused_and_the_old_ones_go_on(tmp_path: Pat
     try:
         events = run.run_dir / "events.jsonl"
         wait_for(
-            lambda: [e for e in rows(events) if (e["epoch"], e.get("phase")) == (3, "train")],
+            lambda: [e for e in rows(events) if (e["attempt"], e.get("phase")) == (3, "train")],
             timeout_s=120,
             what="an iteration of the third attempt",
         )

@@ -22,9 +22,9 @@ def run_file(folder: Path) -> RunFile:
     })  # fmt: skip
 
 
-def phases(run: RunFile, epoch: int) -> set[str]:
+def phases(run: RunFile, attempt: int) -> set[str]:
     events = rows(run.run_dir / "events.jsonl")
-    return {e["phase"] for e in events if e["kind"] == "phase.begin" and e["epoch"] == epoch}
+    return {e["phase"] for e in events if e["kind"] == "phase.begin" and e["attempt"] == attempt}
 
 
 def exported(run: RunFile) -> list[str]:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 def step_of(paths: RunPaths) -> list[str]:
     return [
         "env", "SLURM_PROCID=0", sys.executable, "-m", "yatt.launch.step", "--run", str(paths.root),
-        "--epoch", "1", "--indexes", "0",
+        "--attempt", "1", "--indexes", "0",
     ]  # fmt: skip
 
 
@@ -38,14 +38,14 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             step.process.wait(timeout=5)
-        weather.write_text("error seats")
+        weather.write_text("error records")
         log = paths.log(1, "node0")
         wait_for(lambda: log.exists() and log.read_text(), timeout_s=30, what="what the step says")
         with pytest.raises(subprocess.TimeoutExpired):
             step.process.wait(timeout=2)
         weather.unlink()
         assert step.process.wait(timeout=60) == 2, step.said
-        assert unsealed_any(paths.seat(1, 0).read_bytes())["ended"] == 2
+        assert unsealed_any(paths.controller_record(1, 0).read_bytes())["ended"] == 2
         assert "config.yaml" in log.read_text()
     finally:
         step.close()

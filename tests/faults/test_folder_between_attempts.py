@@ -16,7 +16,7 @@ import pytest
 from tests.runs import ROOT, RunFile, command, environment, kill, living, rows, wait_for
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.ledger import attempts
-from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleEpoch, StoppedWaiting
+from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleAttempt, StoppedWaiting
 from yatt.launch.folder_wait import FolderWait
 from yatt.paths import RunPaths
 
@@ -101,7 +101,7 @@ def test_a_signal_ends_the_wait_for_the_run_folder(between) -> None:
 
 def test_the_launcher_of_a_job_waits_for_the_run_folder_too(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
-    paths.epochs.mkdir(parents=True)
+    paths.claims.mkdir(parents=True)
     publish(paths.finished, sealed({}, 1))
     weather = tmp_path / "weather"
     weather.write_text("error")
@@ -201,11 +201,11 @@ def test_what_does_not_pass_in_time_or_at_all_is_a_failure_and_not_the_users(tmp
 
 
 def test_what_a_step_says_about_the_run_is_passed_on(tmp_path: Path) -> None:
-    for error in (StaleEpoch("newer"), ConfigError("a mistake in the file")):
+    for error in (StaleAttempt("newer"), ConfigError("a mistake in the file")):
         with pytest.raises(type(error)):
             waiting(tmp_path, [])(failing(1, error))
     with pytest.raises(FolderGone):
-        waiting(tmp_path, [])(partial(make_within, tmp_path / "gone", tmp_path / "gone" / "epochs"))
+        waiting(tmp_path, [])(partial(make_within, tmp_path / "gone", tmp_path / "gone" / "claims"))
 
 
 def test_a_signal_ends_a_wait_once_unless_it_has_had_its_effect(tmp_path: Path) -> None:

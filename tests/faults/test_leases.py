@@ -55,7 +55,7 @@ def test_a_paused_holder_loses_its_lease_and_the_run_goes_on(run: RunFile) -> No
     ]  # fmt: skip
     assert after, "the slab was granted again"
     assert min(after) > expired[0]["token"], "with a higher token"
-    assert {e["epoch"] for e in events(run, "attempt.start")} == {1}, "the attempt went on"
+    assert {e["attempt"] for e in events(run, "attempt.start")} == {1}, "the attempt went on"
     others = [e["worker"] for e in events(run, "worker.start") if not e["worker"].endswith(".1")]
     assert others == ["rollout-n0s0.2"], "nobody else was started again"
 

@@ -21,7 +21,7 @@ import pytest
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
-from yatt.adapters.attempt_claim import claim_epoch
+from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import unsealed
 from yatt.config.load import load
 from yatt.launch.folder import completed, open_folder
@@ -144,7 +144,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
 
 def test_the_run_goes_on_and_ends_bit_equal(calm: RunFile, disturbed: Disturbed) -> None:
     assert disturbed.code == 0, disturbed.output
-    assert {e["epoch"] for e in rows(disturbed.run.run_dir / "events.jsonl")} == {1}, "one attempt"
+    assert {e["attempt"] for e in rows(disturbed.run.run_dir / "events.jsonl")} == {1}, "one attempt"
     assert final_state(disturbed.run) == final_state(calm)
     assert metrics(disturbed.run) == metrics(calm)
     assert living(disturbed.run.run_dir) == {}
@@ -233,7 +233,7 @@ def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(
     assert process.returncode == 0, output
     assert (event["node"], event["goes_on"]) == (2, True)
     assert event["why"].startswith("gave up: rollout-n2s0 ended 8 times in a row")
-    assert {e["epoch"] for e in rows(run.run_dir / "events.jsonl")} == {1}, "one attempt"
+    assert {e["attempt"] for e in rows(run.run_dir / "events.jsonl")} == {1}, "one attempt"
 
 
 # ---- absent from the start ----------------------------------------------------------------------
@@ -242,9 +242,9 @@ def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(
 def controllers(run: RunFile, nodes: list[int], absent: str) -> Iterator["subprocess.Popen[str]"]:
     """An attempt without its launcher: the controllers of these nodes."""
     paths = open_folder(completed(load([run.write()], [])))
-    epoch = claim_epoch(paths)
+    attempt = claim_attempt(paths)
     for node in nodes:
-        argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--epoch", str(epoch)]
+        argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--attempt", str(attempt)]
         argv += ["--node", str(node), "--device", "cpu", "--absent", absent]
         yield subprocess.Popen(
             argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -105,7 +105,7 @@ def test_an_engine_that_only_dies_ends_the_attempt_instead_of_being_started_for_
 
         wait_for(is_up, timeout_s=60, what=f"{wire} to be up")
         kill(pids(run, "yatt.rollout")[0])
-    troubles = wait_for(lambda: events(run, "trouble"), timeout_s=60, what="the end of the attempt")
+    troubles = wait_for(lambda: events(run, "failure.report"), timeout_s=60, what="the end of the attempt")
     (tmp_path / "policy" / "scripted.json").write_text(json.dumps({"steps_per_token": 1}))
     assert f"ended {MOST_DEATHS} times in a row, and completed nothing meanwhile" in finish(process)
     assert troubles[0]["exit_code"] == 1

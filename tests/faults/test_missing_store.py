@@ -90,7 +90,7 @@ def test_an_unmounted_store_is_waited_for_and_gone_on_from(tmp_path: Path, commi
     (tmp_path / "away").rename(tmp_path / "mount")
     assert resuming.process.wait(timeout=300) == 0, resuming.said
     events = rows(committed.run_dir / "events.jsonl")
-    assert min(e["iteration"] for e in events if e["kind"] == "attempt.resume" and e["epoch"] > 1) > 0
+    assert min(e["iteration"] for e in events if e["kind"] == "attempt.resume" and e["attempt"] > 1) > 0
     steps = [row["training/global_step"] for row in rows(committed.run_dir / "metrics.jsonl")]
     assert steps == list(range(1, 7))
 
@@ -125,11 +125,11 @@ def test_a_controller_neither_claims_nor_uses_a_store_that_is_not_there(tmp_path
     assert owner_of(FolderStore(store)) == ""
 
 
-def test_a_late_commit_of_a_ghost_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
+def test_a_late_commit_of_a_stale_attempt_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
     config, paths = opened(tmp_path)
     store = claimed_run_store(config, paths.root, print)
-    for epoch in (1, 2):  # the second goes on from the beginning before the first has committed anything
-        Checkpoints(store, epoch, config.run.id).adopt(None)
+    for attempt in (1, 2):  # the second goes on from the beginning before the first has committed anything
+        Checkpoints(store, attempt, config.run.id).adopt(None)
     store.create("manifests/00000001.000001.json", b"{}")
     note(paths, 1, COMMITTED, {"iteration": 1})
     assert Checkpoints(store, 3, config.run.id).candidates().names == ()

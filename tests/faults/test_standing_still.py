@@ -77,12 +77,12 @@ def supervisor_of(folder: Path, start_timeout_s: float, told: list[str]) -> Supe
     run = config(1, 1, 0, 0)
     run = replace(run, launch=replace(run.launch, start_timeout_s=start_timeout_s))
     node = Node(
-        config=run, paths=RunPaths(folder), placement=place(run), epoch=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(folder), placement=place(run), attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
     node.paths.log(1, "x").parent.mkdir(parents=True)
 
-    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=lambda _: None))
+    supervisor = Supervisor(node, EventLog(attempt=1, node=0, role="controller", sink=lambda _: None))
     supervisor.exits.put_nowait = lambda exit: told.append(exit[1])  # type: ignore[method-assign]
     return supervisor
 

@@ -75,7 +75,7 @@ def figures(run: RunFile) -> dict:
     checks = [event for event in events if event["kind"] == "weights.check"]
     row |= {kind: kinds.count(kind) for kind in TOLD}
     row["difference_of_allowed"] = round(max(each["difference"] / each["allowed"] for each in checks), 4)
-    attempts = {event["epoch"] for event in events if event["kind"] == "attempt.start"}
+    attempts = {event["attempt"] for event in events if event["kind"] == "attempt.start"}
     assert len(attempts) == 1, "a killed engine costs its requests, not the attempt"
     assert kinds.count("lease.unproven") <= 1, "the killed engine's memory at most"
     return row

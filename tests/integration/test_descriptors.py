@@ -97,7 +97,7 @@ def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -
     assert len(pids) == 3 and all(soft == hard for soft, hard in soft_and_hard)
     config = load_resolved(RunPaths(run.run_dir).config)
     node = Node(
-        config=config, paths=RunPaths(run.run_dir), placement=place(config), epoch=1, index=0,
+        config=config, paths=RunPaths(run.run_dir), placement=place(config), attempt=1, index=0,
         host="127.0.0.1", device="cpu",
     )  # fmt: skip
     assert max(counted) <= descriptors_of(node), f"{counted} are open"
@@ -121,7 +121,7 @@ def check_segments(paths: RunPaths) -> None:
 def node_of(nodes: int, gpus: int, index: int = 0, trainer_nodes: int = 0) -> Node:
     kind = disaggregated(nodes, trainer_nodes, gpus) if trainer_nodes else colocated(nodes, gpus, 0, 0)
     return Node(
-        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), epoch=1, index=index, host="",
+        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), attempt=1, index=index, host="",
         device="cpu",
     )  # fmt: skip
 

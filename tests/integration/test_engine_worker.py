@@ -69,7 +69,7 @@ def test_a_life_wake_sample_load_sample_stop(tmp_path):
     over_scripted_rollout(tmp_path, scene)
 
 
-def test_the_pulse_renews_only_while_a_token_is_held(tmp_path):
+def test_the_heartbeat_renews_only_while_a_token_is_held(tmp_path):
     async def scene(hub, model):
         await hub.order(m.Wake())
         async with asyncio.timeout(30):
@@ -231,7 +231,7 @@ def test_a_worker_ends_with_its_controller(tmp_path):
     run, _ = scripted_run(tmp_path)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as hub:
         hub.bind(f"ipc://{tmp_path}/hub")
-        worker = ["-m", "yatt.rollout", "--run", str(run), "--epoch", "3", "--worker", "w"]
+        worker = ["-m", "yatt.rollout", "--run", str(run), "--attempt", "3", "--worker", "w"]
         command = [sys.executable, *worker, "--endpoint", f"ipc://{tmp_path}/hub"]
         starter = [sys.executable, "-c", STARTER, *command]
         controller = subprocess.Popen(starter, stdout=subprocess.PIPE, text=True)

@@ -30,7 +30,7 @@ if os.getuid() == 0:  # the limit does not hold for root
 run = config(1, 1, 0, 0)
 run = replace(run, launch=replace(run.launch, start_timeout_s=start_timeout_s))
 node = Node(
-    config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1", device="cpu"
+    config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1", device="cpu"
 )
 paths = node.paths.log(1, "x").parent
 paths.mkdir(parents=True)
@@ -49,7 +49,7 @@ async def main():
             say(json.dumps({"kind": "on_exit", "worker": worker.name, "how": how}))
             ended.set()
 
-    events = EventLog(epoch=1, node=0, role="controller", sink=say)
+    events = EventLog(attempt=1, node=0, role="controller", sink=say)
     supervisor = Supervisor(node, events)
     watching = asyncio.ensure_future(watch_exits())
     (worker,) = (w for w in supervisor.workers.values() if w.role == ROLLOUT)
@@ -85,7 +85,7 @@ from pathlib import Path
 import zmq
 from tests.unit.core.test_placement import config
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.wire import Channel
+from yatt.adapters.channel import Channel
 from yatt.control.components import build_components
 from yatt.control.node import Node
 from yatt.control.membership.failure_reports import FailureReports
@@ -103,7 +103,7 @@ if os.getuid() == 0:  # the limit does not hold for root
 run = config(1, 1, 0, 0)
 run = replace(run, lease=replace(run.lease, ask_s=0.5, term_s=0.5))
 node = Node(
-    config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1", device="cpu"
+    config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1", device="cpu"
 )
 node.paths.log(1, "x").parent.mkdir(parents=True)
 hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
@@ -116,9 +116,9 @@ async def main():
             parts.arbiter.died(worker)
 
     hub = Channel(
-        listening_socket(zmq.Context(), f"ipc://{root}/hub"), epoch=1, handler=lambda *_: None, resend_s=0
+        listening_socket(zmq.Context(), f"ipc://{root}/hub"), attempt=1, handler=lambda *_: None, resend_s=0
     )
-    events = EventLog(epoch=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
+    events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
     parts = build_components(node, hub, Peers(), events, FailureReports(events, None))
     slab, arbiter = node.slabs[0], asyncio.gather(parts.arbiter.run(), watch_exits())
     await asyncio.sleep(0.2)

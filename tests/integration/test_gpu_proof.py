@@ -15,7 +15,7 @@ import pytest
 from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
-from yatt.control.gpus.memory_check import GpuProver
+from yatt.control.gpus.memory_check import GpuMemoryCheck
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
@@ -90,7 +90,7 @@ def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_any
 
 def test_a_first_sleep_that_frees_nothing_is_not_believed(make, gpus):
     async def scenario():
-        async with make(max_residue_bytes=1024 * MIB).running() as bench:
+        async with make(max_sleeping_bytes=1024 * MIB).running() as bench:
             bench.asleep[TRAINER] = AWAKE
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
@@ -214,12 +214,12 @@ def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(make, gpus, mo
 def test_the_baseline_sinks_when_a_former_attempts_process_goes(make, gpus):
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
     bench = make()
-    prover = GpuProver(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
-    assert prover.check(bench.slab, TRAINER).clean
+    memory_check = GpuMemoryCheck(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
+    assert memory_check.check(bench.slab, TRAINER).clean
     (gpus / "gpu0" / "leak").unlink()
-    assert prover.check(bench.slab, TRAINER).clean
+    assert memory_check.check(bench.slab, TRAINER).clean
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
-    assert not prover.check(bench.slab, TRAINER).clean
+    assert not memory_check.check(bench.slab, TRAINER).clean
 
 
 def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):

@@ -12,8 +12,8 @@ import zmq
 
 from tests.runs import RunFile, kill, living, rows, start
 from tests.unit.core.test_placement import config
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.wire import Channel
 from yatt.control.components import build_components
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.membership.failure_reports import FailureReports
@@ -29,7 +29,7 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
     """What an engine that is killed at each start comes to, and how often it was killed."""
     run = config(1, 1, 0, 0)
     node = Node(
-        config=run, paths=RunPaths(root), placement=place(run), epoch=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
     node.paths.log(1, "x").parent.mkdir(parents=True)
@@ -47,8 +47,8 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
 
         context = zmq.Context()
         socket = listening_socket(context, f"ipc://{root}/hub")
-        hub = Channel(socket, epoch=1, handler=lambda *_: None, resend_s=0)
-        events = EventLog(epoch=1, node=0, role="controller", sink=lambda _: None)
+        hub = Channel(socket, attempt=1, handler=lambda *_: None, resend_s=0)
+        events = EventLog(attempt=1, node=0, role="controller", sink=lambda _: None)
         parts = build_components(node, hub, Peers(), events, FailureReports(events, deliver))
         slab = node.slabs[0]
         arbiter = asyncio.gather(parts.arbiter.run(), parts.reports.run(), watch_exits())
@@ -56,9 +56,9 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
         parts.arbiter.want(slab, ROLLOUT)
         kills, killed = 0, ""
         while not troubles:
-            if engine.child is not None and engine.wire != killed:
+            if engine.child is not None and engine.address != killed:
                 await asyncio.sleep(0.3)
-                killed, kills = engine.wire, kills + 1
+                killed, kills = engine.address, kills + 1
                 engine.child.signal_group(9)
             await asyncio.sleep(0.02)
         await parts.supervisor.close(1.0)
@@ -93,7 +93,7 @@ def test_engines_and_reward_processes_killed_at_their_first_start_cost_no_attemp
     said, _ = process.communicate()
     assert process.returncode == 0, said
     events = rows(run.run_dir / "events.jsonl")
-    assert {event["epoch"] for event in events if event["kind"] == "attempt.start"} == {1}
+    assert {event["attempt"] for event in events if event["kind"] == "attempt.start"} == {1}
     assert killed == {"yatt.rollout": 3, "yatt.reward": 3}
     ends = [event for event in events if event["kind"] == "worker.end" and event["how"] == KILLED]
     assert len(ends) >= 6

@@ -10,15 +10,15 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
-from yatt.adapters.wire import Channel
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.router import Router
 from yatt.core.placement import ROLLOUT, place
-from yatt.errors import StaleEpoch, WorkerFailed
+from yatt.errors import StaleAttempt, WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -38,7 +38,7 @@ class Cluster:
         config = disaggregated(3, 1, 1)
         config = replace(config, rollout=replace(config.rollout, max_retries=0))
         node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), epoch=1, index=0,
+            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0,
             host="127.0.0.1", device="cpu",
         )  # fmt: skip
         self.asked: list[tuple[int, str]] = []
@@ -70,10 +70,10 @@ async def started(folder: Path) -> AsyncIterator[Cluster]:
         async def handler(_: str, body: m.Message, index: int = index) -> m.Message | None:
             return await cluster.answer(index, body)
 
-        hub = Channel(socket, epoch=1, handler=handler)
+        hub = Channel(socket, attempt=1, handler=handler)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         calling = calling_socket(context, address, "node0", keys)
-        line = Channel(calling, epoch=1, handler=handler, peer=f"node{index}")
+        line = Channel(calling, attempt=1, handler=handler, peer=f"node{index}")
         cluster.peers.lines[index] = line
         channels += [hub, line]
     try:
@@ -146,11 +146,11 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         heard = asyncio.Event()
         socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        newer = Channel(socket, epoch=2, handler=ignored)
+        newer = Channel(socket, attempt=2, handler=ignored)
         peers = Peers()
         peers.dial_with(
             lambda index: Channel(
-                calling_socket(context, address, "node0", keys), epoch=1, handler=ignored, peer="node1"
+                calling_socket(context, address, "node0", keys), attempt=1, handler=ignored, peer="node1"
             )
         )
         ends = asyncio.ensure_future(peers.failure())
@@ -158,7 +158,7 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         while not ends.done():
             await newer.tell("node0", c.Alive())
             await asyncio.sleep(0.05)
-        with pytest.raises(StaleEpoch):
+        with pytest.raises(StaleAttempt):
             await ends
         assert not heard.is_set(), "neither acts on what the other says"
         await peers.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.core.test_placement import config
-from yatt.adapters.memory import FRESH_S, Census
+from yatt.adapters.memory import FRESH_S, ProcessGroups
 from yatt.adapters.process import Child
-from yatt.control.gpus.memory_check import SlotProver
+from yatt.control.gpus.memory_check import SlotMemoryCheck
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, place
@@ -59,7 +59,7 @@ def fork(worker: subprocess.Popen) -> int:
 
 
 def test_a_child_that_was_started_since_is_found(worker: subprocess.Popen) -> None:
-    census = Census()
+    census = ProcessGroups()
     for second in range(3):
         before = census.resident_bytes([worker.pid], second * 0.1)[worker.pid]
     child = fork(worker)
@@ -70,7 +70,7 @@ def test_a_child_that_was_started_since_is_found(worker: subprocess.Popen) -> No
 
 def test_memory_that_grows_is_seen_without_a_new_look(worker: subprocess.Popen) -> None:
     count = itertools.chain((1, 2), itertools.repeat(2))
-    census = Census(lambda: next(count))
+    census = ProcessGroups(lambda: next(count))
     child = fork(worker)
     census.members([worker.pid], 0.0)
     kept = census.resident_bytes([worker.pid], 0.1)[worker.pid]
@@ -84,7 +84,7 @@ def test_memory_that_grows_is_seen_without_a_new_look(worker: subprocess.Popen) 
 
 def test_a_look_is_used_while_nobody_was_born_and_only_so_long(worker: subprocess.Popen) -> None:
     count = itertools.chain((1, 2), itertools.repeat(2))
-    census = Census(lambda: next(count))
+    census = ProcessGroups(lambda: next(count))
     for _ in range(2):  # only a count that was seen to move is believed
         census.members([worker.pid], 0.0)
     child = fork(worker)
@@ -94,7 +94,7 @@ def test_a_look_is_used_while_nobody_was_born_and_only_so_long(worker: subproces
 
 @pytest.mark.parametrize("constant", [0, 7])
 def test_a_count_that_never_moves_is_not_believed(worker: subprocess.Popen, constant: int) -> None:
-    census = Census(lambda: constant)
+    census = ProcessGroups(lambda: constant)
     for _ in range(3):
         census.members([worker.pid], 0.0)
     child = fork(worker)
@@ -107,20 +107,22 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
     run = config(1, 1, 0, 0)
     run = replace(run, lease=replace(run.lease, slack_bytes=10 * MIB))
     node = Node(
-        config=run, paths=RunPaths(tmp_path), placement=place(run), epoch=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(tmp_path), placement=place(run), attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
-    supervisor = Supervisor(node, EventLog(epoch=1, node=0, role="controller", sink=print))
+    supervisor = Supervisor(node, EventLog(attempt=1, node=0, role="controller", sink=print))
     (slab,) = node.slabs
     (engine,) = supervisor.of(ROLLOUT, slab)
     engine.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]
-    prover = SlotProver(node, supervisor)
-    assert not prover.check(slab, TRAINER).clean, "it said nothing at its Hello, so nothing is allowed to it"
-    prover.learn(engine)
-    assert prover.check(slab, TRAINER).clean
+    memory_check = SlotMemoryCheck(node, supervisor)
+    assert not memory_check.check(slab, TRAINER).clean, (
+        "it said nothing at its Hello, so nothing is allowed to it"
+    )
+    memory_check.learn(engine)
+    assert memory_check.check(slab, TRAINER).clean
     fork(worker)
-    grown = prover.check(slab, TRAINER)
+    grown = memory_check.check(slab, TRAINER)
     assert not grown.clean and f"{engine.name} (pid {worker.pid}) keeps" in grown.detail
-    assert prover.offenders(slab, TRAINER) == [engine]
-    prover.learn(engine)
-    assert prover.check(slab, TRAINER).clean, "anew at each sleep"
+    assert memory_check.offenders(slab, TRAINER) == [engine]
+    memory_check.learn(engine)
+    assert memory_check.check(slab, TRAINER).clean, "anew at each sleep"

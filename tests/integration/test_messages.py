@@ -10,7 +10,7 @@ import pytest
 
 from tests.obs_runs import make_run
 from tests.unit.launch.test_attempts import CRASH, FINISHED, Here, crashed, run_of
-from yatt.adapters.attempt_claim import claim_epoch
+from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.ledger import ENDED, STARTED, note
 from yatt.adapters.webhook import post
 from yatt.core.outcome import Outcome, Verdict
@@ -83,9 +83,9 @@ def test_a_run_that_gives_up_tells_why(tmp_path, receiver):
 def test_a_run_that_is_started_again_and_again_in_vain_tells_once(tmp_path, receiver):
     paths = make_run(tmp_path, logging={"webhook_url": receiver.url})
     for _ in range(2):
-        epoch = claim_epoch(paths)
-        note(paths, epoch, STARTED, {"submission": "mine", "committed": 0})
-        note(paths, epoch, ENDED, {"exit_code": 75, "committed": 0, "reason": "preempted"})
+        attempt = claim_attempt(paths)
+        note(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
+        note(paths, attempt, ENDED, {"exit_code": 75, "committed": 0, "reason": "preempted"})
     preempted = Outcome(verdict=Verdict.SUCCEED, reason="preempted", exit_code=75)
     for told in (0, 1, 1):
         assert run_of(tmp_path, Here(preempted))[0] == 75

@@ -25,23 +25,27 @@ from yatt.records.codec import encode_frame
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
-EPOCH = 1
+ATTEMPT = 1
 ITERATIONS = 100_000
 BOUND_S = 60.0
 
 
 def harmless(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """Frames that must not be acted on: damaged ones, and valid ones of a lower epoch."""
-    for parts in frames(EPOCH, count, chance):
+    """Frames that must not be acted on: damaged ones, and valid ones of a older attempt."""
+    for parts in frames(ATTEMPT, count, chance):
         envelope = (as_message(parts[0]) or notice(parts)) if len(parts) == 1 else None
-        if envelope is None or envelope[0] < EPOCH:
+        if envelope is None or envelope[0] < ATTEMPT:
             yield parts
 
 
 def orders() -> list[list[bytes]]:
-    """Orders of the live run's own epoch that would show: they end it, or are answered."""
-    bodies = (c.StatusQuery(), c.Quit(reason="a stranger's", exit_code=3), c.Trouble(error="x", exit_code=3))
-    return [[encode_frame(EPOCH, seq, 0, body)] for seq, body in enumerate(bodies, 1)]
+    """Orders of the live run's own attempt that would show: they end it, or are answered."""
+    bodies = (
+        c.StatusQuery(),
+        c.Quit(reason="a stranger's", exit_code=3),
+        c.FailureReport(error="x", exit_code=3),
+    )
+    return [[encode_frame(ATTEMPT, seq, 0, body)] for seq, body in enumerate(bodies, 1)]
 
 
 def unix_sockets(run: RunFile) -> list[str]:

@@ -15,8 +15,8 @@ import zmq
 
 from tests.tiny_models import VOCAB_SIZE, make_qwen3
 from tests.unit.core.test_placement import config as colocated
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import listening_socket
-from yatt.adapters.wire import Channel
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
@@ -64,7 +64,7 @@ def build(kind, options):
         engine._llm.step = lambda: count(step())
     engine.start = counting
     return engine
-link = WorkerLink(sys.argv[3], worker=sys.argv[4], epoch=1)
+link = WorkerLink(sys.argv[3], worker=sys.argv[4], attempt=1)
 link.send(m.Hello(worker=sys.argv[4], pid=os.getpid()))
 plan = EnginePlan(kind="vllm", options=options, build=build, start_limit_s=60)
 EngineWorker(link, plan).serve(os.getppid())
@@ -108,7 +108,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
         config=config,
         paths=RunPaths(folder),
         placement=place(config),
-        epoch=1,
+        attempt=1,
         index=0,
         host="",
         device="cpu",
@@ -122,7 +122,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
         elif isinstance(body, m.Completed):
             engines.completed(sender, body)
 
-    hub = Channel(listening_socket(context, endpoint), epoch=1, handler=hear, resend_s=0)
+    hub = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
     engines = LocalEngines(hub, config)
     router = Router(node, engines, Peers(), Progress(int))
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]

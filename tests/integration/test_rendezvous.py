@@ -31,7 +31,7 @@ def nodes_in(root: Path, num: int, start_timeout_s: float = LIMIT_S) -> list[Nod
     make_keys(root / "keys")
     return [
         Node(
-            config=config, paths=RunPaths(root), placement=placement, epoch=1, index=index,
+            config=config, paths=RunPaths(root), placement=placement, attempt=1, index=index,
             host="127.0.0.1", device="cpu",
         )
         for index in range(num)

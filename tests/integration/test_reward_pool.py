@@ -229,7 +229,7 @@ def test_an_asynchronous_function_that_hangs_on_a_sample_costs_its_group_and_no_
     assert done.returncode == 0, done.stdout + done.stderr
     found = drops(run)
     assert found and all("ended its process each time" in reason for reason in found), found
-    starts = {e["epoch"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "attempt.start"}
+    starts = {e["attempt"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "attempt.start"}
     assert len(starts) == 1
 
 
@@ -256,7 +256,7 @@ def test_calls_that_catch_their_cancellation_cost_their_own_groups_and_no_other(
     found = drops(run)
     assert found and all("goes on after it was cancelled" in reason for reason in found), found
     events = rows(run.run_dir / "events.jsonl")
-    assert len({e["epoch"] for e in events if e["kind"] == "attempt.start"}) == 1
+    assert len({e["attempt"] for e in events if e["kind"] == "attempt.start"}) == 1
     kills = [e for e in events if e["kind"] == "reward.kill"]
     assert kills, "with many such calls in it, the process was replaced"
 
@@ -331,5 +331,5 @@ def test_a_call_that_is_asked_again_may_take_longer_in_all_than_nothing_may_get_
     done = yatt("run", str(run.write()), timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
     events = rows(run.run_dir / "events.jsonl")
-    assert len({e["epoch"] for e in events if e["kind"] == "attempt.start"}) == 1
+    assert len({e["attempt"] for e in events if e["kind"] == "attempt.start"}) == 1
     assert drops(run) == []

@@ -73,10 +73,10 @@ def test_a_run_whose_folder_is_removed_stops_and_builds_nothing_anew(tmp_path: P
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run folder whose newest attempt was started on another machine."""
-    monkeypatch.setattr(occupied, "PULSE_WATCH_S", 1.0)
+    monkeypatch.setattr(occupied, "HEARTBEAT_WATCH_S", 1.0)
     paths = RunPaths(tmp_path)
-    make_within(paths.root, paths.epochs)
-    (paths.epochs / "000001").touch()
+    make_within(paths.root, paths.claims)
+    (paths.claims / "000001").touch()
     me = Identity.of(1)
     assert me is not None
     other = asdict(replace(me, place="another boot"))
@@ -85,19 +85,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
 
 
 def test_a_start_on_another_machine_that_stands_still_is_over(elsewhere: RunPaths) -> None:
-    publish(elsewhere.pulse(1), sealed({"counter": 5}, 1))
+    publish(elsewhere.heartbeat(1), sealed({"counter": 5}, 1))
     make_way(elsewhere, take_over=False)
 
 
-def test_a_start_on_another_machine_whose_pulse_moves_is_refused(elsewhere: RunPaths) -> None:
+def test_a_start_on_another_machine_whose_heartbeat_moves_is_refused(elsewhere: RunPaths) -> None:
     import threading
 
     def beat() -> None:
         for counter in range(6, 20):
-            publish(elsewhere.pulse(1), sealed({"counter": counter}, 1))
+            publish(elsewhere.heartbeat(1), sealed({"counter": counter}, 1))
             time.sleep(0.1)
 
-    publish(elsewhere.pulse(1), sealed({"counter": 5}, 1))
+    publish(elsewhere.heartbeat(1), sealed({"counter": 5}, 1))
     thread = threading.Thread(target=beat)
     thread.start()
     try:

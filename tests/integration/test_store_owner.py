@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runs import RunFile, rows, yatt
-from yatt.adapters.ledger import STARTED, newest_epoch, note
+from yatt.adapters.ledger import STARTED, newest_attempt, note
 from yatt.checkpoint.holders import Holder, Place, check_held, hold
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.ownership import claim_store, owner_of
@@ -206,7 +206,7 @@ def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(
     note(old, 1, STARTED, {"committed": 0})
     at_work = Checkpoints(store, 1, first.run.id, own_folder_id(old, store))
     at_work.adopt(None)
-    at_work.commit(manifest_of(first, store, iteration=1, epoch=1))
+    at_work.commit(manifest_of(first, store, iteration=1, attempt=1))
     assert "yatt:" not in capsys.readouterr().err
 
     second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
@@ -214,7 +214,7 @@ def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(
     said = capsys.readouterr().err
     assert f"were those of {old.root} of {socket.gethostname()}; {new.root} goes on with them" in said
     with pytest.raises(StoreTakenOver, match=f"was taken over by {new.root} of ") as caught:
-        at_work.commit(manifest_of(first, store, iteration=2, epoch=1))
+        at_work.commit(manifest_of(first, store, iteration=2, attempt=1))
     assert caught.value.exit_code == EXIT_DO_NOT_RESTART
     assert at_work.newest().manifest.iteration == 1
     for begin in (lambda: claimed_run_store(first, old.root, print), lambda: open_folder(first)):
@@ -262,15 +262,15 @@ def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp
     check_held(store, own_folder_id(old, store), first.run.id)
     at_work = Checkpoints(store, 3, first.run.id, own_folder_id(old, store))
     at_work.adopt(None)
-    at_work.commit(manifest_of(first, store, iteration=1, epoch=3))
+    at_work.commit(manifest_of(first, store, iteration=1, attempt=3))
     capsys.readouterr()
 
     assert await_committed(second, new.root, is_told=lambda: False, say=print, begins=True) == 1
     assert f"were those of {old.root} of" in capsys.readouterr().err
     claimed_run_store(second, new.root, print)
-    assert newest_epoch(new) == 3, "the next attempt is numbered above those of the other folder"
+    assert newest_attempt(new) == 3, "the next attempt is numbered above those of the other folder"
     with pytest.raises(StoreTakenOver):
-        at_work.commit(manifest_of(first, store, iteration=2, epoch=3))
+        at_work.commit(manifest_of(first, store, iteration=2, attempt=3))
     with pytest.raises(StoreTakenOver):
         open_folder(first, starts_now=False)
 
@@ -295,8 +295,8 @@ def test_of_two_folders_that_take_over_at_once_one_goes_on(tmp_path) -> None:
         check_held(store, "b", "run")
 
 
-def manifest_of(config: RunConfig, store: Store, *, iteration: int, epoch: int) -> Manifest:
+def manifest_of(config: RunConfig, store: Store, *, iteration: int, attempt: int) -> Manifest:
     return Manifest(
-        iteration=iteration, epoch=epoch, run_id=config.run.id, config_hash="x", files=(),
+        iteration=iteration, attempt=attempt, run_id=config.run.id, config_hash="x", files=(),
         common=msgspec.Raw(b"{}"), nodes=(),
     )  # fmt: skip

@@ -32,8 +32,8 @@ def test_a_reward_that_is_always_0_is_told_everywhere_also_after_a_crash(tmp_pat
     assert process.returncode == 0, output
 
     first, again = alarms(run)
-    for event, epoch in ((first, 1), (again, 2)):
-        assert (event["alarm"], event["since"], event["epoch"]) == ("reward.flat", 1, epoch)
+    for event, attempt in ((first, 1), (again, 2)):
+        assert (event["alarm"], event["since"], event["attempt"]) == ("reward.flat", 1, attempt)
     assert (first["iteration"], first["message"]) == (5, again["message"]), (
         "the resumed attempt finds the same"
     )

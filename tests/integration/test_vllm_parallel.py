@@ -21,7 +21,7 @@ from tests.contract.test_engine import (
 from tests.runs import wait_for
 from tests.tiny_models import make_qwen3, publish
 from yatt.adapters import shared_memory
-from yatt.adapters.memory import Census
+from yatt.adapters.memory import ProcessGroups
 from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
 from yatt.records import message as m
@@ -72,7 +72,7 @@ def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
         )
         try:
             wait_for(lambda: "it is up" in (tmp_path / "log").read_text(), timeout_s=200, what="the engine")
-            group = Census().members([engine.pid], time.monotonic())
+            group = ProcessGroups().members([engine.pid], time.monotonic())
             files = shared_memory.used_by(group)
         finally:
             os.killpg(engine.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Weights go from an owner's controller to that of an engine node: whole, or not at all."""
+"""Weights go from a trainer node's controller to that of an engine node: whole, or not at all."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
-from yatt.adapters.wire import Channel
 from yatt.control.gpus import publications
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.membership.peers import Peers
@@ -31,7 +31,7 @@ SIZES = {"model-00001.safetensors": 300_001, "model-00002.safetensors": 70_000}
 
 
 class Pair:
-    """An owner (node 0) and an engine node (node 1), each with a line to the other over CURVE TCP."""
+    """A trainer node (node 0) and an engine node (node 1), each with a line to the other over CURVE TCP."""
 
     def __init__(self, folder: Path) -> None:
         config = disaggregated(2, 1, 1)
@@ -39,7 +39,7 @@ class Pair:
         config = replace(config, launch=launch)
         self.nodes = [
             Node(
-                config=config, paths=RunPaths(folder), placement=place(config), epoch=1, index=index,
+                config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=index,
                 host="127.0.0.1", device="cpu",
             )
             for index in range(2)
@@ -54,7 +54,7 @@ class Pair:
     def _store(self, node: Node) -> Publications:
         make_private(node.weights_root)
         events = EventLog(
-            epoch=1,
+            attempt=1,
             node=node.index,
             role="controller",
             sink=lambda line: self.events.append(json.loads(line)),
@@ -109,10 +109,10 @@ class Pair:
 async def connected(folder: Path) -> AsyncIterator[Pair]:
     keys, context, pair = make_keys(folder / "keys"), zmq.Context(), Pair(folder)
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, epoch=1, handler=pair.answer)
+    hub = Channel(socket, attempt=1, handler=pair.answer)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     line = Channel(
-        calling_socket(context, address, "node1", keys), epoch=1, handler=pair.answer, peer="node0"
+        calling_socket(context, address, "node1", keys), attempt=1, handler=pair.answer, peer="node0"
     )
     pair.peers[1].lines[0] = line
     try:

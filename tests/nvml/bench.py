@@ -62,14 +62,14 @@ class Bench:
         self.orders, self.lines, self.quarantined = orders, [], []
         self.awake = awake
         self.node = Node(
-            config=config, paths=paths, placement=place(config), epoch=1, index=0,
+            config=config, paths=paths, placement=place(config), attempt=1, index=0,
             host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
             cpus=cpus,
         )  # fmt: skip
         self.node.scratch.mkdir()
         self.slab = self.node.slabs[0]
         self.asleep = {TRAINER: asleep, ROLLOUT: asleep}
-        events = EventLog(epoch=1, node=0, role="controller", sink=self.lines.append)
+        events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
         self.supervisor = Supervisor(self.node, events)
         for worker in self.supervisor.workers.values():
             worker.argv = (user,)

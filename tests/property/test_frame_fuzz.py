@@ -20,17 +20,17 @@ import pytest
 import zmq
 
 from tests.frames import HUGE, as_message, damaged, frames, nonsense
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import CurveKeys, Gate, calling_socket, listening_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer
-from yatt.adapters.wire import Channel
 from yatt.adapters.worker_link import WorkerLink
-from yatt.errors import DeadlineExceeded, StaleEpoch
+from yatt.errors import DeadlineExceeded, StaleAttempt
 from yatt.records import message as m
 from yatt.records.codec import encode_frame
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
-EPOCH = 3
+ATTEMPT = 3
 BOUND_S = 20.0
 """A good request is answered within this, whatever came before it."""
 
@@ -54,12 +54,12 @@ class Expected:
         for parts in sent:
             found = as_message(parts[0]) if len(parts) == 1 else None
             envelope = found or notice(parts)
-            if envelope and envelope[0] > EPOCH:
+            if envelope and envelope[0] > ATTEMPT:
                 continue  # ends who hears it, by design: not sent
             self.sent.append(parts)
             if not envelope:
                 self.num_dropped += 1
-            elif envelope[0] < EPOCH:
+            elif envelope[0] < ATTEMPT:
                 self.num_stale += 1
             elif found is not None and found[1] not in seen and found[1] <= max(seen, default=0) + 65536:
                 seen.add(found[1])
@@ -72,9 +72,9 @@ def notice(parts: list[bytes]) -> list[int] | None:
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         plain = msgspec.msgpack.decode(parts[0])
         if len(parts) == 1 and isinstance(plain, list) and [type(each) for each in plain] == [int] * 5:
-            epoch, token, seq, kind, progress = plain
-            is_valid = epoch >= 0 and token >= 0 and seq >= 1 and -3 <= kind < 0
-            return [epoch, seq, kind, progress] if is_valid else None
+            attempt, token, seq, kind, progress = plain
+            is_valid = attempt >= 0 and token >= 0 and seq >= 1 and -3 <= kind < 0
+            return [attempt, seq, kind, progress] if is_valid else None
     return None
 
 
@@ -85,7 +85,7 @@ def same(left: list[m.Message], right: list[m.Message]) -> bool:
 
 @pytest.mark.parametrize("is_hub", [True, False], ids=["to a hub", "to a line"])
 def test_a_channel_acts_on_valid_messages_alone_and_counts_all_others(tmp_path: Path, is_hub: bool) -> None:
-    expected = Expected(list(frames(EPOCH, COUNT, random.Random(SEED))))
+    expected = Expected(list(frames(ATTEMPT, COUNT, random.Random(SEED))))
     acted: list[m.Message] = []
     unhandled: list[dict[str, Any]] = []
 
@@ -104,13 +104,13 @@ def test_a_channel_acts_on_valid_messages_alone_and_counts_all_others(tmp_path: 
         line_socket.send(b"")  # the hub knows the line from now on
         assert hub_socket.recv_multipart() == [b"node1", b""]
         receiver, raw = (hub_socket, line_socket) if is_hub else (line_socket, hub_socket)
-        channel = Channel(receiver, epoch=EPOCH, handler=act, peer="" if is_hub else "node0")
+        channel = Channel(receiver, attempt=ATTEMPT, handler=act, peer="" if is_hub else "node0")
         to = [] if is_hub else [b"node1"]
         for number, parts in enumerate(expected.sent):
             raw.send_multipart([*to, *parts])
             if number % 64 == 0:
                 await asyncio.sleep(0)
-        good = encode_frame(EPOCH, expected.next_seq, 0, m.Hello(worker="", pid=-7))
+        good = encode_frame(ATTEMPT, expected.next_seq, 0, m.Hello(worker="", pid=-7))
         raw.send_multipart([*to, good])
         await answered(raw, expected.next_seq)
         assert not channel._ended.done(), SEED
@@ -141,13 +141,13 @@ async def answered(raw: zmq.Socket, seq: int) -> None:
 
 
 def test_a_worker_takes_valid_orders_alone(tmp_path: Path) -> None:
-    expected = Expected(list(frames(EPOCH, COUNT, random.Random(SEED + 1))))
+    expected = Expected(list(frames(ATTEMPT, COUNT, random.Random(SEED + 1))))
     context, endpoint = zmq.Context(), f"ipc://{tmp_path}/hub"
     hub = listening_socket(context, endpoint)
-    link = WorkerLink(endpoint, worker="engine", epoch=EPOCH)
+    link = WorkerLink(endpoint, worker="engine", attempt=ATTEMPT)
     link.send(m.Done())
     hub.recv_multipart()
-    for parts in [*expected.sent, [encode_frame(EPOCH, expected.next_seq, 0, m.Stop())]]:
+    for parts in [*expected.sent, [encode_frame(ATTEMPT, expected.next_seq, 0, m.Stop())]]:
         hub.send_multipart([b"engine", *parts])
     taken, last, until_s = [], None, time.monotonic() + BOUND_S
     while last != expected.next_seq and time.monotonic() < until_s:
@@ -176,7 +176,7 @@ def calls(count: int, chance: random.Random) -> Iterator[list[bytes]]:
             park_s=chance.choice((0.0, 0.01, -1.0, 1e308, float("nan"), float("inf"))),
         )  # fmt: skip
         data = msgspec.msgpack.encode(call)
-        data = chance.choice((data, damaged(data, chance), nonsense(EPOCH, 1, chance)))
+        data = chance.choice((data, damaged(data, chance), nonsense(ATTEMPT, 1, chance)))
         yield [data] if chance.random() < 0.95 else [b"", data, data]
 
 
@@ -224,11 +224,11 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
         gate = Gate(context, own)
         socket = listening_socket(context, "tcp://127.0.0.1:*", own)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        hub = Channel(socket, epoch=EPOCH, handler=lambda _, body: heard.append(body) or m.Done())
+        hub = Channel(socket, attempt=ATTEMPT, handler=lambda _, body: heard.append(body) or m.Done())
         lines = []
 
         async def asked(keys: CurveKeys, limit_s: float) -> m.Message:
-            lines.append(Channel(calling_socket(context, address, "node1", keys), epoch=EPOCH,
+            lines.append(Channel(calling_socket(context, address, "node1", keys), attempt=ATTEMPT,
                                  handler=lambda _, body: None, peer="node0"))  # fmt: skip
             return await lines[-1].request("node0", m.Stop(), limit_s)
 
@@ -245,19 +245,19 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
     asyncio.run(scene())
 
 
-def test_a_message_of_a_higher_epoch_ends_the_reading_and_is_not_acted_on(tmp_path: Path) -> None:
+def test_a_message_of_a_higher_attempt_ends_the_reading_and_is_not_acted_on(tmp_path: Path) -> None:
     acted: list[m.Message] = []
 
     async def scene() -> None:
         context, endpoint = zmq.Context(), f"ipc://{tmp_path}/hub"
         channel = Channel(
-            listening_socket(context, endpoint), epoch=EPOCH, handler=lambda _, b: acted.append(b)
+            listening_socket(context, endpoint), attempt=ATTEMPT, handler=lambda _, b: acted.append(b)
         )
         raw = calling_socket(context, endpoint, "node1")
         for damage in (b"\x94\x09\x01\x00\x01", b"\x94\x09\x01\xff\xa1x", b"\x94\x09\x01\xf0\x01"):
-            raw.send(damage)  # of a higher epoch, and no message or notice
-        raw.send(encode_frame(EPOCH + 1, 1, 0, m.Stop()))
-        with pytest.raises(StaleEpoch):
+            raw.send(damage)  # of a newer attempt, and no message or notice
+        raw.send(encode_frame(ATTEMPT + 1, 1, 0, m.Stop()))
+        with pytest.raises(StaleAttempt):
             await asyncio.wait_for(channel.failure(), BOUND_S)
         assert channel.num_dropped == 3
         await channel.close()

@@ -31,7 +31,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class World:
-    seats: tuple[Seat | None, ...] = (Seat(), Seat())  # None: dead
+    records: tuple[Seat | None, ...] = (Seat(), Seat())  # None: dead
     tick: int = 0
     counter: int = 0
     died_at: int = -1
@@ -45,24 +45,24 @@ class World:
         return self.died_at < 0
 
 
-def put(world: World, who: int, seat: Seat | None) -> World:
-    seats = (*world.seats[:who], seat, *world.seats[who + 1 :])
-    return replace(world, seats=seats)
+def put(world: World, who: int, entry: Seat | None) -> World:
+    records = (*world.records[:who], entry, *world.records[who + 1 :])
+    return replace(world, records=records)
 
 
 def feed(world: World, who: int, event: rules.Event, step: Step) -> World:
-    seat = world.seats[who]
-    assert seat is not None
-    observer, action = step(seat.observer, event, LIMITS)
+    entry = world.records[who]
+    assert entry is not None
+    observer, action = step(entry.observer, event, LIMITS)
     if action is Action.END_SELF:
         assert world.start == 2, f"ended itself, and nobody requeues: {world}"
         return put(world, who, None)
-    return put(world, who, replace(seat, observer=observer, todo=action))
+    return put(world, who, replace(entry, observer=observer, todo=action))
 
 
 def later(world: World) -> World:
-    seats = tuple(s and replace(s, has_looked=False, is_told=False) for s in world.seats)
-    return replace(world, seats=seats, tick=world.tick + 1, counter=world.counter + world.leader_lives)
+    records = tuple(s and replace(s, has_looked=False, is_told=False) for s in world.records)
+    return replace(world, records=records, tick=world.tick + 1, counter=world.counter + world.leader_lives)
 
 
 def moves(world: World, step: Step) -> Iterator[World]:
@@ -71,50 +71,50 @@ def moves(world: World, step: Step) -> Iterator[World]:
     if world.leader_lives and world.tick == 1:
         yield replace(world, died_at=world.tick)
         yield replace(world, died_at=world.tick, is_batch_dead=True)
-    for who, seat in enumerate(world.seats):
-        if seat is None:
+    for who, entry in enumerate(world.records):
+        if entry is None:
             continue
         if world.faults_left:
             hurt = replace(world, faults_left=world.faults_left - 1)
             yield put(hurt, who, None)
-            if not seat.is_cut:
-                yield put(hurt, who, replace(seat, is_cut=True))
-            yield from acts(hurt, who, seat, step, goes_wrong=True)
-        yield from acts(world, who, seat, step, goes_wrong=False)
+            if not entry.is_cut:
+                yield put(hurt, who, replace(entry, is_cut=True))
+            yield from acts(hurt, who, entry, step, goes_wrong=True)
+        yield from acts(world, who, entry, step, goes_wrong=False)
 
 
-def acts(world: World, who: int, seat: Seat, step: Step, *, goes_wrong: bool) -> Iterator[World]:
-    match seat.todo:
-        case Action.NOTHING if not seat.has_looked:
-            yield look(world, who, seat, step, is_blind=goes_wrong)
+def acts(world: World, who: int, entry: Seat, step: Step, *, goes_wrong: bool) -> Iterator[World]:
+    match entry.todo:
+        case Action.NOTHING if not entry.has_looked:
+            yield look(world, who, entry, step, is_blind=goes_wrong)
         case Action.ASK_SLURM:
             running = Job.DIED if world.is_batch_dead else Job.SAME
             said = Job.UNKNOWN if goes_wrong else running if world.start == 1 else Job.OVER
-            world = put(world, who, replace(seat, is_told=True))
+            world = put(world, who, replace(entry, is_told=True))
             yield feed(world, who, rules.SlurmSaid(said), step)
         case Action.CLAIM if goes_wrong:
             yield feed(world, who, rules.ClaimTried(None), step)
         case Action.CLAIM:
-            number = seat.observer.claim
+            number = entry.observer.claim
             won = len(world.claims) < number
             claims = (*world.claims, who) if won else world.claims
             yield feed(replace(world, claims=claims), who, rules.ClaimTried(won), step)
         case Action.REQUEUE:
-            yield feed(requeue(world, seat, is_lost=goes_wrong), who, rules.RequeueReturned(), step)
+            yield feed(requeue(world, entry, is_lost=goes_wrong), who, rules.RequeueReturned(), step)
 
 
-def look(world: World, who: int, seat: Seat, step: Step, *, is_blind: bool) -> World:
-    lives = world.leader_lives and not seat.is_cut
-    since = 0 if world.leader_lives and seat.is_cut else world.died_at
+def look(world: World, who: int, entry: Seat, step: Step, *, is_blind: bool) -> World:
+    lives = world.leader_lives and not entry.is_cut
+    since = 0 if world.leader_lives and entry.is_cut else world.died_at
     silence = 0.0 if lives else float(world.tick - max(0, since))
     counter = None if is_blind else world.counter
-    world = put(world, who, replace(seat, has_looked=True))
+    world = put(world, who, replace(entry, has_looked=True))
     return feed(world, who, rules.Look(float(world.tick), silence, counter), step)
 
 
-def requeue(world: World, seat: Seat, *, is_lost: bool) -> World:
+def requeue(world: World, entry: Seat, *, is_lost: bool) -> World:
     """The caller asks again instead if Slurm's answer is not fresh."""
-    if is_lost or not seat.is_told:
+    if is_lost or not entry.is_told:
         return world
     assert not world.leader_lives, f"requeued while the leader lives: {world}"
     assert world.start == 1, f"the start after was requeued: {world}"
@@ -125,7 +125,7 @@ def walk(world: World, step: Step) -> tuple[set[World], set[ObserverStage]]:
     todo, seen, stages = [world], {world}, set[ObserverStage]()
     while todo:
         world = todo.pop()
-        stages |= {seat.observer.stage for seat in world.seats if seat is not None}
+        stages |= {entry.observer.stage for entry in world.records if entry is not None}
         for after in moves(world, step):
             if after not in seen:
                 seen.add(after)
@@ -137,22 +137,22 @@ def left_alone(world: World, step: Step) -> World:
     """From here on nothing goes wrong, and everybody acts in turn."""
     for _ in range(40):
         world = later(world)
-        for who in range(len(world.seats)):
+        for who in range(len(world.records)):
             for _ in range(4):
-                seat = world.seats[who]
-                if seat is not None:
-                    world = next(acts(world, who, seat, step, goes_wrong=False), world)
+                entry = world.records[who]
+                if entry is not None:
+                    world = next(acts(world, who, entry, step, goes_wrong=False), world)
     return world
 
 
 def survey(step: Step) -> None:
     """Safety in every world, and an end to every zombie that somebody survives to see."""
     reached = set[ObserverStage]()
-    for seats, faults in ((1, 3), (2, 1)):
-        worlds, stages = walk(World(seats=(Seat(),) * seats, faults_left=faults), step)
+    for records, faults in ((1, 3), (2, 1)):
+        worlds, stages = walk(World(records=(Seat(),) * records, faults_left=faults), step)
         reached |= stages
         for world in worlds:
-            if world.tick == LAST_TICK and not world.leader_lives and world.start == 1 and any(world.seats):
+            if world.tick == LAST_TICK and not world.leader_lives and world.start == 1 and any(world.records):
                 assert left_alone(world, step).start == 2, f"nobody requeues: {world}"
     assert reached == set(ObserverStage) - {ObserverStage.ENDED}, (
         "a stage that was not reached was not tested"

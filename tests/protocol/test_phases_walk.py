@@ -1,4 +1,4 @@
-"""Every order in which the nodes' answers, the leader's acts, a wish to stop and the loss of nodes can come.
+"""Every order in which answers of nodes, acts of the leader, requests to stop and losses of nodes can come.
 
 Two settings: slabs that change hands on two nodes over two iterations; and one trainer node with two
 engine nodes, of which two may be lost at any moment, dead or only standing still.
@@ -15,7 +15,7 @@ from yatt.core.phases import Phase, PhasePart, Program, RunState
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
-    owners=frozenset({0, 1}),
+    trainer_nodes=frozenset({0, 1}),
     total_iterations=2,
     save_every=2,
     validate_every=0,
@@ -24,7 +24,7 @@ PROGRAM = Program(
 )
 ELASTIC = Program(
     nodes=frozenset({0, 1, 2}),
-    owners=frozenset({0}),
+    trainer_nodes=frozenset({0}),
     pools={"rollout": frozenset({1, 2}), "genrm:judge": frozenset({2})},
     total_iterations=1,
     save_every=0,
@@ -58,7 +58,7 @@ class World:
 
 def kind_of(phase: Phase, node: int, program: Program) -> str:
     if program is ELASTIC:
-        return TRAINER if node in program.owners else ENGINES
+        return TRAINER if node in program.trainer_nodes else ENGINES
     if phase in NEEDS_TRAINER:
         return TRAINER
     return JUDGES if phase is Phase.SCORE else ENGINES
@@ -92,7 +92,7 @@ def check_order(world: World, order: phases.PhaseOrder, program: Program) -> Non
 
 def begin_act(world: World, act: phases.Act, program: Program) -> World:
     there = program.nodes - world.lost
-    assert there >= program.owners, f"{act.phase} acts without a trainer node"
+    assert there >= program.trainer_nodes, f"{act.phase} acts without a trainer node"
     for role, pool in program.pools.items():
         assert pool & there, f"{act.phase} acts without anybody to run {role}"
     for node in there if act.phase is not Phase.JOIN else ():
@@ -101,7 +101,7 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         assert (node, act.seq - 1) in world.done, f"{act.phase} acts before node {node} has entered"
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
-        assert after_stop == (Phase.SAVE,), f"the work after a wish to stop is not bounded: {after_stop}"
+        assert after_stop == (Phase.SAVE,), f"the work after a request to stop is not bounded: {after_stop}"
         world = replace(world, acts_after_stop=after_stop)
     if act.phase is Phase.TRAIN:
         assert world.trained == tuple(range(1, act.iteration)), f"iteration {act.iteration} out of turn"
@@ -243,7 +243,7 @@ def stops_without_saving(state, event, program):
 
 
 def acts_before_it_stops(state, event, program):
-    """As the first version of the rules did: a wish in PREPARE or ENTER waited for the whole act."""
+    """As the first version of the rules did: a request in PREPARE or ENTER waited for the whole act."""
     after, actions = phases.step(replace(state, stop=""), event, program)
     stop = state.stop or getattr(event, "reason", "")
     if (
@@ -310,11 +310,11 @@ def goes_on_without_a_role(state, event, program):
 
 
 def goes_on_without_the_trainer(state, event, program):
-    return phases.step(state, event, replace(program, owners=frozenset()))
+    return phases.step(state, event, replace(program, trainer_nodes=frozenset()))
 
 
 def gives_up_for_any_loss(state, event, program):
-    return phases.step(state, event, replace(program, owners=program.nodes))
+    return phases.step(state, event, replace(program, trainer_nodes=program.nodes))
 
 
 def orders_the_lost(state, event, program):

@@ -17,7 +17,7 @@ from tests.runs import LOADED, ROOT, RunFile, command, living, rows, wait_for
 from tests.slurm.cluster import Cluster
 from yatt.adapters.files import temporaries, unsealed_any
 from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import attempts, newest_epoch, run_is_finished
+from yatt.adapters.ledger import attempts, newest_attempt, run_is_finished
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
 from yatt.obs.metrics import STEP, results
@@ -114,8 +114,8 @@ class SubmittedRun:
         """Until the steps of the first two nodes run, which see to a launcher's death."""
 
         def both() -> bool:
-            epoch = newest_epoch(self.paths)
-            return all(self.paths.seat(epoch, node).exists() for node in (0, 1))
+            attempt = newest_attempt(self.paths)
+            return all(self.paths.controller_record(attempt, node).exists() for node in (0, 1))
 
         self._wait(both, 90, "the first two nodes' steps")
 
@@ -174,8 +174,8 @@ class SubmittedRun:
 
     def controller(self, node: int) -> int:
         """Pid of a node's controller in the newest attempt."""
-        seat = self.paths.seat(newest_epoch(self.paths), node)
-        return int(json.loads(seat.read_text().partition(" ")[2])["pid"])
+        entry = self.paths.controller_record(newest_attempt(self.paths), node)
+        return int(json.loads(entry.read_text().partition(" ")[2])["pid"])
 
     def launcher_log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.paths.submitit.glob("*.out")))
@@ -209,8 +209,8 @@ class SubmittedRun:
         found = Checkpoints(store, 0).newest()
         assert found.manifest is not None
         assert found.skipped == ()
-        assert len(steps) - len(found.ghosts) == len(set(steps)), "one committed manifest a step"
-        for name in set(f"manifests/{name}" for name in names) - set(found.ghosts):
+        assert len(steps) - len(found.stale) == len(set(steps)), "one committed manifest a step"
+        for name in set(f"manifests/{name}" for name in names) - set(found.stale):
             for file in Checkpoints(store, 0).read(name).files:
                 assert hashlib.sha256(store.read(file.path)).hexdigest() == file.sha256, (
                     f"{name}: {file.path}"
@@ -221,7 +221,7 @@ class SubmittedRun:
         tokens: dict[tuple[int, str], int] = {}
         for event in rows(self.paths.events):
             if event["kind"] == "lease.grant":
-                key = (event["epoch"], event["slab"])
+                key = (event["attempt"], event["slab"])
                 assert event["token"] > tokens.get(key, 0), f"{event} after token {tokens.get(key)}"
                 tokens[key] = event["token"]
 

@@ -13,8 +13,8 @@ from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.ledger import attempts
+from yatt.adapters.requeue import Requeue
 from yatt.adapters.slurm import Slurm
-from yatt.adapters.succession import Succession
 from yatt.core.deadman import Job
 from yatt.paths import RunPaths
 
@@ -48,7 +48,7 @@ def test_two_requeues_at_once_are_one_new_start(cluster: Cluster, reference, tmp
     job_id = run.submit()
     run.wait_step(2)
     os.kill(run.launcher, signal.SIGUSR2)
-    run.wait_event("attempt.end", epoch=1)
+    run.wait_event("attempt.end", attempt=1)
     # Refused if the launcher was faster.
     subprocess.run(["scontrol", "requeue", job_id], env=cluster.env, capture_output=True, check=False)
     run.wait_finished(job_id)
@@ -63,29 +63,34 @@ def test_two_requeues_at_once_are_one_new_start(cluster: Cluster, reference, tmp
 def test_a_requeue_refused_because_another_was_first_is_no_reason_to_chain(cluster: Cluster, tmp_path, mode):
     job_id = cluster.sbatch("#!/bin/bash\nsleep 100\n", "--requeue")
     cluster.wait_state(job_id, "RUNNING")
-    succession = Succession(
-        paths=RunPaths(tmp_path), epoch=1, job_id=str(job_id), restarts=0, mode=mode, slurm=Slurm(cluster.env)
+    requeue = Requeue(
+        paths=RunPaths(tmp_path),
+        attempt=1,
+        job_id=str(job_id),
+        restarts=0,
+        mode=mode,
+        slurm=Slurm(cluster.env),
     )
-    assert succession.state() is Job.SAME
+    assert requeue.state() is Job.SAME
     cluster.call("scontrol", "requeue", str(job_id))
-    assert succession.state() is Job.OVER
-    assert succession.succeed([], {}).code == 0
+    assert requeue.state() is Job.OVER
+    assert requeue.succeed([], {}).code == 0
     assert [row["id"] for row in cluster.squeue()] == [str(job_id)]
 
 
 def test_a_controller_that_is_down_refuses_nothing(cluster: Cluster, tmp_path):
     job_id = cluster.sbatch("#!/bin/bash\nsleep 100\n", "--requeue")
     cluster.wait_state(job_id, "RUNNING")
-    succession = Succession(
-        paths=RunPaths(tmp_path), epoch=1, job_id=str(job_id), restarts=0, slurm=Slurm(cluster.env)
+    requeue = Requeue(
+        paths=RunPaths(tmp_path), attempt=1, job_id=str(job_id), restarts=0, slurm=Slurm(cluster.env)
     )
     cluster.ctld("stop")
-    reply = succession.succeed([], {})
+    reply = requeue.succeed([], {})
     assert reply.is_unreachable, reply
     cluster.ctld("start")
-    wait_for(lambda: succession.state() is Job.SAME, timeout_s=30, what="the job to be known again")
-    assert succession.succeed([], {}).code == 0
-    assert succession.state() is Job.OVER
+    wait_for(lambda: requeue.state() is Job.SAME, timeout_s=30, what="the job to be known again")
+    assert requeue.succeed([], {}).code == 0
+    assert requeue.state() is Job.OVER
     assert [row["id"] for row in cluster.squeue()] == [str(job_id)]
 
 
@@ -97,7 +102,7 @@ def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_p
     run.wait_step(2)
     cluster.ctld("pause")
     os.kill(run.launcher, signal.SIGUSR2)
-    run.wait_event("attempt.end", epoch=1)
+    run.wait_event("attempt.end", attempt=1)
     run.wait_said("the next start was not to be had")
     launcher = Path(f"/proc/{run.launcher}")
     assert launcher.exists(), "whoever ends in the grace is not requeued"
@@ -149,7 +154,7 @@ def test_a_job_without_scontrol_is_requeued_by_slurm_itself(cluster: Cluster, re
 
 
 def test_a_second_job_of_the_same_run_takes_it_over(cluster: Cluster, reference, tmp_path):
-    """As a successor that starts while its predecessor still lives. The newer claim of an epoch decides."""
+    """As a successor that starts while its predecessor still lives. The newer claim of an attempt decides."""
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     first_id = run.submit()
     run.wait_step(2)

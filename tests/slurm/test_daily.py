@@ -58,7 +58,7 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     cluster.call("scancel", str(blocker))
     run.wait_step(2)
     during = status(run)
-    assert (during["state"], during["epoch"], during["job"]["state"]) == ("running", 1, "RUNNING")
+    assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
     assert set(during["holders"].values()) == {"trainer", "rollout"}
     assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
     listed = run.yatt("list").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Nodes and controllers die, or Slurm loses sight of them: the run goes on, and ghosts change nothing."""
+"""Nodes and controllers die, or Slurm loses sight of them: the run goes on; stale attempts change nothing."""
 
 import os
 import signal
@@ -98,31 +98,35 @@ def test_a_lost_batch_node_where_nothing_is_requeued_leaves_one_successor(
     run.check(reference)
 
 
-def test_a_ghost_writes_nowhere_that_counts(cluster: Cluster, reference, tmp_path):
+def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference, tmp_path):
     """slurmd of the batch node stands still: its launcher and leader live on beside the new start."""
     run = SubmittedRun(cluster, tmp_path)
     job_id = run.submit()
     run.wait_step(2)
-    ghost_node, ghost = hosts(run)[0], attempts(run.paths)[0].started["pid"]
+    paused_node, stale = hosts(run)[0], attempts(run.paths)[0].started["pid"]
     leader = run.controller(0)
-    cluster.pause(ghost_node)
-    os.kill(leader, signal.SIGSTOP)  # it will wake in the middle of its heir's work
+    cluster.pause(paused_node)
+    os.kill(leader, signal.SIGSTOP)  # it will wake in the middle of the newer attempt's work
     cluster.call("scontrol", "requeue", job_id)
     wait_for(lambda: len(attempts(run.paths)) == 2, timeout_s=120, what="the next start")
-    assert ghost_node not in hosts(run)
+    assert paused_node not in hosts(run)
     run.wait_step(attempts(run.paths)[1].started["committed"] + 2)
     os.kill(leader, signal.SIGCONT)
     run.wait_finished(job_id)
-    wait_for(lambda: not os.path.exists(f"/proc/{leader}"), timeout_s=30, what="the ghost to end itself")
-    assert len(attempts(run.paths)) == 2, "the ghost claimed no epoch"
+    wait_for(
+        lambda: not os.path.exists(f"/proc/{leader}"), timeout_s=30, what="the stale attempt to end itself"
+    )
+    assert len(attempts(run.paths)) == 2, "the stale attempt claimed no attempt"
     heir = attempts(run.paths)[1].started
-    late = [e for e in run.events("ckpt.commit", epoch=1) if e["wall"] > heir["wall"]]
-    # It may stand still between a commit, which its heir has seen, and saying so.
+    late = [e for e in run.events("ckpt.commit", attempt=1) if e["wall"] > heir["wall"]]
+    # It may stand still between a commit, which the newer attempt has seen, and saying so.
     late = [e for e in late if e["iteration"] > heir["committed"]]
-    assert late == [], "the ghost committed nothing after its heir had begun"
-    assert Checkpoints(FolderStore(run.paths.root / "checkpoints"), 0).newest().ghosts == ()
-    cluster.unpause(ghost_node)
-    wait_for(lambda: not os.path.exists(f"/proc/{ghost}"), timeout_s=60, what="the ghost's launcher to end")
+    assert late == [], "the stale attempt committed nothing after the newer attempt had begun"
+    assert Checkpoints(FolderStore(run.paths.root / "checkpoints"), 0).newest().stale == ()
+    cluster.unpause(paused_node)
+    wait_for(
+        lambda: not os.path.exists(f"/proc/{stale}"), timeout_s=60, what="the stale attempt's launcher to end"
+    )
     run.check(reference)
 
 

@@ -107,9 +107,9 @@ def test_nodes_talk_over_ipv6_and_collectives_over_an_interface_of_their_own(
     assert done.returncode == 0, done.stdout
     job_id = run.submit()
     run.wait_step(1)
-    roster = unsealed_any(run.paths.whole_roster(1).read_bytes())["addresses"]
-    assert len(roster) == 4
-    assert all(address.startswith("tcp://[::1]:") for address in roster.values()), roster
+    endpoints = unsealed_any(run.paths.all_endpoints(1).read_bytes())["addresses"]
+    assert len(endpoints) == 4
+    assert all(address.startswith("tcp://[::1]:") for address in endpoints.values()), endpoints
     [trainer, *_] = [pid for pid, name in living(run.paths.root).items() if name == "yatt.trainer"]
     assert b"NCCL_SOCKET_IFNAME=lo,ib9" in Path(f"/proc/{trainer}/environ").read_bytes()
     run.hurry()

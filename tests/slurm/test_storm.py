@@ -26,7 +26,7 @@ from tests.runs import LOADED, living, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, metrics_of, weights_of
 from tests.slurm.test_lost_machines import hosts
-from yatt.adapters.ledger import attempts, newest_epoch
+from yatt.adapters.ledger import attempts, newest_attempt
 from yatt.errors import EXIT_WILL_CONTINUE
 
 SCHEDULES = int(os.environ.get("YATT_STORM_SCHEDULES", "1"))
@@ -132,7 +132,7 @@ class Storm:
         the slurmd comes back before it has run any step of it."""
         index, how = self.draw.randrange(4), self.draw.choice(["lost", "pause"])
         node = hosts(self.run)[index]
-        had_step = self.run.paths.seat(newest_epoch(self.run.paths), index).exists()
+        had_step = self.run.paths.controller_record(newest_attempt(self.run.paths), index).exists()
         self.happened[-1] += f" ({how} {node})"
         getattr(self.cluster, how)(node)
         time.sleep(self.draw.uniform(1, 6))
@@ -146,8 +146,8 @@ class Storm:
         self.happened[-1] += f" (node{index}, {node})"
         # One that is gone before its step begins is waited for until `launch.start_timeout_s`, in each
         # attempt until Slurm knows: longer than an event may take here.
-        seat = lambda: self.run.paths.seat(newest_epoch(self.run.paths), index).exists()  # noqa: E731
-        wait_for(seat, timeout_s=SETTLED_S, what=f"the step on {node}")
+        entry = lambda: self.run.paths.controller_record(newest_attempt(self.run.paths), index).exists()  # noqa: E731
+        wait_for(entry, timeout_s=SETTLED_S, what=f"the step on {node}")
         self.cluster.crash(node)
         self.crashed.add(index)
         self.repairs.append(threading.Thread(target=self._repair, args=(node,), daemon=True))

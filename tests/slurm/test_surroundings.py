@@ -60,7 +60,7 @@ def test_clocks_that_jump_and_differ_change_nothing(cluster: Cluster, reference,
     hours = {event["wall"][11:13] for event in run.events("phase.begin")}
     assert len(hours) >= 3, f"the leader's clock did jump: {hours}"
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
-    for kind in ("node.lost", "lease.expire", "lease.quarantine", "trouble", "requeue"):
+    for kind in ("node.lost", "lease.expire", "lease.quarantine", "failure.report", "requeue"):
         assert run.events(kind) == [], kind
     run.check(reference)
 

@@ -211,6 +211,6 @@ def _weather_it(soak: Soak, seed: int, calm: Soak) -> None:
         told = f"seed {seed}, {len(storm.told)} faults: " + "; ".join(storm.told)
         assert len(storm.told) > 5, told
         starts = [e for e in rows(storm.soak.file.run_dir / "events.jsonl") if e["kind"] == "attempt.start"]
-        assert len({event["epoch"] for event in starts}) == 1, f"the run ended by itself; {told}"
+        assert len({event["attempt"] for event in starts}) == 1, f"the run ended by itself; {told}"
         assert metrics(storm.soak.file) == metrics(calm.file), told
         assert final_state(storm.soak.file) == final_state(calm.file), told

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.patience import PASSING
-from yatt.errors import ConfigError, FolderGone, StaleEpoch
+from yatt.errors import ConfigError, FolderGone, StaleAttempt
 
 Buffer = bytes | memoryview
 
@@ -152,28 +152,28 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def sealed(content: dict[str, Any], epoch: int) -> bytes:
-    """A record with its epoch and a checksum over all of it."""
-    body = json.dumps({**content, "epoch": epoch}, sort_keys=True)
+def sealed(content: dict[str, Any], attempt: int) -> bytes:
+    """A record with its attempt and a checksum over all of it."""
+    body = json.dumps({**content, "attempt": attempt}, sort_keys=True)
     return f"{hashlib.sha256(body.encode()).hexdigest()} {body}\n".encode()
 
 
-def unsealed(data: bytes | None, epoch: int) -> dict[str, Any] | None:
-    """The record, or None if it is torn, absent or of another epoch.
+def unsealed(data: bytes | None, attempt: int) -> dict[str, Any] | None:
+    """The record, or None if it is torn, absent or of another attempt.
 
     Raises:
-        StaleEpoch: it is of a higher epoch than ours.
+        StaleAttempt: it is of a newer attempt than ours.
     """
     record = unsealed_any(data)
     if record is None:
         return None
-    if record["epoch"] > epoch:
-        raise StaleEpoch(f"epoch {record['epoch']} was claimed while {epoch} was running")
-    return record if record["epoch"] == epoch else None
+    if record["attempt"] > attempt:
+        raise StaleAttempt(f"attempt {record['attempt']} was claimed while {attempt} was running")
+    return record if record["attempt"] == attempt else None
 
 
 def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
-    """The record of whatever epoch, or None if it is torn or absent."""
+    """The record of whatever attempt, or None if it is torn or absent."""
     digest, _, body = (data or b"").decode(errors="replace").rstrip("\n").partition(" ")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         return None

@@ -37,7 +37,7 @@ class KeptOff:
     paths: RunPaths
     slurm: Slurm
 
-    def renew(self, job_id: str, gone: list[str], epoch: int) -> None:
+    def renew(self, job_id: str, gone: list[str], attempt: int) -> None:
         """Before the next start: off `gone` and what was found unfit, as far as the job can do without. A job
         whose list cannot be changed may be given such a node again, which costs it a start."""
         try:
@@ -46,11 +46,11 @@ class KeptOff:
             noted = unsealed_any(patiently(partial(read_or_none, self.paths.kept_off))) or {}
             added = noted.get("nodes", []) if noted.get("job") == job_id else []
             if exclude or any(added):
-                self._renew(job_id, exclude, added, epoch)
+                self._renew(job_id, exclude, added, attempt)
         except Exception as error:  # noqa: BLE001 (the start is asked for already: nothing may go wrong with it)
             _LOG.warning("the nodes to keep job %s off are not known: %s", job_id, words_of(error))
 
-    def _renew(self, job_id: str, exclude: list[str], added: list[list[str]], epoch: int) -> None:
+    def _renew(self, job_id: str, exclude: list[str], added: list[list[str]], attempt: int) -> None:
         parts, nodes = self.slurm.show_job(job_id), self.slurm.show_nodes()
         if not parts or nodes is None:
             _LOG.warning("Slurm does not say what job %s may be kept off", job_id)
@@ -62,7 +62,7 @@ class KeptOff:
         ]
         adding = affordable(exclude, parts, [self._within(part, nodes) for part in parts], others)
         # Until the lists are changed both may be in them; whoever comes next has to know all that is ours.
-        self._note(job_id, [[*own, *new] for own, new in zip(mine, adding, strict=True)], epoch)
+        self._note(job_id, [[*own, *new] for own, new in zip(mine, adding, strict=True)], attempt)
         lists = [[*theirs, *new] for theirs, new in zip(others, adding, strict=True)]
         changed = [
             self._change(f"{job_id}+{offset}" if len(parts) > 1 else job_id, names)
@@ -70,10 +70,10 @@ class KeptOff:
             if {*before[offset]} != {*names}
         ]
         if all(changed):
-            self._note(job_id, adding, epoch)
+            self._note(job_id, adding, attempt)
 
-    def _note(self, job_id: str, nodes: list[list[str]], epoch: int) -> None:
-        patiently(partial(publish, self.paths.kept_off, sealed({"job": job_id, "nodes": nodes}, epoch)))
+    def _note(self, job_id: str, nodes: list[list[str]], attempt: int) -> None:
+        patiently(partial(publish, self.paths.kept_off, sealed({"job": job_id, "nodes": nodes}, attempt)))
 
     def _within(self, part: Fields, nodes: Mapping[str, Fields]) -> Mapping[str, Fields]:
         """Of all nodes those of its reservation, if it has one."""
@@ -100,10 +100,10 @@ def lately_unfit(paths: RunPaths) -> list[str]:
         OSError: the ledger cannot be read.
     """
     return [
-        str(seat["slurm_node"])
+        str(entry["slurm_node"])
         for attempt in reversed(attempts(paths)[-UNFIT_FOR:])
         for index in attempt.ended.get("unfit", ())
-        if (seat := unsealed_any(read_or_none(paths.seat(attempt.epoch, int(index)))))
+        if (entry := unsealed_any(read_or_none(paths.controller_record(attempt.number, int(index)))))
     ]
 
 

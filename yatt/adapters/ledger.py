@@ -1,7 +1,7 @@
 """The attempt ledger in the run folder: who started, what came of it, whether the run is over.
 
 ``attempts/E/started.json`` is written before anything of attempt E runs, ``ended.json`` after it; an
-attempt with only the first was cut off. Every record carries its epoch and a checksum.
+attempt with only the first was cut off. Every record carries its attempt and a checksum.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any
 
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
 from yatt.adapters.patience import patiently
-from yatt.core.epochs import is_finished
+from yatt.core.claims import is_finished
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
@@ -26,22 +26,22 @@ COMMITTED = "committed.json"
 class Attempt:
     """One attempt as its ledger has it; `ended` is empty while it runs, or if it was cut off."""
 
-    epoch: int
+    number: int
     started: dict[str, Any] = field(default_factory=dict)
     ended: dict[str, Any] = field(default_factory=dict)
 
 
-def newest_epoch(paths: RunPaths) -> int:
-    """Highest epoch that was claimed, 0 if none."""
-    if not paths.epochs.is_dir():
+def newest_attempt(paths: RunPaths) -> int:
+    """Highest attempt that was claimed, 0 if none."""
+    if not paths.claims.is_dir():
         return 0
-    return max((int(p.name) for p in paths.epochs.iterdir() if p.name.isdigit()), default=0)
+    return max((int(p.name) for p in paths.claims.iterdir() if p.name.isdigit()), default=0)
 
 
 def run_is_finished(paths: RunPaths) -> bool:
-    """Whether the run is over. A note that a ghost left does not count."""
+    """Whether the run is over. A note that a stale attempt left does not count."""
     record = unsealed_any(read_or_none(paths.finished))
-    return is_finished(None if record is None else int(record["epoch"]), newest_epoch(paths))
+    return is_finished(None if record is None else int(record["attempt"]), newest_attempt(paths))
 
 
 def look_whether_finished(paths: RunPaths) -> bool:
@@ -51,31 +51,31 @@ def look_whether_finished(paths: RunPaths) -> bool:
         OSError: the folder does not say.
     """
     found = _record_if_there(paths.finished)
-    return is_finished(int(found["epoch"]) if found else None, newest_epoch(paths))
+    return is_finished(int(found["attempt"]) if found else None, newest_attempt(paths))
 
 
-def note(paths: RunPaths, epoch: int, name: str, content: dict[str, Any]) -> None:
+def note(paths: RunPaths, attempt: int, name: str, content: dict[str, Any]) -> None:
     """Write one record of an attempt, whole; again and again for a while if the folder is in trouble."""
-    folder = paths.attempt(epoch)
+    folder = paths.attempt(attempt)
 
     def write() -> None:
         make_within(paths.root, folder)
-        publish(folder / name, sealed(content, epoch))
+        publish(folder / name, sealed(content, attempt))
 
     patiently(write)
 
 
-def record(paths: RunPaths, epoch: int, name: str) -> dict[str, Any]:
+def record(paths: RunPaths, attempt: int, name: str) -> dict[str, Any]:
     """One record of an attempt, empty if it is not there, or if a folder is in its place."""
-    path = paths.attempt(epoch) / name
+    path = paths.attempt(attempt) / name
     return _unless_folder(path, lambda: unsealed_any(read_or_none(path)) or {})
 
 
 def attempts(paths: RunPaths) -> list[Attempt]:
     """Every attempt that began, oldest first."""
     folder = paths.root / "attempts"
-    epochs = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
-    found = [Attempt(e, record(paths, e, STARTED), record(paths, e, ENDED)) for e in epochs]
+    numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    found = [Attempt(n, record(paths, n, STARTED), record(paths, n, ENDED)) for n in numbers]
     return [attempt for attempt in found if attempt.started]
 
 

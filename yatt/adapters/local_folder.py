@@ -32,7 +32,7 @@ def create(folder: Path, about: dict[str, Any]) -> None:
     """Create a folder that must not be there, and note this process as its owner.
 
     Args:
-        about: noted too, for people: run folder, epoch, node.
+        about: noted too, for people: run folder, attempt, node.
 
     Raises:
         ConfigError: it cannot be created there.

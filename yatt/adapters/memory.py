@@ -24,7 +24,7 @@ def num_born() -> int:
     return int(found[1]) if found else 0
 
 
-class Census:
+class ProcessGroups:
     """Which processes are in which process group.
 
     Args:

@@ -11,34 +11,34 @@ from yatt.config.schema import RunConfig
 from yatt.paths import RunPaths
 
 
-def note_copies(paths: RunPaths, epoch: int, node: int, copies: Mapping[str, str]) -> None:
+def note_copies(paths: RunPaths, attempt: int, node: int, copies: Mapping[str, str]) -> None:
     """Tell the processes of this node, in this attempt, which copy each source has.
 
     Raises:
         OSError, ConfigError, FolderGone: it cannot be written; then the sources are read.
     """
-    path = paths.staged(epoch, node)
+    path = paths.staged(attempt, node)
     make_within(paths.root, path.parent)
-    publish(path, sealed({"copies": dict(copies)}, epoch))
+    publish(path, sealed({"copies": dict(copies)}, attempt))
 
 
-def load_on_node(paths: RunPaths, epoch: int, node: int) -> RunConfig:
+def load_on_node(paths: RunPaths, attempt: int, node: int) -> RunConfig:
     """As `load_attempt`, for a controller or worker.
 
     Raises:
         ConfigError: as `load_attempt`.
         OSError: the run folder does not answer.
     """
-    return on_node(load_attempt(paths, epoch), paths, epoch, node)
+    return on_node(load_attempt(paths, attempt), paths, attempt, node)
 
 
-def on_node(config: RunConfig, paths: RunPaths, epoch: int, node: int) -> RunConfig:
+def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunConfig:
     """The same config, which reads this node's copies instead of their sources.
 
     Raises:
         OSError: the run folder does not answer.
     """
-    noted = unsealed_any(read_or_none(paths.staged(epoch, node))) or {}
+    noted = unsealed_any(read_or_none(paths.staged(attempt, node))) or {}
     copies = noted.get("copies", {})
 
     def place(source: str) -> str:

@@ -10,7 +10,7 @@ class WorkerArguments:
     """The command line of every worker process, and the number of the process that has started it."""
 
     run: str
-    epoch: int
+    attempt: int
     worker: str
     endpoint: str
     node: int
@@ -22,7 +22,7 @@ def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerAr
     """Read the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run", required=True, help="run folder")
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
     parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
     parser.add_argument("--node", type=int, default=0)

@@ -1,8 +1,8 @@
 """A worker's end of the connection to its controller: blocking calls, the fence, the heartbeat's thread.
 
-Two numbers fence a worker off. A frame of another attempt is dropped (`yatt.adapters.wire.Fence`). An order
-under a lease is refused if its token is out of date, or if the worker sleeps (`yatt.core.lease.WorkerLease`).
-Both are checked here, once, for every kind of worker.
+Two numbers fence a worker off. A frame of another attempt is dropped (`yatt.adapters.channel.Fence`). An
+order under a lease is refused if its token is out of date, or if the worker sleeps
+(`yatt.core.lease.WorkerLease`). Both are checked here, once, for every kind of worker.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from yatt.adapters.channel import LINGER_MS, Fence
 from yatt.adapters.curve import Socket
-from yatt.adapters.wire import LINGER_MS, Fence
 from yatt.core.lease import WorkerLease
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
@@ -42,13 +42,13 @@ class WorkerLink:
         worker: this worker's name, unique to this start of it.
     """
 
-    def __init__(self, endpoint: str, *, worker: str, epoch: int) -> None:
+    def __init__(self, endpoint: str, *, worker: str, attempt: int) -> None:
         self._context = zmq.Context()
         self._socket: Socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, worker.encode())
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.connect(endpoint)
-        self._fence, self._seq = Fence(epoch), itertools.count(1)
+        self._fence, self._seq = Fence(attempt), itertools.count(1)
         self.lease = WorkerLease()
         """What this worker may do now."""
 
@@ -114,7 +114,7 @@ class WorkerLink:
 
     def send(self, body: m.Message, reply_to: int = 0) -> None:
         """Send a message, or the answer to the order with that seq."""
-        self._socket.send(encode_frame(self._fence.epoch, next(self._seq), reply_to, body))
+        self._socket.send(encode_frame(self._fence.attempt, next(self._seq), reply_to, body))
 
     def close(self) -> None:
         """Flush for `LINGER_MS` at most, and close: what was sent arrives also if the process ends now."""
@@ -122,7 +122,7 @@ class WorkerLink:
         self._context.term()
 
 
-class Pulse(threading.Thread):
+class Heartbeat(threading.Thread):
     """Renews the lease from a thread of its own, so that a long computation does not lose it.
 
     A stopped process stops this thread too: then the lease runs out, which is what it is for.
@@ -136,18 +136,18 @@ class Pulse(threading.Thread):
         endpoint: str,
         *,
         worker: str,
-        epoch: int,
+        attempt: int,
         renew_s: float,
         beat: Callable[[], m.Renew],
     ) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._endpoint, self._worker, self._epoch = endpoint, worker, epoch
+        super().__init__(name="heartbeat", daemon=True)
+        self._endpoint, self._worker, self._attempt = endpoint, worker, attempt
         self._renew_s, self._beat = renew_s, beat
         self._ended = threading.Event()
 
     def run(self) -> None:
         """Send a Renew every `renew_s` while a token is held, and one when a wait is over."""
-        link = WorkerLink(self._endpoint, worker=f"{self._worker}/pulse", epoch=self._epoch)
+        link = WorkerLink(self._endpoint, worker=f"{self._worker}/heartbeat", attempt=self._attempt)
         told = ""
         while not self._ended.wait(self._renew_s):
             renew = self._beat()

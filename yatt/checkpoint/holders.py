@@ -6,8 +6,8 @@ Whether that one is gone nobody can see from elsewhere: its run may go on. So ea
 last counts. A start whose folder has not left the last one ends itself instead of fighting over it: when
 it begins, and before each commit.
 
-That is a courtesy, as the check of the epoch before a commit is: what a former holder commits in the moment
-of the take-over is refused by the lineage (`yatt.core.epochs`), for its heir is of a higher epoch.
+That is a courtesy, as the check of the attempt before a commit is: what a former holder commits in the moment
+of the take-over is refused by the lineage (`yatt.core.claims`), for the newer attempt is of a newer attempt.
 """
 
 import contextlib

@@ -2,18 +2,18 @@
 
 Layout under the checkpoint URL::
 
-    global_step_N/EPOCH-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
-    global_step_N/EPOCH-NONCE/node-*.groups        its controllers' prompt groups (`control.rollouts.carried`)
-    manifests/0000000N.EPOCH.json                  written last, conditionally: this is the commit
-    adopted/EPOCH.json                             what a start resumed from, written before it works
+    global_step_N/ATTEMPT-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
+    global_step_N/ATTEMPT-NONCE/node-*.groups        prompt groups of its nodes (`control.rollouts.carried`)
+    manifests/0000000N.ATTEMPT.json                  written last, conditionally: this is the commit
+    adopted/ATTEMPT.json                             what a start resumed from, written before it works
     run_id                                         whose store this is (`yatt.checkpoint.ownership`)
     holders/NUMBER.FOLDERID.json                   which of the run's folders has it
     started_from                                   the manifest of another run that this one started from
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
 A checkpoint exists iff its manifest does, every file in it has its size, and it is on the lineage of the
-newest start (`yatt.core.epochs`): what a ghost commits after another start went on is refused by every
-reader. Resume lists manifests, newest first, and says why it passed one over; the hint is never read.
+newest start (`yatt.core.claims`): every reader refuses what a stale attempt commits after another start went
+on. Resume lists manifests, newest first, and says why it passed one over; the hint is never read.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ import msgspec
 
 from yatt.checkpoint.holders import check_held
 from yatt.checkpoint.store import Store
-from yatt.core.epochs import BEGINNING, Commit, lineage, refused
+from yatt.core.claims import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
@@ -41,14 +41,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nodes' controllers, by node; `row` is the metrics line of the iteration, which is completed after resume;
     in it and in `unwritten` numbers that are not finite have names (`yatt.obs.metrics.named`).
 
-    `parent` is the (iteration, epoch) of the checkpoint that its start resumed from. `seal` is the SHA-256
+    `parent` is the (iteration, attempt) of the checkpoint that its start resumed from. `seal` is the SHA-256
     of the manifest as it is encoded with an empty seal.
     """
 
     schema_version: int = SCHEMA_VERSION
     seal: str = ""
     iteration: int
-    epoch: int
+    attempt: int
     parent: tuple[int, int] = (0, 0)
     run_id: str = ""
     config_hash: str
@@ -62,12 +62,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The checkpoint to resume from, if any; why newer ones were passed over; and what ghosts left."""
+    """The checkpoint to resume from, if any; why newer ones were skipped; and what stale attempts left."""
 
     manifest: Manifest | None
     name: str
     skipped: tuple[str, ...]
-    ghosts: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Candidates:
     """Names of the manifests that count, newest first; and of those that stale attempts left."""
 
     names: tuple[str, ...]
-    ghosts: tuple[str, ...]
+    stale: tuple[str, ...]
 
     def of_iteration(self, iteration: int) -> tuple[str, ...]:
         """Those of this iteration; all for 0."""
@@ -93,27 +93,27 @@ class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a start resumed from."""
 
     iteration: int
-    epoch: int
+    attempt: int
 
 
 class Checkpoints:
     """The committed checkpoints of one run.
 
     Args:
-        epoch: of this attempt; 0 only reads.
+        attempt: of this attempt; 0 only reads.
         run_id: manifests of any other run are refused; empty reads any run's.
         folder_id: nothing is committed once another folder has the store; empty does not ask.
     """
 
-    def __init__(self, store: Store, epoch: int, run_id: str = "", folder_id: str = "") -> None:
-        self._store, self._epoch, self._run_id, self._folder_id = store, epoch, run_id, folder_id
+    def __init__(self, store: Store, attempt: int, run_id: str = "", folder_id: str = "") -> None:
+        self._store, self._attempt, self._run_id, self._folder_id = store, attempt, run_id, folder_id
         self._has_looked = False
         self.parent = (0, 0)
-        """(iteration, epoch) of what this start adopted."""
+        """(iteration, attempt) of what this start adopted."""
 
     def prefix(self, iteration: int) -> str:
         """A fresh folder for one save: private to this attempt and this try."""
-        return f"global_step_{iteration}/{self._epoch:06d}-{secrets.token_hex(4)}"
+        return f"global_step_{iteration}/{self._attempt:06d}-{secrets.token_hex(4)}"
 
     def commit(self, manifest: Manifest) -> None:
         """Make the checkpoint exist.
@@ -127,7 +127,7 @@ class Checkpoints:
         reason = self._fault(manifest)
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
-        name = _name(Commit(manifest.iteration, manifest.epoch))
+        name = _name(Commit(manifest.iteration, manifest.attempt))
         if not self._store.create(name, sealed(manifest)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
@@ -141,14 +141,16 @@ class Checkpoints:
         skipped: list[str] = []
         for name in candidates.names:
             try:
-                return ResumePoint(self.whole(name), name, tuple(skipped), candidates.ghosts)
+                return ResumePoint(self.whole(name), name, tuple(skipped), candidates.stale)
             except CheckpointError as error:
                 skipped.append(str(error))
-        return ResumePoint(None, "", tuple(skipped), candidates.ghosts)
+        return ResumePoint(None, "", tuple(skipped), candidates.stale)
 
     def candidates(self) -> Candidates:
         """Everything that may be resumed from, judged by names and adoptions alone."""
-        commits = self._commits()  # before the adoptions: a ghost's commit then never lacks its refusal
+        commits = (
+            self._commits()
+        )  # before the adoptions: a stale attempt's commit then never lacks its refusal
         adopted = self._adopted(commits)
         return Candidates(
             tuple(_name(commit) for commit in lineage(commits, adopted)),
@@ -172,11 +174,11 @@ class Checkpoints:
         Raises:
             CheckpointError: this start has noted something else before.
         """
-        commit = Commit(manifest.iteration, manifest.epoch) if manifest else BEGINNING
-        data = msgspec.json.encode(_Adoption(commit.iteration, commit.epoch))
-        if not self._store.create(f"{ADOPTED}/{self._epoch:06d}.json", data):
-            raise CheckpointError(f"epoch {self._epoch} went on from another checkpoint before")
-        self.parent = (commit.iteration, commit.epoch)
+        commit = Commit(manifest.iteration, manifest.attempt) if manifest else BEGINNING
+        data = msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))
+        if not self._store.create(f"{ADOPTED}/{self._attempt:06d}.json", data):
+            raise CheckpointError(f"attempt {self._attempt} went on from another checkpoint before")
+        self.parent = (commit.iteration, commit.attempt)
 
     def read(self, name: str) -> Manifest:
         """One manifest.
@@ -198,9 +200,9 @@ class Checkpoints:
             raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
         if data != sealed(manifest):
             raise CheckpointError(f"{name}: its content is not what was sealed")
-        if _name(Commit(manifest.iteration, manifest.epoch)) != name:
+        if _name(Commit(manifest.iteration, manifest.attempt)) != name:
             raise CheckpointError(
-                f"{name}: holds iteration {manifest.iteration} of epoch {manifest.epoch}, unlike its name"
+                f"{name}: holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
             )
         if self._run_id and manifest.run_id != self._run_id:
             raise CheckpointError(f"{name}: is of run {manifest.run_id}; this run is {self._run_id}")
@@ -208,7 +210,7 @@ class Checkpoints:
 
     def name(self, manifest: Manifest) -> str:
         """The manifest's name in the store."""
-        return _name(Commit(manifest.iteration, manifest.epoch))
+        return _name(Commit(manifest.iteration, manifest.attempt))
 
     def origin(self) -> str:
         """Name of the manifest, in another run's store, that this run started from; empty if from none."""
@@ -228,24 +230,24 @@ class Checkpoints:
                 f"{STARTED_FROM} holds another name than {name}: two attempts started at once"
             )
 
-    def newest_epoch(self) -> int:
-        """The highest epoch that anything is noted of; 0 if nothing is."""
+    def newest_attempt(self) -> int:
+        """The highest attempt that anything is noted of; 0 if nothing is."""
         commits = self._commits()
         notes = (name.removesuffix(".json") for name in self._store.names(ADOPTED))
         return max(
-            (*(commit.epoch for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
+            (*(commit.attempt for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
         )
 
     def retain(self, keep: int) -> list[int]:
-        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what ghosts
+        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what stale attempts
         committed below that, and files of former starts that none committed; gives the iterations."""
         commits = self._commits()
         adopted = self._adopted(commits)
         line = lineage(commits, adopted)
         superseded = line[keep:]
         floor = line[:keep][-1].iteration if len(line) >= keep else 0
-        ghosts = {c for c in refused(commits, adopted) if c.iteration < floor and c.epoch < self._epoch}
-        gone = ghosts.union(superseded)
+        stale = {c for c in refused(commits, adopted) if c.iteration < floor and c.attempt < self._attempt}
+        gone = stale.union(superseded)
         for commit in gone:
             self._store.delete(_name(commit))
         iterations = {commit.iteration for commit in gone}
@@ -261,11 +263,11 @@ class Checkpoints:
         folder = f"global_step_{iteration}"
         names = self._store.names(folder)
         for name in names:
-            epoch = name.partition("-")[0]
-            if not epoch.isdigit():
+            attempt = name.partition("-")[0]
+            if not attempt.isdigit():
                 continue  # not ours
-            commit = Commit(iteration, int(epoch))
-            if commit in gone or (commit.epoch < self._epoch and commit not in kept):
+            commit = Commit(iteration, int(attempt))
+            if commit in gone or (commit.attempt < self._attempt and commit not in kept):
                 self._store.delete_folder(f"{folder}/{name}")
         if not self._store.names(folder):
             self._store.delete_folder(folder)
@@ -278,13 +280,13 @@ class Checkpoints:
     def _commits(self) -> set[Commit]:
         found = set()
         for name in self._store.names(MANIFESTS):
-            iteration, _, epoch = name.removesuffix(".json").partition(".")
-            if iteration.isdigit() and epoch.isdigit():
-                found.add(Commit(int(iteration), int(epoch)))
+            iteration, _, attempt = name.removesuffix(".json").partition(".")
+            if iteration.isdigit() and attempt.isdigit():
+                found.add(Commit(int(iteration), int(attempt)))
         return found
 
     def _adopted(self, commits: set[Commit]) -> dict[int, Commit]:
-        """Maps each start's epoch to the commit that it resumed from.
+        """Maps each start's attempt to the commit that it resumed from.
 
         Where a note is damaged, the manifests of that start say it too. If there are none, the start did not
         get as far as a checkpoint, and counts as none.
@@ -294,10 +296,10 @@ class Checkpoints:
             number = name.removesuffix(".json")
             if not number.isdigit():
                 continue
-            epoch = int(number)
-            commit = self._noted(name) or self._parent_of(epoch, commits)
-            if commit is not None and commit.epoch < epoch:
-                found[epoch] = commit
+            attempt = int(number)
+            commit = self._noted(name) or self._parent_of(attempt, commits)
+            if commit is not None and commit.attempt < attempt:
+                found[attempt] = commit
         return found
 
     def _noted(self, name: str) -> Commit | None:
@@ -305,11 +307,11 @@ class Checkpoints:
             note = msgspec.json.decode(self._store.read(f"{ADOPTED}/{name}"), type=_Adoption)
         except (msgspec.DecodeError, UnicodeDecodeError, CheckpointError):
             return None
-        return Commit(note.iteration, note.epoch)
+        return Commit(note.iteration, note.attempt)
 
-    def _parent_of(self, epoch: int, commits: set[Commit]) -> Commit | None:
+    def _parent_of(self, attempt: int, commits: set[Commit]) -> Commit | None:
         for commit in sorted(commits):
-            if commit.epoch == epoch:
+            if commit.attempt == attempt:
                 with contextlib.suppress(CheckpointError):
                     return Commit(*self.read(_name(commit)).parent)
         return None
@@ -325,7 +327,7 @@ class Checkpoints:
 
 
 def _name(commit: Commit) -> str:
-    return f"{MANIFESTS}/{commit.iteration:08d}.{commit.epoch:06d}.json"
+    return f"{MANIFESTS}/{commit.iteration:08d}.{commit.attempt:06d}.json"
 
 
 def sealed(manifest: Manifest) -> bytes:

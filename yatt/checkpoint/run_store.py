@@ -140,15 +140,15 @@ def check_presence(store: Store, url: str, paths: RunPaths) -> None:
         CheckpointsMissing: it is so.
         StoreUnreachable: the store does not answer.
     """
-    iteration, epoch = known_commit(paths)
+    iteration, attempt = known_commit(paths)
     if not iteration:
         return
     found = Checkpoints(store, 0).candidates()
-    if found.names or found.ghosts:  # of a ghost's commit the ledger may know as well
+    if found.names or found.stale:  # of a stale attempt's commit the ledger may know as well
         return
     raise CheckpointsMissing(
         f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "
-        f"committed ({paths.attempt(epoch)} says so). Is the store mounted here? The run does not start "
+        f"committed ({paths.attempt(attempt)} says so). Is the store mounted here? The run does not start "
         f"again from iteration 0. Bring the store back, then `yatt resume {paths.root}` goes on; to train "
         "from the beginning, start a new run with another run.dir."
     )

@@ -51,7 +51,7 @@ def _runs_in(folder: Path) -> Iterator[Path]:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}.")
     candidates = [folder] if (folder / "config.yaml").exists() else sorted(folder.glob("*/"))
-    yield from (path for path in candidates if (path / "epochs").is_dir() or (path / "slurm.json").exists())
+    yield from (path for path in candidates if (path / "claims").is_dir() or (path / "slurm.json").exists())
 
 
 def _total(paths: RunPaths) -> int | None:

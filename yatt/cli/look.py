@@ -10,7 +10,7 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import newest_epoch
+from yatt.adapters.ledger import newest_attempt
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
@@ -45,13 +45,13 @@ def status(run: Path, *, as_json: bool) -> int:
     job = job_view(view.paths, Slurm())
     summary = view.summary()
     state, why = state_in_words(view.paths, summary["state"], job)
-    summary |= {"state": state, "why": why, "epoch": newest_epoch(view.paths)}
+    summary |= {"state": state, "why": why, "attempt": newest_attempt(view.paths)}
     if state not in LIVELY:
         summary |= {"holders": {}, "workers": {}, "eta_s": None}
     if as_json:
         print(json.dumps({**named(summary), "job": asdict(job)}, allow_nan=False))
         return 0
-    _say(f"{summary['run']}: {state}" + (f", attempt {summary['epoch']}" if summary["epoch"] else ""))
+    _say(f"{summary['run']}: {state}" + (f", attempt {summary['attempt']}" if summary["attempt"] else ""))
     if why:
         _say(f"  why         {why}")
     _print_job(job)
@@ -60,7 +60,7 @@ def status(run: Path, *, as_json: bool) -> int:
         _say(f"  slab {slab:6} {holder}")
     if summary["unreadable_lines"]:
         _say(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
-    _print_trouble(summary)
+    _print_failure(summary)
     for worker, does in summary["workers"].items():
         _say(f"  {worker:24} {does}")
     return 0
@@ -74,7 +74,7 @@ def _print_job(job: JobView) -> None:
         _say(f"  component {number} {component}")
 
 
-def _print_trouble(summary: dict[str, Any]) -> None:
+def _print_failure(summary: dict[str, Any]) -> None:
     for alarm in summary["alarms"]:
         _say(f"  ALARM       {alarm['name']}: {alarm['message']}")
     for who, error in list(summary["waits"].items())[:1]:

@@ -88,13 +88,13 @@ def load_resolved(path: Path) -> RunConfig:
     return load([path], [])
 
 
-def load_attempt(paths: RunPaths, epoch: int) -> RunConfig:
+def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
     """What one attempt runs with: the run's config, unless its launcher wrote another for it.
 
     Raises:
         ConfigError: as `load`.
     """
-    own = paths.attempt_config(epoch)
+    own = paths.attempt_config(attempt)
     return load_resolved(own if own.exists() else paths.config)
 
 

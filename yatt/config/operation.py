@@ -184,9 +184,9 @@ class LeaseSection:
     """How long memory may take to come back, measured, before the GPU is quarantined."""
 
     slack_bytes: Annotated[int, SIZE_BYTES] = 512 << 20
-    """Memory a sleeping holder may keep beyond its declared residue and still count as released."""
+    """Memory a sleeping holder may keep beyond its declared sleeping memory and still count as released."""
 
-    max_residue_bytes: Annotated[int, SIZE_BYTES] = 8 << 30
+    max_sleeping_bytes: Annotated[int, SIZE_BYTES] = 8 << 30
     """Device memory a worker may keep asleep on each of its GPUs (contexts, graphs, communicators): what it
     keeps after its first sleep is allowed to it from then on, up to this."""
 

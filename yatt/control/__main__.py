@@ -1,4 +1,4 @@
-"""A controller process: ``python -m yatt.control --run FOLDER --epoch E --node K``."""
+"""A controller process: ``python -m yatt.control --run FOLDER --attempt E --node K``."""
 
 import argparse
 import asyncio
@@ -16,8 +16,8 @@ from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import cpus_by_device, visible_devices
 from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import ended_by, patiently
+from yatt.adapters.requeue import Requeue
 from yatt.adapters.staged import on_node
-from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt
 from yatt.control.gpus import scratch
@@ -34,7 +34,7 @@ def main() -> int:
     """Run one controller until its attempt ends; the exit code is the attempt's."""
     parser = argparse.ArgumentParser(prog="yatt.control")
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -67,8 +67,8 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
-    own = patiently(partial(load_attempt, paths, arguments.epoch))
-    config = patiently(partial(on_node, own, paths, arguments.epoch, arguments.node))
+    own = patiently(partial(load_attempt, paths, arguments.attempt))
+    config = patiently(partial(on_node, own, paths, arguments.attempt, arguments.node))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()
@@ -77,11 +77,11 @@ def _node(arguments: argparse.Namespace) -> Node:
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
     how = arguments.slurm
-    succession = Succession.of_this_start(paths, arguments.epoch, how) if how else None
+    requeue = Requeue.of_this_start(paths, arguments.attempt, how) if how else None
     node = Node(
-        config=config, paths=paths, placement=place(config), epoch=arguments.epoch,
+        config=config, paths=paths, placement=place(config), attempt=arguments.attempt,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
-        absent=arguments.absent, succession=succession, config_hash=config_hash(own),
+        absent=arguments.absent, requeue=requeue, config_hash=config_hash(own),
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from yatt.adapters.wire import Channel
+from yatt.adapters.channel import Channel
 from yatt.control.gpus.arbiter import Arbiter, Holding
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications

@@ -41,7 +41,8 @@ class Controller:
         self.exit_code = EXIT_FAILED
         publications = parts.publications
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
-            c.StartWorkers: self._start_workers, c.HandOver: self._hand_over, c.PublishOrder: self._publish,
+            c.StartWorkers: self._start_workers, c.SwitchSlabs: self._switch_slabs,
+            c.PublishOrder: self._publish,
             c.ListPublication: publications.list_files, c.ReadPublication: publications.read,
             c.DigestPublication: publications.digest, c.FetchWeights: publications.fetch,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
@@ -73,7 +74,7 @@ class Controller:
 
     async def from_worker(self, sender: str, body: m.Message) -> m.Message | None:
         """A message of one of this node's workers; a dead start's last words are ignored."""
-        worker = self._parts.supervisor.by_wire(sender.partition("/")[0])
+        worker = self._parts.supervisor.by_address(sender.partition("/")[0])
         if worker is None:
             return None
         match body:
@@ -119,15 +120,15 @@ class Controller:
         supervisor = self._parts.supervisor
         for left in reversed(range(MOST_DEATHS)):
             await supervisor.start(worker)
-            wire = worker.wire
+            address = worker.address
             try:
                 return await supervisor.ready(worker)
             except WorkerFailed:
-                is_final = worker.role == TRAINER or not supervisor.was_killed(wire)
+                is_final = worker.role == TRAINER or not supervisor.was_killed(address)
                 if is_final or not left or self.quit.is_set():
                     raise
 
-    async def _hand_over(self, order: c.HandOver) -> m.Message:
+    async def _switch_slabs(self, order: c.SwitchSlabs) -> m.Message:
         arbiter, holders = self._parts.arbiter, dict(order.holders)
         wanted: dict[Slab, str] = {}
         for slab in self._node.slabs:

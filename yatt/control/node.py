@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt.adapters.local_folder import new_name
-from yatt.adapters.succession import Succession
+from yatt.adapters.requeue import Requeue
 from yatt.config.schema import RunConfig
 from yatt.core.placement import Placement, Slab
 from yatt.paths import HUB, RunPaths
@@ -16,20 +16,20 @@ class Node:
 
     `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index, none without GPUs; `cpus` are the
     CPUs near each of them, none if workers are not bound. `absent` are the nodes that take no part in this
-    attempt. `succession` is there on Slurm only.
+    attempt. `requeue` is there on Slurm only.
     """
 
     config: RunConfig
     paths: RunPaths
     placement: Placement
-    epoch: int
+    attempt: int
     index: int
     host: str
     device: str
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()
     absent: frozenset[int] = frozenset()
-    succession: Succession | None = None
+    requeue: Requeue | None = None
     config_hash: str = ""
     """Of the config as the run folder has it; `config` may name copies on this node's disk."""
 
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """On the wire and in logs."""
+        """In messages and in logs."""
         return f"node{self.index}"
 
     @property
@@ -47,9 +47,9 @@ class Node:
         return self.index == 0
 
     @property
-    def is_owner(self) -> bool:
+    def is_trainer_node(self) -> bool:
         """Whether this node trains, and so owns prompts and state."""
-        return self.index in self.placement.owners
+        return self.index in self.placement.trainer_nodes
 
     @property
     def present(self) -> frozenset[int]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from yatt.adapters.wire import Answer
+from yatt.adapters.channel import Answer
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.leader.inbox import Inbox
 from yatt.control.membership.event_sender import EventSender
@@ -48,16 +48,16 @@ class PeerMessages:
             case c.EventLines():
                 self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
                 return None
-            case c.Trouble():
+            case c.FailureReport():
                 self._failed(index, body)
                 return m.Done()
         return self._carry_out(sender, body)
 
-    def _failed(self, index: int, report: c.Trouble) -> None:
+    def _failed(self, index: int, report: c.FailureReport) -> None:
         """What costs a trainer node the attempt costs an engine node its place."""
         if self.inbox is None:
             return
-        if index not in self.node.placement.owners and report.exit_code == EXIT_FAILED:
+        if index not in self.node.placement.trainer_nodes and report.exit_code == EXIT_FAILED:
             self.inbox.gave_up(index, report.error)
         else:
             error = f"node{index}: {report.error}"

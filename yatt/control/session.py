@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from yatt.adapters.channel import Channel
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, Socket, listening_socket
 from yatt.adapters.dataset import RowFiles
@@ -18,7 +19,6 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.segments import Rotation
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.wire import Channel
 from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
@@ -31,11 +31,11 @@ from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
 from yatt.control.leader.stop_requests import StopRequests
-from yatt.control.membership.deadman import DeadMan, raise_pulse
+from yatt.control.membership.deadman import DeadMan, write_heartbeat
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.liveness import Liveness
-from yatt.control.membership.newer_attempt import watch_epoch
+from yatt.control.membership.newer_attempt import watch_newer_attempt
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.rendezvous import meet
 from yatt.control.node import Node
@@ -79,7 +79,7 @@ class Session:
         self._liveness = Liveness(node, self._peers, self._inbox.silent if self._inbox else _tell_nobody)
         self.stop_requests = StopRequests(node, self._events, self._inbox)
         self._hub = Channel(
-            listening_socket(context, node.endpoint), epoch=node.epoch,
+            listening_socket(context, node.endpoint), attempt=node.attempt,
             resend_s=0,  # inside a node nothing is lost but by a process's end
         )  # fmt: skip
         self._parts = build_components(node, self._hub, self._peers, self._events, self._reports)
@@ -122,7 +122,7 @@ class Session:
         sayer = store_sayer(self._events, node.name)
         # Data and tokenizers can take long to read; peers must hear of this node meanwhile.
         trainer_node = None
-        if node.is_owner:
+        if node.is_trainer_node:
             made = partial(_trainer_node, node, parts, self._events, self._writer, sayer)
             trainer_node = await call_in_thread(made)
         controller = Controller(node, parts, trainer_node)
@@ -135,7 +135,7 @@ class Session:
         works = [
             controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
             self._hub.failure(), peer_hub.failure(), parts.peers.failure(), parts.reports.run(),
-            watch_epoch(node.paths, node.epoch, node.index), self._watch_launcher(),
+            watch_newer_attempt(node.paths, node.attempt, node.index), self._watch_launcher(),
             watch_writer(self._writer, self._events),
             parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
         ]  # fmt: skip
@@ -151,7 +151,7 @@ class Session:
         clients = NodeClients(node, controller.handle, parts.peers, inbox.gave_up, parts.progress.whole)
         store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, sayer))
         folder_id = await call_in_thread(partial(patiently, partial(own_folder_id, node.paths, store)))
-        checkpoints = Checkpoints(store, node.epoch, node.config.run.id, folder_id)
+        checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
         row = MetricsRow(node, self._writer, Alarms(node.config, events))
         num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
         work = PhaseWork(node, clients, checkpoints, events, num_tokens, row)
@@ -161,10 +161,10 @@ class Session:
         """The leader shows that it lives; on Slurm another controller stands in for it if it dies."""
         node = self._node
         if node.is_leader:
-            await raise_pulse(node.paths, node.epoch)
-        elif node.succession is not None:
+            await write_heartbeat(node.paths, node.attempt)
+        elif node.requeue is not None:
             events = _event_log(node, partial(self._writer.append, node.paths.events))
-            await DeadMan(node, node.succession, events, partial(self._liveness.silence_s, 0)).run()
+            await DeadMan(node, node.requeue, events, partial(self._liveness.silence_s, 0)).run()
         else:
             await asyncio.Event().wait()
 
@@ -193,14 +193,14 @@ class Session:
 
 
 def _event_log(node: Node, sink: Callable[[str], None]) -> EventLog:
-    return EventLog(epoch=node.epoch, node=node.index, role="controller", sink=sink)
+    return EventLog(attempt=node.attempt, node=node.index, role="controller", sink=sink)
 
 
 def _tell_nobody(_: int, __: float) -> None:
     """Only the leader decides about lost nodes."""
 
 
-async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.Trouble) -> None:
+async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.FailureReport) -> None:
     if inbox is not None:
         inbox.fail(report.error, report.exit_code, is_symptom=report.is_symptom)
     else:

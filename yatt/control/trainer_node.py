@@ -45,7 +45,7 @@ class TrainerNode:
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
-            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.SampleTransfer: training.parcel,
+            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.SampleTransfer: training.receive,
             c.CommitNotice: self._commit, c.SaveOrder: self._save,
             c.ExportOrder: training.export,
         }  # fmt: skip
@@ -87,10 +87,10 @@ class TrainerNode:
         return restored
 
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:
-        owners = self._node.placement.owners
+        trainer_nodes = self._node.placement.trainer_nodes
         store = self._stores.of(is_origin=order.is_origin)
-        owner = owners.index(self._node.index)
-        return read_state(store, order.states, owner=owner, owners=len(owners))
+        owner = trainer_nodes.index(self._node.index)
+        return read_state(store, order.states, owner=owner, trainer_nodes=len(trainer_nodes))
 
     async def _advance(self, order: c.Advance) -> m.Message:
         async def act() -> m.Message:

@@ -29,7 +29,7 @@ class NodeTraining:
 
     def __init__(self, node: Node, workers: Workers, peers: Peers) -> None:
         self._node, self._workers, self._peers = node, workers, peers
-        self._parcels: dict[int, dict[int, m.Rollout]] = {}
+        self._transfers: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
@@ -55,10 +55,10 @@ class NodeTraining:
         answers = await self._workers.order_trainers(body)
         return m.Restored(fault=next((answer.fault for answer in answers if answer.fault), ""))
 
-    async def parcel(self, order: c.SampleTransfer) -> m.Message:
+    async def receive(self, order: c.SampleTransfer) -> m.Message:
         """Samples of another node for this one's ranks."""
         async with self._arrived:
-            self._parcels.setdefault(order.iteration, {}).update({r.sample_id: r for r in order.rollouts})
+            self._transfers.setdefault(order.iteration, {}).update({r.sample_id: r for r in order.rollouts})
             self._arrived.notify_all()
         return m.Done()
 
@@ -71,7 +71,7 @@ class NodeTraining:
         trained = await asyncio.gather(
             *(self._train_on(worker, order, local.get(rank, ())) for rank, worker in self._local_ranks())
         )
-        self._parcels = {i: p for i, p in self._parcels.items() if i > order.iteration}
+        self._transfers = {i: p for i, p in self._transfers.items() if i > order.iteration}
         names = {name for answer in trained for name in answer.timing_s}
         slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
         costs = tuple(cost for answer in trained for cost in answer.costs)
@@ -134,13 +134,13 @@ class NodeTraining:
         needed = {i for ids in dp_lead_ranks.values() for i in ids}
 
         def have() -> dict[int, m.Rollout]:
-            return {**self._parcels.get(order.iteration, {}), **mine}
+            return {**self._transfers.get(order.iteration, {}), **mine}
 
         num_to_come = len(needed - mine.keys())
 
         def is_complete() -> bool:
             """Asked at every parcel: all samples are gone through only when enough have come."""
-            num_come = len(self._parcels.get(order.iteration, ()))
+            num_come = len(self._transfers.get(order.iteration, ()))
             return num_come >= num_to_come and needed <= have().keys()
 
         limit_s = self._node.config.launch.phase_timeout_s
@@ -167,7 +167,7 @@ class NodeTraining:
 def lost_rank(node: Node, worker: Worker, how: str) -> tuple[str, bool]:
     """The failure report of a trainer rank that ended: the error, and whether it may be a symptom. A rank
     that was not killed may have ended because another one did."""
-    log = node.paths.log(node.epoch, f"{worker.name}.{worker.starts}")
+    log = node.paths.log(node.attempt, f"{worker.name}.{worker.starts}")
     return f"{worker.name} ended: {how}. Its log is {log}", how != describe_exit(-signal.SIGKILL)
 
 

@@ -62,7 +62,7 @@ class Look:
     """A look around at `now_s`. `counter` is None if the shared folder cannot be read."""
 
     now_s: float
-    wire_silence_s: float
+    connection_silence_s: float
     counter: int | None
 
 
@@ -126,7 +126,7 @@ def step(observer: Observer, event: Event, limits: Limits) -> Result:
 def _watch(observer: Observer, tick: Look, limits: Limits) -> Result:
     if tick.counter is not None and tick.counter != observer.counter:
         observer = replace(observer, counter=tick.counter, moved_s=tick.now_s)
-    if tick.wire_silence_s < limits.silence_s:
+    if tick.connection_silence_s < limits.silence_s:
         return observer, Action.NOTHING
     if tick.counter is None:
         return observer, Action.NOTHING  # blind: neither the leader's death nor its life is known

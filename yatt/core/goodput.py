@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 START_UP, LOST, NOT_RUNNING, OTHER = "start-up", "lost to restarts", "not running", "other"
-SAMPLE_PHASE = "rollout"
+ROLLOUT_PHASE = "rollout"
 OF_PHASE = {
     "rollout": "sampling", "score": "scoring", "train": "training", "publish": "weight transfer",
     "sync": "weight transfer", "save": "checkpoint", "validate": "validation",
@@ -94,7 +94,7 @@ def gpu_seconds(attempts: Sequence[AttemptSpan], num_gpus: Sequence[int]) -> flo
 
 def _first_sampling(attempt: AttemptSpan) -> float:
     """When sampling first began; an attempt that never sampled was starting all the time."""
-    return min((s.begin_s for s in attempt.phases if s.phase == SAMPLE_PHASE), default=float("inf"))
+    return min((s.begin_s for s in attempt.phases if s.phase == ROLLOUT_PHASE), default=float("inf"))
 
 
 def _kept_iterations(attempts: Sequence[AttemptSpan]) -> list[float]:

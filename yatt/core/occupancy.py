@@ -1,7 +1,7 @@
 """Whether a run is going on somewhere, so that a second start must not begin beside it. Pure.
 
 What is seen from here decides: a launcher on this machine by its process, a job by Slurm, a launcher on
-another machine by its leader's pulse, which moves while it lives. No wall clocks are compared.
+another machine by its leader's heartbeat, which moves while it lives. No wall clocks are compared.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Life(Enum):
     OVER = "over"
     ALIVE = "alive"
     UNSEEN = "unseen"
-    """It runs elsewhere or not at all: watch its pulse."""
+    """It runs elsewhere or not at all: watch its heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,11 +34,11 @@ def doomed(
         known: orphans that were there before.
         has_ended: a worker has ended since.
     """
-    wires = set(living.values())
+    addresses = set(living.values())
     return [
         each.pid
         for each in orphans
-        if each.worker not in wires
+        if each.worker not in addresses
         and each.session not in living
         and (each.worker or (has_ended and each.pid not in known))
     ]

@@ -42,7 +42,7 @@ class AttemptFacts:
         dead: nodes whose machine is gone: lost to the leader, and not seen to end.
         unfit: nodes that did not pass the check before the attempt, and why.
         is_unfit_everywhere: every node says so, or the only one says what another one said before.
-        owners: nodes that train.
+        trainer_nodes: nodes that train.
         can_shrink: whether the run could go on without `dead`, `unfit` and what was gone before.
         cause: what the leader gave as the reason.
     """
@@ -54,7 +54,7 @@ class AttemptFacts:
     dead: frozenset[int] = frozenset()
     unfit: Mapping[int, str] = field(default_factory=dict)
     is_unfit_everywhere: bool = False
-    owners: frozenset[int] = frozenset()
+    trainer_nodes: frozenset[int] = frozenset()
     can_shrink: bool = True
     cause: str = ""
 
@@ -104,19 +104,19 @@ def _without_the_unfit(seen: AttemptFacts, leader: int | None) -> Outcome:
         return Outcome(verdict=Verdict.GIVE_UP, reason=reason, exit_code=leader)
     if seen.is_unfit_everywhere:
         return Outcome(verdict=Verdict.AGAIN, reason=f"no node is fit: {reason}", exit_code=EXIT_FAILED)
-    is_needed = unfit & seen.owners or not seen.can_shrink
+    is_needed = unfit & seen.trainer_nodes or not seen.can_shrink
     verdict = Verdict.SUCCEED if is_needed else Verdict.AGAIN
     return Outcome(verdict=verdict, reason=reason, gone=seen.dead | unfit, unfit=unfit)
 
 
 def _after_a_failure(seen: AttemptFacts) -> Outcome:
-    if seen.dead and (seen.dead & seen.owners or not seen.can_shrink):
+    if seen.dead and (seen.dead & seen.trainer_nodes or not seen.can_shrink):
         names = ", ".join(f"node{index}" for index in sorted(seen.dead))
         reason = f"{names} is gone, and the run cannot do without"
         # Not the run's fault: a lost machine does not count as a failed attempt.
         return Outcome(verdict=Verdict.SUCCEED, reason=reason, gone=seen.dead)
     failed = {index: code for index, code in sorted(seen.ended.items()) if code}
-    killed = {index: code for index, code in failed.items() if code < 0 and index in seen.owners}
+    killed = {index: code for index, code in failed.items() if code < 0 and index in seen.trainer_nodes}
     # What the leader gave as the reason may only follow from a controller's death: a peer's broken line.
     said = killed if seen.cause else failed
     ends = [f"node{index} {_end(code)}" for index, code in said.items()]

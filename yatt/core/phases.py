@@ -6,9 +6,9 @@ wants. ACT: the phase's own work. No node enters before all have prepared, and n
 all have entered, so no role of one node ever works beside a role of another phase on another.
 
 An answer counts once and only with the seq it was asked under, so every message may be repeated
-or come late. A wait that ends without its answers is a `Failure` like any other. Stopping early
-is a wish (`StopWanted`): the act under way is broken off where it can be, none but a save is begun any more,
-what is not saved is saved, and the run ends so that it can be continued.
+or come late. A wait that ends without its answers is a `Failure` like any other. An early stop is a request
+(`StopWanted`): the act under way is broken off where it can be, only a save is still begun, what is not saved
+is saved, and the run ends so that it can be continued.
 
 A failure may only be what followed from another one (`Failure.is_symptom`): when a trainer node dies, the
 ranks on the others fail as well, and may be heard of first. Such a failure waits a while for its cause.
@@ -30,7 +30,7 @@ class Phase(Enum):
 
     JOIN = "join"
     BUILD = "build"
-    SAMPLE = "rollout"
+    ROLLOUT = "rollout"
     SCORE = "score"
     TRAIN = "train"
     SAVE = "save"
@@ -52,12 +52,12 @@ class PhasePart(Enum):
 class Program:
     """What is the same all through an attempt. Iterations count from 1; 0 is before the first.
 
-    `owners` are the nodes that may not be lost, `pools` the nodes that can run each engine role, `absent`
-    those that take no part from the start.
+    `trainer_nodes` may not be lost; `pools` are the nodes that can run each engine role; `absent` nodes take
+    no part from the start.
     """
 
     nodes: frozenset[int]
-    owners: frozenset[int]
+    trainer_nodes: frozenset[int]
     pools: Mapping[str, frozenset[int]] = field(default_factory=dict)
     absent: frozenset[int] = frozenset()
     total_iterations: int
@@ -79,7 +79,7 @@ class Program:
 
     def cause_without(self, lost: frozenset[int]) -> str:
         """Why the run cannot do without these nodes, or ''."""
-        for node in sorted(lost & self.owners):
+        for node in sorted(lost & self.trainer_nodes):
             return f"node{node} has trainer ranks, and the run cannot do without them"
         for role, pool in self.pools.items():
             if pool <= lost:
@@ -114,7 +114,7 @@ class RunState:
     @property
     def iteration(self) -> int:
         """The iteration being worked on while sampling, scoring and training; else the last trained."""
-        return self.trained + (self.phase in (Phase.SAMPLE, Phase.SCORE, Phase.TRAIN))
+        return self.trained + (self.phase in (Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN))
 
 
 # ---- events -------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class End:
 Action = PhaseOrder | Act | BreakOff | Exclude | AwaitCause | End
 Result = tuple[RunState, tuple[Action, ...]]
 
-_INTERRUPTIBLE = (Phase.SAMPLE, Phase.SCORE, Phase.VALIDATE)
+_INTERRUPTIBLE = (Phase.ROLLOUT, Phase.SCORE, Phase.VALIDATE)
 
 
 def start(program: Program) -> Result:
@@ -369,7 +369,7 @@ def _next(state: RunState, event: Acted, after: RunState, program: Program) -> t
         case Phase.SYNC if program.is_validation_due(after.trained):
             return Phase.VALIDATE, 0
         case Phase.SYNC | Phase.VALIDATE:
-            return (Phase.ENDED if after.trained >= program.total_iterations else Phase.SAMPLE), 0
+            return (Phase.ENDED if after.trained >= program.total_iterations else Phase.ROLLOUT), 0
         case _:
             return _after_sampling(state, event, program)
 
@@ -378,14 +378,14 @@ def _after_sampling(state: RunState, event: Acted, program: Program) -> tuple[Ph
     done = state.scoring + 1 if state.phase is Phase.SCORE else 0
     if done < program.num_scorings:
         return Phase.SCORE, done
-    return (Phase.SAMPLE if event.again else Phase.TRAIN), 0
+    return (Phase.ROLLOUT if event.again else Phase.TRAIN), 0
 
 
 def _stop(state: RunState, reason: str, program: Program) -> Result:
     if state.stop:
         return state, ()
-    wished = replace(state, stop=reason)
+    requested = replace(state, stop=reason)
     if state.phase not in _INTERRUPTIBLE or state.part is not PhasePart.ACT:
-        return wished, ()
-    after, actions = _begin(wished, _stopping(wished), program)
+        return requested, ()
+    after, actions = _begin(requested, _stopping(requested), program)
     return after, (BreakOff(state.seq), *actions)

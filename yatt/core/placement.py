@@ -4,9 +4,9 @@ A slab is the smallest set of a node's GPUs that one engine of either kind can u
 trains it is the whole node. Nothing outside this module (and the rules of the config) knows the mode.
 Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
 
-Nodes with trainer ranks are the *owners*: of stripes of the prompts, of the groups made from them, of
+Nodes with trainer ranks are the *trainer_nodes*: of shards of the prompts, of the groups made from them, of
 validation and of all state that a checkpoint holds. The others only run engines, own nothing, and may
-be lost. Owners are the first nodes, so an owner's index is also the number of its stripe.
+be lost. Trainer nodes are the first nodes, so a trainer node's index is also the number of its data shard.
 """
 
 import bisect
@@ -82,7 +82,7 @@ class Placement:
         return counts
 
     @cached_property
-    def owners(self) -> tuple[int, ...]:
+    def trainer_nodes(self) -> tuple[int, ...]:
         """Nodes with trainer ranks."""
         return tuple(sorted(self.num_slabs[TRAINER]))
 
@@ -102,7 +102,7 @@ class Placement:
     def _first_ranks(self) -> tuple[int, ...]:
         """Global rank of each owner's first trainer rank, and the number of all."""
         slabs = [slab for slab in self.slabs if TRAINER in self.roles_of(slab)]
-        each = [sum(len(slab.gpus) for slab in slabs if slab.node == owner) for owner in self.owners]
+        each = [sum(len(slab.gpus) for slab in slabs if slab.node == owner) for owner in self.trainer_nodes]
         return tuple(accumulate(each, initial=0))
 
     @property
@@ -111,20 +111,20 @@ class Placement:
         return self._first_ranks[-1]
 
     def first_rank(self, node: int) -> int:
-        """Global rank of an owner's first trainer rank."""
-        return self._first_ranks[self.owners.index(node)]
+        """Global rank of a trainer node's first trainer rank."""
+        return self._first_ranks[self.trainer_nodes.index(node)]
 
     def node_of(self, global_rank: int) -> int:
         """The node of a trainer rank."""
-        return self.owners[bisect.bisect_right(self._first_ranks, global_rank) - 1]
+        return self.trainer_nodes[bisect.bisect_right(self._first_ranks, global_rank) - 1]
 
     # ---- weights --------------------------------------------------------------------------------
 
     @cached_property
     def weight_sources(self) -> dict[int, int]:
         """The owner that each node with rollout engines, but without a trainer, fetches weights from."""
-        fetchers = sorted(self.pools[ROLLOUT] - set(self.owners))
-        return {node: self.owners[i % len(self.owners)] for i, node in enumerate(fetchers)}
+        fetchers = sorted(self.pools[ROLLOUT] - set(self.trainer_nodes))
+        return {node: self.trainer_nodes[i % len(self.trainer_nodes)] for i, node in enumerate(fetchers)}
 
 
 def place(config: RunConfig) -> Placement:

@@ -19,15 +19,15 @@ def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> li
     return order
 
 
-def first_number(owner: int, num_owners: int, *, at_least: int) -> int:
+def first_number(owner: int, num_trainer_nodes: int, *, at_least: int) -> int:
     """The smallest prompt number of `owner` that is not below `at_least`."""
-    return at_least + (owner - at_least) % num_owners
+    return at_least + (owner - at_least) % num_trainer_nodes
 
 
-def share(batch: int, *, owner: int, num_owners: int, first: int) -> int:
+def share(batch: int, *, owner: int, num_trainer_nodes: int, first: int) -> int:
     """How many of the prompt numbers ``first .. first + batch - 1`` are `owner`'s."""
-    start = first_number(owner, num_owners, at_least=first)
-    return max(0, math.ceil((first + batch - start) / num_owners))
+    start = first_number(owner, num_trainer_nodes, at_least=first)
+    return max(0, math.ceil((first + batch - start) / num_trainer_nodes))
 
 
 def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:
@@ -70,7 +70,7 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Share that is accepted, in (0, 1], by Laplace's rule of succession: a bad start does not flood."""
+        """Share that is accepted, in (0, 1], by Laplace's rule of requeue: a bad start does not flood."""
         return (self.accepted + 1.0) / (self.resolved + 1.0)
 
 

@@ -6,7 +6,7 @@ Every implementation passes `tests/contract/test_engine.py`. An engine is driven
 completion as a new prompt.
 
 Not promised: memory coming back in `sleep` on CPU. vLLM's CPU build keeps its weights and KV cache;
-the arbiter knows them as declared residue.
+the arbiter knows them as declared sleeping memory.
 """
 
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_arguments import WorkerArguments
-from yatt.adapters.worker_link import Pulse, Received, WorkerLink
+from yatt.adapters.worker_link import Heartbeat, Received, WorkerLink
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
 from yatt.engine.environment import prepare
@@ -33,7 +33,7 @@ from yatt.errors import (
     EXIT_FINISHED,
     EXIT_USER_MISTAKE,
     ConfigError,
-    StaleEpoch,
+    StaleAttempt,
     WorkerFailed,
 )
 from yatt.paths import RunPaths
@@ -66,8 +66,8 @@ class EngineWorker:
         self._building_until_s = 0.0
 
     def beat(self) -> m.Renew:
-        """What the Pulse tells. Work are tensors of new weights too. A library that builds an engine tells of
-        none: for `start_limit_s` that is believed to get on.
+        """The content of a heartbeat. Work includes tensors of new weights. A library that builds an engine
+        reports no work: for `start_limit_s` it counts as working.
         """
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
@@ -207,9 +207,9 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     """The whole life of an engine's process; gives its exit code."""
     leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
+    link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
     try:
-        where = RunPaths(Path(arguments.run)), arguments.epoch, arguments.node
+        where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
         config = patiently(partial(load_on_node, *where))
         plan = patiently(partial(make_plan, config))
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
@@ -220,21 +220,21 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
         link.close()
         return EXIT_FAILED if is_passing(error) else getattr(error, "exit_code", EXIT_FAILED)
     worker = EngineWorker(link, plan)
-    pulse = Pulse(
+    heartbeat = Heartbeat(
         arguments.endpoint,
         worker=arguments.worker,
-        epoch=arguments.epoch,
+        attempt=arguments.attempt,
         renew_s=config.lease.renew_s,
         beat=worker.beat,
     )
-    pulse.start()
+    heartbeat.start()
     link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
     try:
         worker.serve(arguments.controller)
-    except StaleEpoch as error:
+    except StaleAttempt as error:
         _LOG.warning("this attempt is over: %s", error)
         return error.exit_code
     finally:
-        pulse.stop()
+        heartbeat.stop()
         link.close()
     return EXIT_FINISHED

@@ -5,7 +5,7 @@ import sys
 
 from yatt.adapters.files import read_or_none, unsealed_any
 from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import newest_epoch
+from yatt.adapters.ledger import newest_attempt
 from yatt.adapters.slurm import Slurm, outside_of_jobs
 from yatt.config.check import num_trainer_nodes
 from yatt.config.load import load_attempt
@@ -38,10 +38,10 @@ def attach(paths: RunPaths, node: int, command: list[str]) -> int:
 
 def _srun(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> list[str]:
     """A step that shares what the job has on that node, and takes nothing from it."""
-    epoch = newest_epoch(paths)
-    seat = unsealed_any(read_or_none(paths.seat(epoch, node))) or {}
-    if not (name := seat.get("slurm_node")):
-        raise ConfigError(f"node {node} has no controller in attempt {epoch}: `yatt status {paths.root}`.")
+    attempt = newest_attempt(paths)
+    entry = unsealed_any(read_or_none(paths.controller_record(attempt, node))) or {}
+    if not (name := entry.get("slurm_node")):
+        raise ConfigError(f"node {node} has no controller in attempt {attempt}: `yatt status {paths.root}`.")
     plan = read_plan(paths)
     group = _group(paths, node) if plan.layout == "het" else None
     return [
@@ -52,4 +52,4 @@ def _srun(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> list[st
 
 
 def _group(paths: RunPaths, node: int) -> int:
-    return int(node >= num_trainer_nodes(load_attempt(paths, newest_epoch(paths))))
+    return int(node >= num_trainer_nodes(load_attempt(paths, newest_attempt(paths))))

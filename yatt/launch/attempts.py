@@ -1,6 +1,6 @@
 """The attempts of one start of a run, one after another: the only loop there is, wherever they run.
 
-It does no work of the run. Each attempt claims an epoch and is carried out by a backend: controllers as child
+It does no work of the run. Each attempt claims a number and is carried out by a backend: controllers as child
 processes (`yatt.launch.backends.local`), or in steps of a Slurm job (`yatt.launch.backends.slurm`). What
 follows from its end is a rule of `yatt.core.outcome`, whether another may begin one of `yatt.core.restart`.
 """
@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from yatt import clock
-from yatt.adapters.attempt_claim import claim_epoch, mark_finished
-from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_epoch, note
+from yatt.adapters.attempt_claim import claim_attempt, mark_finished
+from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_attempt, note
 from yatt.adapters.patience import exit_code_of
 from yatt.config.schema import RunConfig
 from yatt.core.outcome import Outcome, Verdict
@@ -75,11 +75,11 @@ class Backend(Protocol):
         """What the ledger is to know of this start."""
         ...
 
-    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         """Run an attempt to its end, with an eye on the follower; nothing of the attempt is left."""
         ...
 
-    def leave(self, epoch: int, outcome: Outcome) -> None:
+    def leave(self, attempt: int, outcome: Outcome) -> None:
         """This start ends after that outcome: see to it that the next one comes, if one is to come."""
         ...
 
@@ -91,7 +91,7 @@ class Attempts:
     Attributes:
         wait: carries out steps in the run folder, which may fail for a while.
         say: prints one line for people.
-        epoch: of this start's newest attempt.
+        attempt: of this start's newest attempt.
     """
 
     config: RunConfig
@@ -99,7 +99,7 @@ class Attempts:
     backend: Backend
     wait: FolderWait
     say: Callable[[str], None]
-    epoch: int = 0
+    attempt: int = 0
 
     def run(self, env: Mapping[str, str]) -> int:
         """Until this start is over; gives the exit code.
@@ -110,7 +110,7 @@ class Attempts:
         Raises:
             CheckpointsMissing, StoreTakenOver: as `await_committed`.
             FolderUnreachable, StoppedWaiting: as `FolderWait`.
-            StaleEpoch: a higher epoch was claimed.
+            StaleAttempt: a newer attempt was claimed.
         """
         follower = Follower(self.paths, self.say)
         if not self.wait(partial(look_whether_finished, self.paths)):
@@ -148,23 +148,23 @@ class Attempts:
             return EXIT_WILL_CONTINUE
         # Warned meanwhile: the attempt saves as soon as it has begun, and hands over.
         committed = wait(self._last_known) if found is None else found
-        if self.epoch:
+        if self.attempt:
             self.say(f"starting again from iteration {committed}")
-        self.epoch = epoch = wait(partial(claim_epoch, paths))
+        self.attempt = attempt = wait(partial(claim_attempt, paths))
         about = {
             "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
             "submission": self.backend.submission, "committed": committed,
             "absent": sorted(self.backend.absent),
         }  # fmt: skip
-        open_attempt(wait, paths, epoch, self.config, {**about, **self.backend.about()})
-        return self._after(epoch, self.backend.carry_out(epoch, follower))
+        open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
+        return self._after(attempt, self.backend.carry_out(attempt, follower))
 
     def _may_begin(self) -> bool:
         """Whether this start is the run's, as far as one can know."""
-        if self.epoch and self.wait(partial(newest_epoch, self.paths)) > self.epoch:
+        if self.attempt and self.wait(partial(newest_attempt, self.paths)) > self.attempt:
             self.say("another start of this run is newer: this one is over")
             return False
-        if superseded := self.backend.superseded(has_begun=bool(self.epoch)):
+        if superseded := self.backend.superseded(has_begun=bool(self.attempt)):
             self.say(superseded)
             return False
         return True
@@ -201,18 +201,18 @@ class Attempts:
         last = str(mine[-1].ended.get("reason", "cut off")) if mine else ""
         return may_begin(ends, committed=committed, max_without_progress=limit), last
 
-    def _after(self, epoch: int, outcome: Outcome) -> int | None:
+    def _after(self, attempt: int, outcome: Outcome) -> int | None:
         known = self.wait(self._last_known)
         committed = committed_if_known(self.config, self.paths.root, otherwise=known)
         verdict = outcome.verdict
         if verdict is not Verdict.FINISHED:
-            self.say(f"attempt {epoch} ended at iteration {committed}: {outcome.reason}")
+            self.say(f"attempt {attempt} ended at iteration {committed}: {outcome.reason}")
         if verdict is not Verdict.KILLED:
             ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
             more = {"unfit": sorted(outcome.unfit)} if outcome.unfit else {}
-            self.wait(partial(note, self.paths, epoch, ENDED, {**ended, **more}))
+            self.wait(partial(note, self.paths, attempt, ENDED, {**ended, **more}))
         if verdict is Verdict.FINISHED:
-            self.wait(partial(mark_finished, self.paths, epoch))
+            self.wait(partial(mark_finished, self.paths, attempt))
             self.say(finished_text(self.paths))
             self._send("finished", finished_text(self.paths))
             return EXIT_FINISHED
@@ -220,7 +220,7 @@ class Attempts:
             self._send("failed", f"{outcome.reason} (exit code {outcome.exit_code})")
             return outcome.exit_code
         if verdict is not Verdict.AGAIN:
-            self.backend.leave(epoch, outcome)
+            self.backend.leave(attempt, outcome)
             return EXIT_WILL_CONTINUE
         return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from yatt import clock
-from yatt.adapters.succession import Succession
+from yatt.adapters.requeue import Requeue
 from yatt.core import deadman as rules
 from yatt.core.deadman import Action, Job, Observer, ObserverStage
 
@@ -31,7 +31,7 @@ class BatchDeath:
         say: prints one line for people.
     """
 
-    succession: Succession
+    requeue: Requeue
     say: Callable[[str], None]
     _threads: list[threading.Thread] = field(default_factory=list)
     _told_s: float = -math.inf
@@ -49,7 +49,7 @@ class BatchDeath:
 
     def _run(self) -> None:
         until_s = clock.monotonic_s() + ASK_S
-        # Neither pulse nor wire count here: the launcher has neither.
+        # Neither heartbeat nor wire count here: the launcher has neither.
         observer, action = (
             Observer(stage=ObserverStage.ASKING, counter=0, moved_s=-math.inf),
             Action.ASK_SLURM,
@@ -65,15 +65,15 @@ class BatchDeath:
     def _do(self, action: Action, observer: Observer) -> rules.Event:
         match action:
             case Action.CLAIM:
-                return rules.ClaimTried(self.succession.claim(observer.claim))
+                return rules.ClaimTried(self.requeue.claim(observer.claim))
             case Action.REQUEUE:
                 if rules.is_fresh(self._told_s, clock.monotonic_s(), LIMITS):
-                    reply = self.succession.succeed([], os.environ)
+                    reply = self.requeue.succeed([], os.environ)
                     done = f"job {reply.out} goes on" if reply.out else "requeued"
                     self.say(f"the launcher was killed: {done if reply.code == 0 else reply.says}")
                     time.sleep(0 if reply.code == 0 else RETRY_S)
                 return rules.RequeueReturned()
             case _:
-                state = self.succession.state()
+                state = self.requeue.state()
                 self._told_s = clock.monotonic_s()
                 return rules.SlurmSaid(Job.OVER if state is Job.SAME else state)

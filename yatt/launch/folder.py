@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.attempt_claim import remove_leftovers, skip_epochs
+from yatt.adapters.attempt_claim import remove_leftovers, skip_attempts
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.ledger import STARTED, attempts, note
@@ -204,8 +204,8 @@ def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
             f"yatt: the checkpoints in {url} were those of {before}; {paths.root} goes on with them. A run "
             "that still goes on there ends at its next checkpoint.\n"
         )
-    if newest := Checkpoints(store, 0).newest_epoch():
-        skip_epochs(paths, newest)
+    if newest := Checkpoints(store, 0).newest_attempt():
+        skip_attempts(paths, newest)
 
 
 def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
@@ -253,15 +253,15 @@ def _differences(before: Any, now: Any, key: str) -> list[str]:
     return [] if before == now else [f"{key}: was {before!r}, is {now!r}"]
 
 
-def write_attempt_config(paths: RunPaths, epoch: int, config: RunConfig) -> None:
+def write_attempt_config(paths: RunPaths, attempt: int, config: RunConfig) -> None:
     """What this attempt runs with, if that is not the run's own config."""
     text = resolved_text(config).encode()
     if read_or_none(paths.config) != text:
-        publish(paths.attempt_config(epoch), text)
+        publish(paths.attempt_config(attempt), text)
 
 
 def open_attempt(
-    wait: FolderWait, paths: RunPaths, epoch: int, config: RunConfig, about: dict[str, Any]
+    wait: FolderWait, paths: RunPaths, attempt: int, config: RunConfig, about: dict[str, Any]
 ) -> None:
     """Make the run folder ready for an attempt whose number is claimed, and note that it begins.
 
@@ -270,26 +270,26 @@ def open_attempt(
         about: content of the attempt's `started.json`.
 
     Raises:
-        StaleEpoch: a higher epoch was claimed.
+        StaleAttempt: a newer attempt was claimed.
         FolderUnreachable, StoppedWaiting: as `wait`.
     """
-    wait(partial(remove_leftovers, paths, epoch))
+    wait(partial(remove_leftovers, paths, attempt))
     for said in wait(partial(ready_people_files, paths)):
         wait.say(said)
     wait(partial(make_keys, paths.keys))  # lost or damaged ones are mended while nothing is at work
-    wait(partial(note, paths, epoch, STARTED, about))
-    wait(partial(write_attempt_config, paths, epoch, config))
+    wait(partial(note, paths, attempt, STARTED, about))
+    wait(partial(write_attempt_config, paths, attempt, config))
     with contextlib.suppress(OSError):  # the link is for people
-        link_latest(paths, epoch)
+        link_latest(paths, attempt)
 
 
-def link_latest(paths: RunPaths, epoch: int) -> None:
+def link_latest(paths: RunPaths, attempt: int) -> None:
     """Point `latest`, which is for people, at an attempt. What else has the name is renamed."""
     link = paths.root / f".latest.{os.getpid()}"
     if paths.latest.is_dir() and not paths.latest.is_symlink():
         make_ready(paths.latest)
     link.unlink(missing_ok=True)
-    link.symlink_to(Path("attempts") / f"{epoch:06d}")
+    link.symlink_to(Path("attempts") / f"{attempt:06d}")
     os.replace(link, paths.latest)
 
 

@@ -14,7 +14,7 @@ from yatt.adapters.ledger import (
     STARTED,
     STOP,
     attempts,
-    newest_epoch,
+    newest_attempt,
     note,
     record,
     run_is_finished,
@@ -159,32 +159,32 @@ def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
     Args:
         seen: what the run's events say: running, stopped, failed or finished.
     """
-    epoch = newest_epoch(paths)
-    ended = record(paths, epoch, ENDED)
+    attempt = newest_attempt(paths)
+    ended = record(paths, attempt, ENDED)
     if run_is_finished(paths):
         return "finished", ""
     if job.is_alive:
-        return _living(job, epoch, is_between=bool(ended) or seen != "running"), job.why
+        return _living(job, attempt, is_between=bool(ended) or seen != "running"), job.why
     if ended:
         is_stopped = ended.get("exit_code") == EXIT_WILL_CONTINUE
         return "stopped" if is_stopped else "failed", str(ended.get("reason", ""))
-    if not job.job_id and is_cut_off(paths, epoch):
+    if not job.job_id and is_cut_off(paths, attempt):
         return "cut off: its process is gone", "killed, or the machine was; `yatt resume` goes on"
     if not job.job_id or job.state == "UNKNOWN":
-        return seen if epoch else "not begun", job.why
-    return (f"cut off: job {job.job_id} is {job.state}" if epoch else "never began"), job.why
+        return seen if attempt else "not begun", job.why
+    return (f"cut off: job {job.job_id} is {job.state}" if attempt else "never began"), job.why
 
 
-def is_cut_off(paths: RunPaths, epoch: int) -> bool:
+def is_cut_off(paths: RunPaths, attempt: int) -> bool:
     """Whether this attempt was started on this machine, not by Slurm, and its launcher died in silence."""
-    launcher: dict[str, Any] = record(paths, epoch, STARTED).get("launcher", {})
-    return bool(launcher) and not record(paths, epoch, ENDED) and Identity(**launcher).is_gone()
+    launcher: dict[str, Any] = record(paths, attempt, STARTED).get("launcher", {})
+    return bool(launcher) and not record(paths, attempt, ENDED) and Identity(**launcher).is_gone()
 
 
-def _living(job: JobView, epoch: int, *, is_between: bool) -> str:
+def _living(job: JobView, attempt: int, *, is_between: bool) -> str:
     if job.state not in ("RUNNING", "COMPLETING"):
         return "waiting"
-    if not epoch:
+    if not attempt:
         return "starting"
     return "between attempts" if is_between else "running"
 
@@ -208,7 +208,7 @@ def _why(job_id: str, state: str, leader: Fields) -> str:
 
 def _never_began(paths: RunPaths, job_id: str, state: str, leader: Fields) -> str:
     """A job whose node does not see the run folder ends without a word."""
-    if state in LIVING_STATES or state == "CANCELLED" or newest_epoch(paths):
+    if state in LIVING_STATES or state == "CANCELLED" or newest_attempt(paths):
         return ""
     log = paths.submitit / f"{job_id}_0_log.out"
     if log.exists():
@@ -224,9 +224,9 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
         ConfigError: nothing of it runs or waits.
         DeadlineExceeded: it did not end.
     """
-    view, epoch = job_view(paths, slurm), newest_epoch(paths)
-    is_running = bool(record(paths, epoch, STARTED)) and not record(paths, epoch, ENDED)
-    is_running = is_running and not is_cut_off(paths, epoch)
+    view, attempt = job_view(paths, slurm), newest_attempt(paths)
+    is_running = bool(record(paths, attempt, STARTED)) and not record(paths, attempt, ENDED)
+    is_running = is_running and not is_cut_off(paths, attempt)
     _check_can_cancel(paths, view)
     if view.job_id and (now or view.state != "RUNNING" or not is_running):
         reply = slurm.call("scancel", view.job_id)
@@ -236,7 +236,7 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
         return f"job {view.job_id} cancelled; the run goes on from its newest checkpoint with `yatt resume`"
     if not is_running:
         raise ConfigError(f"nothing of {paths.root} is running.")
-    return _stop(paths, epoch, slurm)
+    return _stop(paths, attempt, slurm)
 
 
 def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
@@ -248,24 +248,24 @@ def _check_can_cancel(paths: RunPaths, view: JobView) -> None:
         raise ConfigError(f"job {view.job_id} is over ({view.state}): there is nothing to cancel.")
 
 
-def _stop(paths: RunPaths, epoch: int, slurm: Slurm) -> str:
+def _stop(paths: RunPaths, attempt: int, slurm: Slurm) -> str:
     """Tell the leader through the run folder, and wait until the attempt has ended."""
-    note(paths, epoch, STOP, {"reason": CANCEL})
-    sys.stdout.write(f"attempt {epoch} saves and stops; waiting for it (Ctrl-C leaves it to do so)\n")
+    note(paths, attempt, STOP, {"reason": CANCEL})
+    sys.stdout.write(f"attempt {attempt} saves and stops; waiting for it (Ctrl-C leaves it to do so)\n")
     sys.stdout.flush()
     until_s = clock.monotonic_s() + CANCEL_LIMIT_S
     looked_s = clock.monotonic_s()
-    while not record(paths, epoch, ENDED):
+    while not record(paths, attempt, ENDED):
         if clock.monotonic_s() > until_s:
             raise DeadlineExceeded(
-                f"attempt {epoch} did not end in {CANCEL_LIMIT_S:g} s; --now ends it at once"
+                f"attempt {attempt} did not end in {CANCEL_LIMIT_S:g} s; --now ends it at once"
             )
         if clock.monotonic_s() > looked_s + LOOK_S:
             looked_s = clock.monotonic_s()
-            _check_is_there(paths, epoch, slurm)
+            _check_is_there(paths, attempt, slurm)
         time.sleep(POLL_S)
     _wait_until_over(paths, slurm)
-    ended = record(paths, epoch, ENDED)
+    ended = record(paths, attempt, ENDED)
     if ended.get("exit_code") == EXIT_FINISHED:
         return "it finished before it could be stopped"
     return f"stopped after iteration {ended.get('committed')}, which is saved; `yatt resume` goes on"
@@ -278,16 +278,16 @@ def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
         time.sleep(POLL_S)
 
 
-def _check_is_there(paths: RunPaths, epoch: int, slurm: Slurm) -> None:
+def _check_is_there(paths: RunPaths, attempt: int, slurm: Slurm) -> None:
     view = job_view(paths, slurm)
-    if is_cut_off(paths, epoch):
+    if is_cut_off(paths, attempt):
         over = "its process is gone"
     elif view.job_id and not view.is_alive and view.state != "UNKNOWN":
         over = f"job {view.job_id} is {view.state}"
     else:
         return
     raise DeadlineExceeded(
-        f"{over} and attempt {epoch} did not save; `yatt resume` goes on from the newest checkpoint"
+        f"{over} and attempt {attempt} did not save; `yatt resume` goes on from the newest checkpoint"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.files import read_or_none, unsealed_any
-from yatt.adapters.ledger import ENDED, STARTED, newest_epoch, record, run_is_finished
+from yatt.adapters.ledger import ENDED, STARTED, newest_attempt, record, run_is_finished
 from yatt.adapters.process import Identity
 from yatt.adapters.slurm import Slurm
 from yatt.core.occupancy import Life, Signs, life_of
@@ -15,8 +15,8 @@ from yatt.errors import AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.jobs import cancel, job_view
 from yatt.paths import RunPaths
 
-PULSE_WATCH_S = 10.0
-"""A leader's pulse is raised every 3 s; one that stands still for so long is nobody's."""
+HEARTBEAT_WATCH_S = 10.0
+"""A leader's heartbeat is raised every 3 s; one that stands still for so long is nobody's."""
 
 TAKE_OVER_S = 900.0
 AFTER_S = 30.0
@@ -29,7 +29,7 @@ POLL_S = 0.25
 class Occupant:
     """Who has the run: its newest attempt and words for where it runs. `where` is empty if nobody has."""
 
-    epoch: int
+    attempt: int
     where: str = ""
 
 
@@ -43,7 +43,7 @@ def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) ->
         ConfigError: the run is going on, and `take_over` is not asked for.
         DeadlineExceeded: the occupant did not stop in time.
     """
-    if not paths.epochs.is_dir() and not paths.job.exists():
+    if not paths.claims.is_dir() and not paths.job.exists():
         return  # never begun
     slurm = slurm or Slurm()
     found = occupant(paths, slurm)
@@ -70,63 +70,63 @@ def _wait_for_end(paths: RunPaths, slurm: Slurm, found: Occupant) -> None:
             sys.stdout.write(cancel(paths, slurm, now=False) + "\n")
         except (ConfigError, DeadlineExceeded):  # it ended by itself, died, or is between two attempts
             time.sleep(POLL_S)
-        _wait_for_launcher(paths, newest_epoch(paths))
+        _wait_for_launcher(paths, newest_attempt(paths))
         found = occupant(paths, slurm)
 
 
-def _wait_for_launcher(paths: RunPaths, epoch: int) -> None:
+def _wait_for_launcher(paths: RunPaths, attempt: int) -> None:
     until_s = clock.monotonic_s() + AFTER_S
-    while record(paths, epoch, ENDED) and _launcher(paths, epoch)[1] and clock.monotonic_s() < until_s:
+    while record(paths, attempt, ENDED) and _launcher(paths, attempt)[1] and clock.monotonic_s() < until_s:
         time.sleep(POLL_S)
 
 
 def occupant(paths: RunPaths, slurm: Slurm) -> Occupant:
-    """Who is at work on the run; watches the pulse for a while where nothing else tells."""
-    epoch = newest_epoch(paths)
-    started = record(paths, epoch, STARTED)
+    """Who is at work on the run; watches the heartbeat for a while where nothing else tells."""
+    attempt = newest_attempt(paths)
+    started = record(paths, attempt, STARTED)
     job = job_view(paths, slurm)
-    is_here, lives = _launcher(paths, epoch)
+    is_here, lives = _launcher(paths, attempt)
     job_lives = None if job.state in ("", "UNKNOWN") else job.is_alive
     signs = Signs(
         is_finished=run_is_finished(paths),
         is_started=bool(started),
-        is_ended=bool(record(paths, epoch, ENDED)),
+        is_ended=bool(record(paths, attempt, ENDED)),
         launcher_is_here=is_here,
         launcher_lives=lives,
         job_lives=job_lives,
         is_of_job=bool(job.job_id) and started.get("job") == job.job_id,
     )
-    going_on = f"attempt {epoch} of this run is going on"
+    going_on = f"attempt {attempt} of this run is going on"
     match life_of(signs):
         case Life.OVER:
-            return Occupant(epoch)
+            return Occupant(attempt)
         case Life.ALIVE if job_lives:
-            return Occupant(epoch, f"job {job.job_id} of this run is {job.state}")
+            return Occupant(attempt, f"job {job.job_id} of this run is {job.state}")
         case Life.ALIVE:
-            return Occupant(epoch, f"{going_on} in process {started['launcher']['pid']} of this machine")
+            return Occupant(attempt, f"{going_on} in process {started['launcher']['pid']} of this machine")
     where = f"{going_on}, on {started.get('host', 'another machine')}"
-    return Occupant(epoch, where if _pulse_moves(paths, epoch) else "")
+    return Occupant(attempt, where if _heartbeat_moves(paths, attempt) else "")
 
 
-def _launcher(paths: RunPaths, epoch: int) -> tuple[bool, bool]:
+def _launcher(paths: RunPaths, attempt: int) -> tuple[bool, bool]:
     """Whether the attempt's launcher can be seen from here, and whether it runs."""
-    noted: dict[str, Any] = record(paths, epoch, STARTED).get("launcher", {})
+    noted: dict[str, Any] = record(paths, attempt, STARTED).get("launcher", {})
     if not noted:
         return False, False
     who = Identity(**noted)
     return who.is_of_here(), who.is_of_here() and not who.is_gone()
 
 
-def _pulse_moves(paths: RunPaths, epoch: int) -> bool:
+def _heartbeat_moves(paths: RunPaths, attempt: int) -> bool:
     def seen() -> tuple[Any, ...]:
-        pulse = unsealed_any(read_or_none(paths.pulse(epoch))) or {}
-        return pulse.get("counter"), newest_epoch(paths)
+        heartbeat = unsealed_any(read_or_none(paths.heartbeat(attempt))) or {}
+        return heartbeat.get("counter"), newest_attempt(paths)
 
-    first, until_s = seen(), clock.monotonic_s() + PULSE_WATCH_S
-    sys.stdout.write(f"attempt {epoch} was started on another machine; looking whether it lives\n")
+    first, until_s = seen(), clock.monotonic_s() + HEARTBEAT_WATCH_S
+    sys.stdout.write(f"attempt {attempt} was started on another machine; looking whether it lives\n")
     sys.stdout.flush()
     while clock.monotonic_s() < until_s:
-        if record(paths, epoch, ENDED):
+        if record(paths, attempt, ENDED):
             return False
         if seen() != first:
             return True

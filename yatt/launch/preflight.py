@@ -269,10 +269,10 @@ def check_descriptors(config: RunConfig, limit: int) -> None:
         ConfigError: a controller needs more.
     """
     placement, paths = place(config), RunPaths(Path(config.run.dir))
-    kinds = {0, len(placement.owners) - 1, config.launch.nodes - 1}  # of each kind of node, one
+    kinds = {0, len(placement.trainer_nodes) - 1, config.launch.nodes - 1}  # of each kind of node, one
     nodes = [
         Node(
-            config=config, paths=paths, placement=placement, epoch=0, index=index, host="", device="cpu"
+            config=config, paths=paths, placement=placement, attempt=0, index=index, host="", device="cpu"
         )
         for index in sorted(kinds)
     ]  # fmt: skip

@@ -24,8 +24,8 @@ from yatt.adapters.ledger import ENDED, STOP, record
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
+from yatt.adapters.requeue import Requeue
 from yatt.adapters.staged import note_copies
-from yatt.adapters.succession import Succession
 from yatt.config.check import node_gpus
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
@@ -76,7 +76,7 @@ def main() -> int:
 def _run() -> int:
     parser = argparse.ArgumentParser(prog="yatt.launch.step")
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--indexes", required=True, help="the run's nodes of this step, by task")
     parser.add_argument("--absent", default="")
     arguments = parser.parse_args()
@@ -87,7 +87,7 @@ def _run() -> int:
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
         sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; take one that all nodes share.\n")
         return EXIT_USER_MISTAKE
-    return _Step(paths, arguments.epoch, node, arguments.absent).run()
+    return _Step(paths, arguments.attempt, node, arguments.absent).run()
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Step:
     """One node's part of an attempt."""
 
     paths: RunPaths
-    epoch: int
+    attempt: int
     node: int
     absent: str
     controller: "subprocess.Popen[bytes] | None" = None
@@ -107,14 +107,14 @@ class _Step:
 
     def run(self) -> int:
         """Check the node, then run its controller to its end; gives the exit code."""
-        log = self.paths.log(self.epoch, f"node{self.node}")
+        log = self.paths.log(self.attempt, f"node{self.node}")
         try:
             site = _waited_for(partial(read_plan, self.paths)).site
             environment = step_environment(site, {**_names_of(site), **os.environ})
             if self.node in _WITNESSES:
-                self.death = _batch_death(self.paths, self.epoch, site, log)
+                self.death = _batch_death(self.paths, self.attempt, site, log)
             signal.signal(signal.SIGTERM, self._received)
-            config = _waited_for(partial(load_attempt, self.paths, self.epoch))
+            config = _waited_for(partial(load_attempt, self.paths, self.attempt))
             check = self._check(config, site, environment)
             unfit = check.run() if site.node_check.enabled else None
             if unfit is not None:
@@ -141,7 +141,7 @@ class _Step:
         return NodeCheck(site, folders, launch.device, node_gpus(config)[self.node], env)
 
     def _refused(self, log: Path, why: str, code: int, more: dict[str, str]) -> int:
-        """No controller begins here, and the seat says so."""
+        """No controller begins here, and the entry says so."""
         _waited_for(partial(make_within, self.paths.root, log.parent))
         _waited_for(partial(append_line, log, f"node{self.node}: {why}"))
         self._note({**more, "ended": code})
@@ -149,7 +149,7 @@ class _Step:
 
     def _controller(self, site: SiteConfig, device: str) -> list[str]:
         argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root)]
-        argv += ["--epoch", str(self.epoch), "--node", str(self.node), "--device", device]
+        argv += ["--attempt", str(self.attempt), "--node", str(self.node), "--device", device]
         argv += ["--host", own_address(site, os.environ), "--slurm", site.requeue]
         return [*argv, *(("--absent", self.absent) if self.absent else ())]
 
@@ -165,7 +165,7 @@ class _Step:
         self._note({"pid": controller.pid, "device": device})
         code = controller.wait()
         end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
-        _waited_for(partial(scratch.tidy, self.paths, self.epoch, self.node))
+        _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
         self._note({"pid": controller.pid, "device": device, "ended": code})
         self._close()
         return code if code >= 0 else 128 - code
@@ -173,11 +173,11 @@ class _Step:
     def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
         """Copy them to this node's disk. After a failed attempt they are read from where they are: the disk
         may be what has failed."""
-        if _waited_for(partial(record, self.paths, self.epoch - 1, ENDED)).get("exit_code") == EXIT_FAILED:
+        if _waited_for(partial(record, self.paths, self.attempt - 1, ENDED)).get("exit_code") == EXIT_FAILED:
             staging.say("the attempt before has failed: nothing is read from stage.folder in this one")
         elif copies := staging.run(sources):
             try:
-                _waited_for(partial(note_copies, self.paths, self.epoch, self.node, copies))
+                _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
                 staging.say(f"the copies are not used, as they cannot be noted: {error}")
 
@@ -188,7 +188,7 @@ class _Step:
         if clock.monotonic_s() - self.looked_s > STOP_LOOK_S:
             self.looked_s = clock.monotonic_s()
             with contextlib.suppress(OSError):
-                self.is_stopped = bool(record(self.paths, self.epoch, STOP))
+                self.is_stopped = bool(record(self.paths, self.attempt, STOP))
         return self.is_stopped
 
     def _close(self) -> None:
@@ -206,12 +206,12 @@ class _Step:
 
     def _note(self, content: dict[str, Any]) -> None:
         """A note that cannot be written costs no controller: the launcher hears of its end by srun."""
-        path = self.paths.seat(self.epoch, self.node)
+        path = self.paths.controller_record(self.attempt, self.node)
         where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
 
         def write() -> None:
             make_within(self.paths.root, path.parent)
-            publish(path, sealed({**where, **content}, self.epoch))
+            publish(path, sealed({**where, **content}, self.attempt))
 
         try:
             _waited_for(write)
@@ -224,10 +224,10 @@ def _names_of(site: SiteConfig) -> dict[str, str]:
     return named if site.interface else {}
 
 
-def _batch_death(paths: RunPaths, epoch: int, site: SiteConfig, log: Path) -> BatchDeath | None:
-    succession = Succession.of_this_start(paths, epoch, site.requeue)
+def _batch_death(paths: RunPaths, attempt: int, site: SiteConfig, log: Path) -> BatchDeath | None:
+    requeue = Requeue.of_this_start(paths, attempt, site.requeue)
 
-    return BatchDeath(succession, partial(_say_in, log)) if succession.can_ask() else None
+    return BatchDeath(requeue, partial(_say_in, log)) if requeue.can_ask() else None
 
 
 def _say_in(log: Path, text: str) -> None:

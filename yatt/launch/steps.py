@@ -23,7 +23,7 @@ class StepOrder:
 
 def step_orders(
     components: tuple[Component, ...], site: SiteConfig, allocation: Allocation | None,
-    paths: RunPaths, *, epoch: int, absent: frozenset[int] = frozenset(),
+    paths: RunPaths, *, attempt: int, absent: frozenset[int] = frozenset(),
 ) -> list[StepOrder]:  # fmt: skip
     """The attempt's steps.
 
@@ -37,7 +37,7 @@ def step_orders(
             indexes=indexes,
             argv=(
                 *srun_line(components, number, site, allocation, absent),
-                *_controller(indexes, paths, site, epoch, absent),
+                *_controller(indexes, paths, site, attempt, absent),
             ),
         )
         for number, part in enumerate(components)
@@ -119,9 +119,9 @@ def python_of(site: SiteConfig) -> str:
 
 
 def _controller(
-    indexes: tuple[int, ...], paths: RunPaths, site: SiteConfig, epoch: int, absent: frozenset[int]
+    indexes: tuple[int, ...], paths: RunPaths, site: SiteConfig, attempt: int, absent: frozenset[int]
 ) -> tuple[str, ...]:
     return (
-        python_of(site), "-P", "-m", "yatt.launch.step", "--run", str(paths.root), "--epoch", str(epoch),
+        python_of(site), "-P", "-m", "yatt.launch.step", "--run", str(paths.root), "--attempt", str(attempt),
         "--indexes", ",".join(map(str, indexes)), "--absent", ",".join(map(str, sorted(absent))),
     )  # fmt: skip

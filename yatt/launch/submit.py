@@ -35,7 +35,7 @@ from yatt.launch.preflight import preflight, show_doubts
 from yatt.launch.steps import step_orders
 from yatt.paths import RunPaths
 
-SHOWN_EPOCH = 1
+SHOWN_ATTEMPT = 1
 
 
 def submit_run(
@@ -264,9 +264,9 @@ def _show(config: RunConfig, plan: JobPlan, after: str) -> int:
     lines = ["# ---- the batch script", executor_of(paths, config, plan, after).text().rstrip()]
     lines += [
         "",
-        "# ---- what it starts: one srun a component, one controller a node (epoch 1 as an example)",
+        "# ---- what it starts: one srun a component, one controller a node (attempt 1 as an example)",
     ]
-    for order in step_orders(parts, plan.site, None, paths, epoch=SHOWN_EPOCH):
+    for order in step_orders(parts, plan.site, None, paths, attempt=SHOWN_ATTEMPT):
         lines.append(shell_line(order.argv))
     lines += ["", "# ---- the run's resolved config", resolved_text(wanted).rstrip()]
     lines += ["", "# ---- the site", resolved_text(plan.site).rstrip()]

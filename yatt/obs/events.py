@@ -46,17 +46,17 @@ FIELDS: dict[str, dict[str, type]] = {
 """Fields of an event that readers use, by kind."""
 
 
-def reason_of_end(path: Path, epoch: int) -> str:
+def reason_of_end(path: Path, attempt: int) -> str:
     """Why the leader ended an attempt, by its own last word; empty if it left none."""
     for event in newest_records(path, TAIL_BYTES):
-        if (event.get("kind"), event.get("epoch")) == ("attempt.end", epoch):
+        if (event.get("kind"), event.get("attempt")) == ("attempt.end", attempt):
             return str(event.get("reason", ""))
     return ""
 
 
 def as_event(record: Record) -> Record | None:
     """The record if it is an event that can be used: its stamps, and the fields that readers need."""
-    needed = {"kind": str, "wall": str, "epoch": int, **FIELDS.get(str(record.get("kind")), {})}
+    needed = {"kind": str, "wall": str, "attempt": int, **FIELDS.get(str(record.get("kind")), {})}
     if any(type(record.get(name)) is not kind for name, kind in needed.items()):
         return None
     if any(type(value) is int and not is_number(value) for value in record.values()):
@@ -80,8 +80,8 @@ class EventLog:
         sink: gets each line; the leader's appends it, another controller's sends it to the leader.
     """
 
-    def __init__(self, *, epoch: int, node: int, role: str, sink: Callable[[str], None]) -> None:
-        self._fixed = {"epoch": epoch, "node": node, "role": role}
+    def __init__(self, *, attempt: int, node: int, role: str, sink: Callable[[str], None]) -> None:
+        self._fixed = {"attempt": attempt, "node": node, "role": role}
         self._sink = sink
 
     def emit(self, kind: str, **fields: Any) -> None:

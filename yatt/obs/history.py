@@ -25,7 +25,7 @@ _PREFIXES = (
     "ckpt.",
     "node.",
     "signal",
-    "trouble",
+    "failure.report",
     "alarm.",
     "telemetry.",
     "reward.kill",
@@ -62,7 +62,7 @@ class Mark:
 class AttemptView:
     """One attempt of a run. `exit_code` is None while nobody wrote its end."""
 
-    epoch: int
+    number: int
     span: AttemptSpan
     leases: tuple[LeaseSpan, ...]
     marks: tuple[Mark, ...]
@@ -74,7 +74,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     """The events a history is made of, in the order of their times, and how many lines could not be read."""
     tail = SegmentTail(path, as_event)
     kept = [event for batch in tail.batches() for event in batch if event["kind"].startswith(_PREFIXES)]
-    kept.sort(key=lambda event: (event["epoch"], wall_s(event), event.get("t", 0)))
+    kept.sort(key=lambda event: (event["attempt"], wall_s(event), event.get("t", 0)))
     return kept, tail.unreadable
 
 
@@ -87,8 +87,8 @@ def attempts_of(events: Iterable[Event]) -> tuple[AttemptView, ...]:
     """Every attempt, oldest first."""
     folds: dict[int, _Fold] = {}
     for event in events:
-        folds.setdefault(event["epoch"], _Fold(event["epoch"])).take(event)
-    return tuple(folds[epoch].attempt() for epoch in sorted(folds))
+        folds.setdefault(event["attempt"], _Fold(event["attempt"])).take(event)
+    return tuple(folds[number].attempt() for number in sorted(folds))
 
 
 def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tuple[Event, str], ...]]:
@@ -102,12 +102,8 @@ def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tup
         if event["kind"] == "signal":
             found.append((event, f"a signal asked for an early end: {event['name']}"))
         elif event["kind"] == "attempt.end" and event["exit_code"]:
-            found.append(
-                (
-                    event,
-                    f"attempt {event['epoch']} ended with exit code {event['exit_code']}: {event['reason']}",
-                )
-            )
+            how = f"ended with exit code {event['exit_code']}: {event['reason']}"
+            found.append((event, f"attempt {event['attempt']} {how}"))
     return view, tuple(found)
 
 
@@ -115,7 +111,7 @@ def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tup
 class _Fold:
     """One attempt as its events come."""
 
-    epoch: int
+    number: int
     begin_s: float = 0.0
     last_s: float = 0.0
     resumed: int | None = None
@@ -162,7 +158,7 @@ class _Fold:
             begin_s=self.begin_s, end_s=self.last_s, resumed=self.resumed, phases=(*self.phases, *rest)
         )
         return AttemptView(
-            epoch=self.epoch, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
+            number=self.number, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
             exit_code=self.exit_code, reason=self.reason,
         )  # fmt: skip
 

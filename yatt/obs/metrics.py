@@ -1,8 +1,8 @@
 """``metrics.jsonl``: one line an iteration, written by the leader once the iteration is complete.
 
 A resumed attempt repeats iterations after its checkpoint, so it first writes the file anew without their
-lines: the file never has an iteration twice. It then appends to the file it made, not to the name: a ghost of
-an older attempt still appends to the file that it made itself, which has no name any more.
+lines: the file never has an iteration twice. It then appends to the file it made, not to the name: a stale
+attempt still appends to the file that it made itself, which has no name any more.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class RowFile:
 
     Args:
         keep_before: only the lines of iterations before this one are kept; a torn last line goes too.
-        guard: raises StaleEpoch if a newer attempt exists; asked before the name is taken.
+        guard: raises StaleAttempt if a newer attempt exists; asked before the name is taken.
     """
 
     def __init__(self, path: Path, keep_before: int, guard: Callable[[], None]) -> None:
@@ -66,10 +66,10 @@ class RowFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add one line. If a ghost has put its file in the place of this one, this one is put back.
+        """Add one line. If a stale attempt has put its file in the place of this one, this one is put back.
 
         Raises:
-            StaleEpoch: a newer attempt has taken the name.
+            StaleAttempt: a newer attempt has taken the name.
         """
         self._guard()
         size, line = os.fstat(self._descriptor).st_size, json.dumps(row).encode() + b"\n"

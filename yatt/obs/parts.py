@@ -79,18 +79,18 @@ def attempts_table(
     """One row an attempt.
 
     Args:
-        ends: by epoch how it ended and why.
-        starts: by epoch which start of which job it was, and where; empty for a run without jobs.
+        ends: by attempt how it ended and why.
+        starts: by attempt which start of which job it was, and where; empty for a run without jobs.
     """
     rows = []
     for attempt in attempts:
-        how, why = ends[attempt.epoch]
+        how, why = ends[attempt.number]
         resumed = "" if attempt.span.resumed is None else str(attempt.span.resumed)
         lasted = duration(attempt.span.end_s - attempt.span.begin_s)
         reached = max((span.iteration for span in attempt.span.phases), default=0)
-        cells = f'<td class="n">{attempt.epoch}</td><td class="n">{lasted}</td><td class="n">{resumed}</td>'
+        cells = f'<td class="n">{attempt.number}</td><td class="n">{lasted}</td><td class="n">{resumed}</td>'
         cells += f'<td class="n">{reached}</td><td>{shown(how)}</td><td class="wrap">{shown(why)}</td>'
-        cells += f'<td class="wrap">{shown(starts.get(attempt.epoch, ""))}</td>' if starts else ""
+        cells += f'<td class="wrap">{shown(starts.get(attempt.number, ""))}</td>' if starts else ""
         rows.append(f"<tr>{cells}</tr>")
     names = (
         "attempt",
@@ -137,7 +137,7 @@ def timelines(attempts: Sequence[AttemptView]) -> str:
     for attempt in reversed(attempts[-MAX_TIMELINES:]):
         span, hidden = attempt.span, hidden_slabs(attempt)
         more = f" {hidden} more slabs are not drawn." if hidden else ""
-        parts.append(f"<h3>Attempt {attempt.epoch}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
+        parts.append(f"<h3>Attempt {attempt.number}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
         parts.append(timeline(attempt, begin_s=span.begin_s, end_s=span.end_s))
         window = last_iterations(attempt, ZOOM_ITERATIONS) if attempt is attempts[-1] else None
         if window is not None and window[1] - window[0] < 0.8 * (span.end_s - span.begin_s):
@@ -196,7 +196,7 @@ def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
         return '<p class="none">Nothing out of the ordinary.</p>'
     rows = "".join(
         f'<tr><td class="when">{shown(event["wall"][:19].replace("T", " "))}</td>'
-        f'<td class="when">attempt {event["epoch"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
+        f'<td class="when">attempt {event["attempt"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
         for event, sentence in reversed(news[-MAX_NEWS:])
     )
     return f"<table>{rows}</table>"

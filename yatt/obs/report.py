@@ -65,10 +65,10 @@ def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = No
     """The page's text."""
     events, bad_events = read_events(paths.events)
     attempts = attempts_of(events)
-    ends = {attempt.epoch: end_of(attempt, paths) for attempt in attempts}
+    ends = {attempt.number: end_of(attempt, paths) for attempt in attempts}
     for attempt in attempts[:-1]:
-        how, why = ends[attempt.epoch]
-        ends[attempt.epoch] = (CUT_OFF if how == RUNNING else how, why)
+        how, why = ends[attempt.number]
+        ends[attempt.number] = (CUT_OFF if how == RUNNING else how, why)
     rows, bad_rows = read_records(paths.metrics, as_row)
     samples, bad_samples = read_records(paths.samples, as_sample)
     seconds = goodput([attempt.span for attempt in attempts])
@@ -100,8 +100,8 @@ def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = No
 
 def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
     """How an attempt ended and why, by its leader's word, else by the launcher's."""
-    noted = paths.attempt(attempt.epoch) / "ended.json"
-    record = unsealed(noted.read_bytes(), attempt.epoch) if noted.exists() else None
+    noted = paths.attempt(attempt.number) / "ended.json"
+    record = unsealed(noted.read_bytes(), attempt.number) if noted.exists() else None
     code = record["exit_code"] if record is not None else attempt.exit_code
     why = attempt.reason or (record["reason"] if record is not None and code != EXIT_FINISHED else "")
     if code is None:
@@ -111,7 +111,7 @@ def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
 
 
 def starts_of(paths: RunPaths) -> dict[int, str]:
-    """By epoch, which start of which job it was, and its nodes; nothing of attempts that were no job's."""
+    """By attempt, which start of which job it was, and its nodes; nothing of attempts that were no job's."""
     found = {}
     for attempt in ledger.attempts(paths):
         if job := attempt.started.get("job"):
@@ -119,18 +119,18 @@ def starts_of(paths: RunPaths) -> dict[int, str]:
             again = f"requeued, start {restarts + 1}" if restarts else "first start"
             hosts = attempt.started.get("hosts", {}).items()
             where = "; ".join(f"{part} on {', '.join(names)}" for part, names in hosts)
-            found[attempt.epoch] = f"{job}: {again}. {where}"
+            found[attempt.number] = f"{job}: {again}. {where}"
     return found
 
 
 def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[AttemptView, ...]) -> list[int]:
     """How many GPUs, or slots, each attempt had; its nodes that were known to be gone had none."""
-    absent = {a.epoch: set(a.started.get("absent", ())) for a in ledger.attempts(paths)}
+    absent = {a.number: set(a.started.get("absent", ())) for a in ledger.attempts(paths)}
     counts = []
     for attempt in attempts:
         with contextlib.suppress(ConfigError, OSError):  # else that of the attempt before has to do
-            config = load_attempt(paths, attempt.epoch)
-        gone = absent.get(attempt.epoch, set())
+            config = load_attempt(paths, attempt.number)
+        gone = absent.get(attempt.number, set())
         counts.append(sum(gpus for node, gpus in enumerate(node_gpus(config)) if node not in gone))
     return counts
 
@@ -141,7 +141,7 @@ def state_of(paths: RunPaths, attempts: tuple[AttemptView, ...], ends: dict[int,
         return "finished"
     if not attempts:
         return "starting"
-    return ends[attempts[-1].epoch][0].partition(" ")[0].rstrip(",")
+    return ends[attempts[-1].number][0].partition(" ")[0].rstrip(",")
 
 
 def _header(paths: RunPaths, config: RunConfig, state: str) -> str:

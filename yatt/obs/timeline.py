@@ -37,7 +37,7 @@ def timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
     bottom = TOP + len(lanes) * (LANE + GAP)
     parts = [
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {bottom + 22}" role="img" '
-        f'aria-label="timeline of attempt {attempt.epoch}">'
+        f'aria-label="timeline of attempt {attempt.number}">'
     ]
     parts.append(_time_axis(attempt.span.begin_s, scale, bottom))
     for number, (name, bars) in enumerate(lanes):

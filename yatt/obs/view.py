@@ -36,7 +36,7 @@ class RunView:
     total_iterations: int
     phase: str = "starting"
     iteration: int = 0
-    epoch: int = 0
+    attempt: int = 0
     nodes: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
@@ -92,19 +92,18 @@ class RunView:
         return [row for row in rows if row[STEP] not in known]
 
     def fold(self, event: dict[str, Any]) -> None:
-        """Take in one event; sentences for people are added to `news`. A ghost's, of an attempt before the
-        newest, are passed over."""
-        if event["epoch"] < self.epoch:
+        """Take in one event, and add sentences for people to `news`. Skips events of stale attempts."""
+        if event["attempt"] < self.attempt:
             return
-        if event["epoch"] > self.epoch:
-            self._begin(event["epoch"])
+        if event["attempt"] > self.attempt:
+            self._begin(event["attempt"])
         handler = _FOLDS.get(event["kind"])
         if handler is not None:
             handler(self, event)
 
-    def _begin(self, epoch: int) -> None:
+    def _begin(self, attempt: int) -> None:
         """A new attempt; its start may be in a segment of the log that is deleted."""
-        self.epoch, self.nodes, self.phase, self.ended = epoch, 0, "join", ""
+        self.attempt, self.nodes, self.phase, self.ended = attempt, 0, "join", ""
         self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
 
     def eta_s(self) -> float | None:
@@ -123,7 +122,7 @@ class RunView:
         return {
             "run": str(self.paths.root),
             "state": "finished" if self.is_finished else self.ended or "running",
-            "epoch": self.epoch,
+            "attempt": self.attempt,
             "phase": self.phase,
             "iteration": self.iteration,
             "total_iterations": self.total_iterations,

@@ -22,7 +22,7 @@ class StartWorkers(Order[Done], frozen=True, kw_only=True):
     """Start this node's processes."""
 
 
-class HandOver(Order[Done], frozen=True, kw_only=True):
+class SwitchSlabs(Order[Done], frozen=True, kw_only=True):
     """PREPARE or ENTER of a phase (see yatt.core.phases).
 
     `holders` are this node's: (slab index, role); a slab that is not named is wanted by nobody.
@@ -177,7 +177,7 @@ class PublicationListed(Message, frozen=True, kw_only=True):
 
 
 class ListPublication(Order[PublicationListed], frozen=True, kw_only=True):
-    """To an owner: what files are this policy version?"""
+    """To a trainer node: what files are this policy version?"""
 
     policy_version: int
 
@@ -189,7 +189,7 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class ReadPublication(Order[Piece], frozen=True, kw_only=True):
-    """To an owner: so many bytes of a published file from `offset` on."""
+    """To a trainer node: so many bytes of a published file from `offset` on."""
 
     policy_version: int
     name: str
@@ -204,7 +204,7 @@ class FileDigest(Message, frozen=True, kw_only=True):
 
 
 class DigestPublication(Order[FileDigest], frozen=True, kw_only=True):
-    """To an owner: the checksum of a whole published file."""
+    """To a trainer node: the checksum of a whole published file."""
 
     policy_version: int
     name: str
@@ -219,7 +219,7 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PeerLost(Message, frozen=True, kw_only=True):
-    """From the leader to an owner: ask nothing of this node any more."""
+    """From the leader to a trainer node: ask nothing of this node any more."""
 
     node: int
     why: str
@@ -241,7 +241,7 @@ class ValidatedNode(Message, frozen=True, kw_only=True):
 
 
 class ValidateOrder(Order[ValidatedNode], frozen=True, kw_only=True):
-    """Sample and score this node's stripe of the held-out prompts."""
+    """Sample and score this node's data shard of the held-out prompts."""
 
     iteration: int
 
@@ -311,7 +311,7 @@ class Quit(Order[Done], frozen=True, kw_only=True):
     exit_code: int
 
 
-class Trouble(Order[Done], frozen=True, kw_only=True):
+class FailureReport(Order[Done], frozen=True, kw_only=True):
     """To the leader: something here that this node cannot mend.
 
     `is_symptom`: it may only follow from what happened on another node.

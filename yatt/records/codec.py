@@ -22,19 +22,19 @@ _ENCODER = msgspec.msgpack.Encoder()
 _FRAME = msgspec.msgpack.Decoder(m.Frame)
 
 
-def encode_frame(epoch: int, seq: int, reply_to: int, body: m.Message, *, token: int = 0) -> bytes:
+def encode_frame(attempt: int, seq: int, reply_to: int, body: m.Message, *, token: int = 0) -> bytes:
     """One message in its envelope."""
     raw = msgspec.Raw(_ENCODER.encode(body))
-    return _ENCODER.encode(m.Frame(epoch, token, seq, reply_to, raw))
+    return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, raw))
 
 
 PROBE, WORKING, UNKNOWN = -1, -2, -3
 """In place of `reply_to`: is the request of this seq worked on? It is; it is not known here."""
 
 
-def encode_notice(epoch: int, seq: int, kind: int, progress: int = 0) -> bytes:
+def encode_notice(attempt: int, seq: int, kind: int, progress: int = 0) -> bytes:
     """A frame about the request with this seq, instead of a message."""
-    return _ENCODER.encode(m.Frame(epoch, 0, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
+    return _ENCODER.encode(m.Frame(attempt, 0, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
 
 
 def decode_progress(frame: m.Frame) -> int:

@@ -1,6 +1,6 @@
 """Messages between a controller and its workers, and between controllers.
 
-Every message travels in a `Frame`. A receiver refuses a frame whose epoch is lower than its own, and a frame
+Every message travels in a `Frame`. A receiver refuses a frame of an older attempt than its own, and one that
 it has seen already. Orders to a worker that touch its GPUs are `under_lease`: their frame carries the lease's
 token, and `yatt.adapters.worker_link` refuses one that is out of date. Arrays travel as raw bytes: token ids
 little-endian int32, log-probs little-endian float32.
@@ -97,7 +97,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     frame to the same receiver; `reply_to` is the seq it answers, or 0, or below 0 a notice about a request
     (`yatt.records.codec`)."""
 
-    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    attempt: Annotated[int, msgspec.Meta(ge=0)]
     token: Annotated[int, msgspec.Meta(ge=0)]
     seq: Annotated[int, msgspec.Meta(ge=1)]
     reply_to: Annotated[int, msgspec.Meta(ge=-3)]

@@ -1,4 +1,4 @@
-"""A reward process: ``python -m yatt.reward --run RUN --epoch N --worker NAME --endpoint E``.
+"""A reward process: ``python -m yatt.reward --run RUN --attempt N --worker NAME --endpoint E``.
 
 The user's code runs here and nowhere else, and verdicts are read here, so that what it imports, leaks or
 crashes touches no controller. A node has several such processes; each is killed by its controller when a
@@ -21,13 +21,13 @@ from typing import Any
 
 import zmq
 
+from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import Row, RowReader
 from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.wire import Channel
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_link import WorkerLink
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
@@ -38,7 +38,7 @@ from yatt.errors import (
     EXIT_USER_MISTAKE,
     ConfigError,
     DeadlineExceeded,
-    StaleEpoch,
+    StaleAttempt,
     WorkerFailed,
     words_of,
 )
@@ -224,7 +224,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     scratch = Path(arguments.endpoint.removeprefix("ipc://")).parent
     worker = RewardWorker(config, functions, scratch)
     channel = Channel(
-        socket, epoch=arguments.epoch, handler=worker.handle, peer=CONTROLLER,
+        socket, attempt=arguments.attempt, handler=worker.handle, peer=CONTROLLER,
         progress=lambda _: int(1000 * time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
     )  # fmt: skip
     worker.attach(channel)
@@ -250,7 +250,7 @@ async def _until_stopped(worker: RewardWorker, channel: Channel, controller: int
                 return EXIT_FINISHED
             if failure in done:
                 await failure
-    except StaleEpoch as error:
+    except StaleAttempt as error:
         _LOG.warning("this attempt is over: %s", error)
         return error.exit_code
     finally:
@@ -265,12 +265,12 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
-        where = RunPaths(Path(arguments.run)), arguments.epoch, arguments.node
+        where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
         config = patiently(partial(load_on_node, *where))
         functions = patiently(partial(load_rewards, config))
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
-        link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
+        link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
         code = exit_code_of(error)
         link.send(m.Failed(error=str(error), exit_code=code))
         link.close()

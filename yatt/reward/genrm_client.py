@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from yatt.adapters.wire import Channel
+from yatt.adapters.channel import Channel
 from yatt.config.ranges import MOST
 from yatt.config.schema import GenRMSection
 from yatt.errors import EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed

@@ -1,4 +1,4 @@
-"""The process of one rollout engine: ``python -m yatt.rollout --run RUN --epoch N --worker NAME ...``."""
+"""The process of one rollout engine: ``python -m yatt.rollout --run RUN --attempt N --worker NAME ...``."""
 
 import sys
 

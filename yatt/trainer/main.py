@@ -1,6 +1,6 @@
 """Entry point of a trainer rank: says Hello, takes orders until Stop, answers each one.
 
-    python -m yatt.trainer --run RUN --epoch E --worker NAME --endpoint ipc://... --local-rank L --node N
+    python -m yatt.trainer --run RUN --attempt E --worker NAME --endpoint ipc://... --local-rank L --node N
 
 An order that fails is answered with Failed, and the process goes on: whether to go on is the
 controller's decision.
@@ -19,7 +19,7 @@ from yatt.adapters.collector import importing
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
-from yatt.adapters.worker_link import Pulse, WorkerLink
+from yatt.adapters.worker_link import Heartbeat, WorkerLink
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import open_run_store
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError
@@ -37,7 +37,7 @@ def main() -> None:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
-    config = patiently(partial(load_on_node, RunPaths(run), arguments.epoch, arguments.node))
+    config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
     opened = patiently(partial(open_run_store, config, run))
     # Heavy imports come after the arguments are known to be right; Hello says that they are done.
     with importing():
@@ -46,7 +46,7 @@ def main() -> None:
         device = prepare_process(config, arguments.local_rank)
         from yatt.trainer.worker import TrainerRank
 
-    link = WorkerLink(arguments.endpoint, worker=arguments.worker, epoch=arguments.epoch)
+    link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
 
     def tick() -> None:
         link.work += 1
@@ -60,19 +60,19 @@ def main() -> None:
     limit_s = config.launch.phase_timeout_s
     store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
     rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick, say=say)
-    pulse = Pulse(
+    heartbeat = Heartbeat(
         arguments.endpoint,
         worker=arguments.worker,
-        epoch=arguments.epoch,
+        attempt=arguments.attempt,
         renew_s=config.lease.renew_s,
         beat=beat,
     )
-    pulse.start()
+    heartbeat.start()
     link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
     try:
         serve(link, rank.handle)
     finally:
-        pulse.stop()
+        heartbeat.stop()
         rank.leave()
         link.close()
 
@@ -107,6 +107,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m yatt.trainer", description=__doc__)
     for name in ("run", "worker", "endpoint"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("epoch", "local-rank", "node"):
+    for name in ("attempt", "local-rank", "node"):
         parser.add_argument(f"--{name}", required=True, type=int)
     return parser.parse_args()

@@ -62,7 +62,7 @@ class TrainerRank:
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
-        self._parcels: tuple[int, dict[int, m.Rollout]] = (0, {})
+        self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})
         """Iteration, and its samples that came before its Train."""
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store,
@@ -71,7 +71,7 @@ class TrainerRank:
             m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
-            c.SampleTransfer: self._parcel,
+            c.SampleTransfer: self._receive,
             m.Train: self._train,
             m.Publish: self._publish,
             m.SaveShards: self._save_shards,
@@ -136,7 +136,7 @@ class TrainerRank:
         store = self._origin() if order.is_origin else self._store
         try:
             fill = restore_weights if order.weights_only else restore
-            manifest = Checkpoints(store, epoch=0).read(order.checkpoint)
+            manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
             fill(self._policy, store, manifest, self._tick)
         except CheckpointError as error:
             if not owner_of(store):
@@ -163,18 +163,18 @@ class TrainerRank:
             self._built.swap.offload()
         return m.Done()
 
-    def _parcel(self, order: c.SampleTransfer) -> m.Message:
-        iteration, samples = self._parcels
+    def _receive(self, order: c.SampleTransfer) -> m.Message:
+        iteration, samples = self._transfers
         if iteration != order.iteration:
             samples = {}
-        self._parcels = order.iteration, samples | {r.sample_id: r for r in order.rollouts}
+        self._transfers = order.iteration, samples | {r.sample_id: r for r in order.rollouts}
         return m.Done()
 
     def _train(self, order: m.Train) -> m.Message:
         """An order that comes again gets its answer again; training twice would not be the same."""
         if self._trained is None or self._trained[0] != order.iteration:
-            iteration, samples = self._parcels
-            self._parcels = 0, {}
+            iteration, samples = self._transfers
+            self._transfers = 0, {}
             if iteration == order.iteration:
                 order = replace(order, rollouts=(*samples.values(), *order.rollouts))
             answer = train_iteration(self._ready.learner, order, self._tick)

@@ -116,7 +116,7 @@ def train_order(iteration: int, num_steps: int, masked: tuple[int, ...] = ()) ->
     return m.Train(iteration=iteration, facts=facts, plan=plan, rollouts=held)
 
 
-def with_parcels(worker, order: m.Train) -> m.Train:
+def with_transfers(worker, order: m.Train) -> m.Train:
     """Parcels of a third each, one twice and one of another iteration; gives the order with the rest."""
     third = len(order.rollouts) // 3
     first, second = order.rollouts[:third], order.rollouts[third : 2 * third]
@@ -179,7 +179,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     def train() -> None:
         order = train_order(argument, num_steps, at.masked)
         if at.has_parcels:
-            order = with_parcels(worker, order)
+            order = with_transfers(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient() -> None:
@@ -262,7 +262,7 @@ def save(worker, store, iteration: int, rank: int, world_size: int) -> int:
         reports = [msgspec.msgpack.decode(store.read(name), type=m.ShardsSaved) for name in names]
         manifest = Manifest(
             iteration=iteration,
-            epoch=1,
+            attempt=1,
             config_hash="test",
             files=tuple(file for report in reports for file in report.files),
             common=msgspec.Raw(reports[0].common),

@@ -15,7 +15,7 @@ from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
-EPOCH, WAIT_S = 3, 60.0
+ATTEMPT, WAIT_S = 3, 60.0
 
 
 class Controller:
@@ -44,7 +44,7 @@ class Controller:
 
     def order(self, body, token=5):
         self.seq += 1
-        self.socket.send_multipart([self.peer, encode_frame(EPOCH, self.seq, 0, body, token=token)])
+        self.socket.send_multipart([self.peer, encode_frame(ATTEMPT, self.seq, 0, body, token=token)])
         frame, answer = self.next()
         assert frame.reply_to == self.seq
         return answer
@@ -62,7 +62,7 @@ def trainer(tmp_path, models):
     make_keys(tmp_path / "keys")
     endpoint = f"ipc://{tmp_path}/controller"
     controller = Controller(endpoint)
-    command = [sys.executable, "-m", "yatt.trainer", "--run", str(tmp_path), "--epoch", str(EPOCH)]
+    command = [sys.executable, "-m", "yatt.trainer", "--run", str(tmp_path), "--attempt", str(ATTEMPT)]
     command += ["--worker", "trainer-0", "--endpoint", endpoint, "--local-rank", "0", "--node", "0"]
     process = subprocess.Popen(command, env=child_environment())
     try:

@@ -135,9 +135,9 @@ def run_of(folder: Path, *unfit: int) -> RunPaths:
     ledger.note(paths, 1, ledger.STARTED, {"hosts": {}})
     ledger.note(paths, 1, ledger.ENDED, {"unfit": list(unfit)})
     for node in range(4):
-        seat = paths.seat(1, node)
-        seat.parent.mkdir(exist_ok=True)
-        publish(seat, sealed({"slurm_node": f"n{node + 1}"}, 1))
+        entry = paths.controller_record(1, node)
+        entry.parent.mkdir(exist_ok=True)
+        publish(entry, sealed({"slurm_node": f"n{node + 1}"}, 1))
     return paths
 
 
@@ -206,7 +206,7 @@ def test_what_was_added_is_known_though_a_change_was_refused_for_good(
 
 def test_a_record_that_makes_no_sense_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job, paths = OneJob(tmp_path, "n[a-b]"), run_of(tmp_path, 0)
-    publish(paths.seat(1, 0), sealed({"no": "name"}, 1))
+    publish(paths.controller_record(1, 0), sealed({"no": "name"}, 1))
     with caplog.at_level(logging.WARNING):
         KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
     assert "are not known: KeyError" in caplog.text

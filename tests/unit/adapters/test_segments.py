@@ -155,17 +155,17 @@ def test_the_view_the_report_and_the_reason_of_the_end_read_across_segments(tmp_
     assert len(segments_of(paths.events)) > 20
     view = RunView(paths, 40)
     view.refresh()
-    assert (view.ended, view.iteration, view.epoch, view.nodes) == ("stopped", 39, 1, 1)
+    assert (view.ended, view.iteration, view.attempt, view.nodes) == ("stopped", 39, 1, 1)
     (attempt,) = attempts_of(read_events(paths.events)[0])
     assert len(attempt.span.phases) == 39 and attempt.reason == "stopped"
     assert reason_of_end(paths.events, 1) == "stopped"
 
 
 def test_a_view_whose_attempts_start_was_deleted_still_knows_the_attempt(tmp_path: Path) -> None:
-    paths = make_run(tmp_path, events=[{**event(1, "phase.begin", phase="train", iteration=7), "epoch": 3}])
+    paths = make_run(tmp_path, events=[{**event(1, "phase.begin", phase="train", iteration=7), "attempt": 3}])
     view = RunView(paths, 40)
     view.refresh()
-    assert (view.epoch, view.phase, view.iteration) == (3, "train", 7)
+    assert (view.attempt, view.phase, view.iteration) == (3, "train", 7)
 
 
 def test_a_torn_end_of_the_newest_segment_is_mended_before_the_next_attempt(tmp_path: Path) -> None:

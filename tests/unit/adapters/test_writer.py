@@ -91,7 +91,7 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: P
     monkeypatch.setattr(writer_module, "HANG_S", 0.2)
     gate, path = threading.Event(), tmp_path / "events.jsonl"
     writer = BackgroundWriter(most_bytes=1000)
-    events = EventLog(epoch=1, node=0, role="controller", sink=lambda line: writer.append(path, line))
+    events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: writer.append(path, line))
     writer.call(lambda: gate.wait(30) and None)
 
     async def main() -> None:

@@ -24,20 +24,20 @@ def store(request, tmp_path):
     return ObjectStore(filesystem, "/bucket/run")
 
 
-def started(store, epoch=1, *, after=None):
+def started(store, attempt=1, *, after=None):
     """A start's checkpoints, after it noted what it goes on from."""
-    checkpoints = Checkpoints(store, epoch)
+    checkpoints = Checkpoints(store, attempt)
     checkpoints.adopt(after)
     return checkpoints
 
 
-def manifest(store, iteration, *, mark="a", epoch=1):
-    checkpoints = Checkpoints(store, epoch)
+def manifest(store, iteration, *, mark="a", attempt=1):
+    checkpoints = Checkpoints(store, attempt)
     path = f"{checkpoints.prefix(iteration)}/rank-00000.safetensors"
     store.write(path, b"x" * 10)
     return Manifest(
         iteration=iteration,
-        epoch=epoch,
+        attempt=attempt,
         config_hash=mark,
         files=(ShardFile(path=path, size_bytes=10, sha256="unchecked here"),),
         common=msgspec.Raw(b'{"scheduler":1}'),
@@ -87,7 +87,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     says = {
         "missing": "is missing",
         "no state": f"{state} is missing",
-        "older manifest": "has format 2, and this yatt reads format 3 only; an older yatt wrote it",
+        "older manifest": "has format 2, and this yatt reads format 4 only; an older yatt wrote it",
         "short": "9 bytes",
         "garbage manifest": "not a whole",
         "future manifest": "99",
@@ -126,26 +126,26 @@ def test_only_superseded_checkpoints_are_removed(store):
 
 
 def test_what_a_ghost_commits_after_another_start_went_on_is_refused(store):
-    ghost = started(store)
-    ghost.commit(manifest(store, 1))
-    heir = started(store, 2, after=ghost.newest().manifest)
-    ghost.commit(manifest(store, 2))
-    ghost.commit(manifest(store, 3))
+    stale = started(store)
+    stale.commit(manifest(store, 1))
+    heir = started(store, 2, after=stale.newest().manifest)
+    stale.commit(manifest(store, 2))
+    stale.commit(manifest(store, 3))
     found = Checkpoints(store, 3).newest()
-    assert (found.manifest.iteration, found.manifest.epoch) == (1, 1)
-    assert found.ghosts == ("manifests/00000002.000001.json", "manifests/00000003.000001.json")
-    heir.commit(manifest(store, 2, epoch=2))
+    assert (found.manifest.iteration, found.manifest.attempt) == (1, 1)
+    assert found.stale == ("manifests/00000002.000001.json", "manifests/00000003.000001.json")
+    heir.commit(manifest(store, 2, attempt=2))
     found = Checkpoints(store, 3).newest()
-    assert (found.manifest.iteration, found.manifest.epoch) == (2, 2)
+    assert (found.manifest.iteration, found.manifest.attempt) == (2, 2)
 
 
 def test_keeping_house_removes_the_ghosts_leavings_and_nothing_of_the_lineage(store):
-    ghost = started(store)
-    ghost.commit(manifest(store, 1))
-    heir = started(store, 2, after=ghost.newest().manifest)
-    ghost.commit(manifest(store, 2))
+    stale = started(store)
+    stale.commit(manifest(store, 1))
+    heir = started(store, 2, after=stale.newest().manifest)
+    stale.commit(manifest(store, 2))
     for iteration in (2, 3, 4):
-        heir.commit(manifest(store, iteration, epoch=2))
+        heir.commit(manifest(store, iteration, attempt=2))
     assert heir.retain(2) == [1, 2]
     assert store.names("manifests") == ["00000003.000002.json", "00000004.000002.json"]
     assert store.names("global_step_2") == []
@@ -157,9 +157,9 @@ def test_keeping_house_removes_what_a_killed_start_had_half_written(store):
     killed.commit(manifest(store, 1))
     manifest(store, 2)
     heir = started(store, 2, after=killed.newest().manifest)
-    heir.commit(manifest(store, 2, epoch=2))
-    manifest(store, 3, epoch=2)
-    manifest(store, 3, epoch=3)
+    heir.commit(manifest(store, 2, attempt=2))
+    manifest(store, 3, attempt=2)
+    manifest(store, 3, attempt=3)
     store.write("global_step_2/notes-of-mine/why.txt", b"mine")
     assert heir.retain(2) == []
     assert len(store.names("global_step_1")) == 1
@@ -172,7 +172,7 @@ def test_a_start_goes_on_from_one_checkpoint_only(store):
     checkpoints.adopt(None)
     checkpoints.commit(manifest(store, 1))
     started(store, 2, after=None)
-    with pytest.raises(CheckpointError, match="epoch 2 went on from another checkpoint before"):
+    with pytest.raises(CheckpointError, match="attempt 2 went on from another checkpoint before"):
         Checkpoints(store, 2).adopt(manifest(store, 1))
 
 
@@ -202,11 +202,11 @@ def test_a_manifest_under_another_name_is_refused(store):
     store.write("manifests/00000003.000001.json", store.read("manifests/00000002.000001.json"))
     found = checkpoints.newest()
     assert found.manifest.iteration == 2
-    assert "holds iteration 2 of epoch 1, unlike its name" in found.skipped[0]
+    assert "holds iteration 2 of attempt 1, unlike its name" in found.skipped[0]
 
 
 @pytest.mark.parametrize(
-    "note", [b"{}", b"", b"[1]", b"\xff\x00", b'{"iteration":1}', b'{"iteration":"1","epoch":1}']
+    "note", [b"{}", b"", b"[1]", b"\xff\x00", b'{"iteration":1}', b'{"iteration":"1","attempt":1}']
 )
 def test_a_damaged_note_of_what_was_adopted_neither_raises_nor_loses_the_commits_after_it(store, note):
     first = started(store)
@@ -214,13 +214,13 @@ def test_a_damaged_note_of_what_was_adopted_neither_raises_nor_loses_the_commits
     heir = started(store, 2, after=first.newest().manifest)
     store.write("adopted/000003.json", note)
     assert Checkpoints(store, 4).newest().manifest.iteration == 1
-    heir.commit(msgspec.structs.replace(manifest(store, 2, epoch=2), parent=heir.parent))
+    heir.commit(msgspec.structs.replace(manifest(store, 2, attempt=2), parent=heir.parent))
     store.write("adopted/000002.json", note)
     found = Checkpoints(store, 4).newest()
-    assert (found.manifest.iteration, found.manifest.epoch, found.ghosts) == (2, 2, ())
+    assert (found.manifest.iteration, found.manifest.attempt, found.stale) == (2, 2, ())
 
 
 def test_a_seal_covers_what_it_seals_and_nothing_of_itself(store):
     whole = manifest(store, 2)
     assert sealed(whole) == sealed(msgspec.structs.replace(whole, seal="anything"))
-    assert sealed(whole) != sealed(msgspec.structs.replace(whole, epoch=2))
+    assert sealed(whole) != sealed(msgspec.structs.replace(whole, attempt=2))

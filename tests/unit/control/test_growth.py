@@ -24,7 +24,7 @@ FEW, MANY = 100, 1600
 
 def node_of(kind, index: int = 0) -> Node:
     return Node(
-        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), epoch=1, index=index, host="",
+        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), attempt=1, index=index, host="",
         device="cpu",
     )  # fmt: skip
 
@@ -108,8 +108,8 @@ def test_a_workers_message_finds_its_worker_at_once() -> None:
         for worker in supervisor.workers.values():
             worker.starts, worker.is_starting = 3, True
         last = list(supervisor.workers.values())[-1]
-        assert supervisor.by_wire(last.wire) is last and supervisor.by_wire(f"{last.name}.2") is None
-        return num_calls(lambda: supervisor.by_wire(last.wire))
+        assert supervisor.by_address(last.address) is last and supervisor.by_address(f"{last.name}.2") is None
+        return num_calls(lambda: supervisor.by_address(last.address))
 
     assert calls(64) == calls(1)
 

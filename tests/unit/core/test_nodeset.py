@@ -25,7 +25,7 @@ def test_an_answer_does_not_copy_the_set_of_those_that_are_owed():
     """What a state holds of the owed nodes is one number; a frozenset would be of N entries, N times."""
     nodes = frozenset(range(1024))
     program = phases.Program(
-        nodes=nodes, owners=frozenset({0}), total_iterations=1, save_every=0, validate_every=0,
+        nodes=nodes, trainer_nodes=frozenset({0}), total_iterations=1, save_every=0, validate_every=0,
         validates=False, num_scorings=0,
     )  # fmt: skip
     state, _ = phases.start(program)

@@ -8,7 +8,7 @@ OWNERS = frozenset({0, 1})
 
 
 def seen(**changes):
-    return judge(AttemptFacts(owners=OWNERS, **changes))
+    return judge(AttemptFacts(trainer_nodes=OWNERS, **changes))
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,13 @@ def test_disaggregated_nobody_hands_anything_over(
     assert not placement.scoring
     for slab, role in placement.training.items():
         assert (role == TRAINER) == (slab.node < trainer_nodes)
-    assert placement.owners == tuple(range(trainer_nodes))
+    assert placement.trainer_nodes == tuple(range(trainer_nodes))
     assert placement.world_size == trainer_nodes * gpus
-    ranks = [placement.first_rank(n) + gpu for n in placement.owners for gpu in range(gpus)]
+    ranks = [placement.first_rank(n) + gpu for n in placement.trainer_nodes for gpu in range(gpus)]
     assert ranks == list(range(placement.world_size))
-    assert [placement.node_of(rank) for rank in ranks] == [n for n in placement.owners for _ in range(gpus)]
+    assert [placement.node_of(rank) for rank in ranks] == [
+        n for n in placement.trainer_nodes for _ in range(gpus)
+    ]
     assert placement.pools.keys() == {ROLLOUT, *(f"genrm:g{i}" for i in range(genrms))}
     judged = [s for s, role in sorted(placement.sampling.items()) if role.startswith("genrm")]
     assert len(judged) == slabs
@@ -92,13 +94,13 @@ def test_disaggregated_nobody_hands_anything_over(
     sources = placement.weight_sources
     assert sources.keys() == placement.pools[ROLLOUT]
     loads = Counter(sources.values())
-    assert max(loads.values()) - min(loads[owner] for owner in placement.owners) <= 1, "dealt evenly"
+    assert max(loads.values()) - min(loads[owner] for owner in placement.trainer_nodes) <= 1, "dealt evenly"
 
 
 def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weights() -> None:
     for slabs in (0, 1):
         placement = place(config(3, 2, 1, slabs))
-        assert placement.owners == (0, 1, 2)
+        assert placement.trainer_nodes == (0, 1, 2)
         assert placement.world_size == 6
         assert placement.weight_sources == {}
 

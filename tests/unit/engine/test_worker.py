@@ -22,7 +22,7 @@ from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 from yatt.weights.checksum import checksum
 
-EPOCH = 2
+ATTEMPT = 2
 
 
 class FailingEngine(ScriptedEngine):
@@ -45,7 +45,7 @@ class Controller:
 
     def send(self, body):
         self.seq += 1
-        self.socket.send_multipart([b"w", encode_frame(EPOCH, self.seq, 0, body, token=1)])
+        self.socket.send_multipart([b"w", encode_frame(ATTEMPT, self.seq, 0, body, token=1)])
 
     def hear(self):
         assert self.socket.poll(10_000), "the worker is silent"
@@ -69,7 +69,7 @@ def controller(tmp_path, options):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
-        link = WorkerLink(endpoint, worker="w", epoch=EPOCH)
+        link = WorkerLink(endpoint, worker="w", attempt=ATTEMPT)
         plan = EnginePlan(
             kind="scripted",
             options=options,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.obs_runs import make_run
-from yatt.adapters.attempt_claim import claim_epoch
+from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
 from yatt.config.load import load_resolved
 from yatt.core.outcome import Outcome, Verdict
@@ -38,11 +38,11 @@ class Here:
     def about(self) -> dict[str, Any]:
         return {"job": "7"}
 
-    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         outcome = self.outcomes.pop(0)
         return outcome if isinstance(outcome, Outcome) else outcome()
 
-    def leave(self, epoch: int, outcome: Outcome) -> None:
+    def leave(self, attempt: int, outcome: Outcome) -> None:
         self.left.append(outcome)
 
 
@@ -61,10 +61,10 @@ def run_of(folder: Path, backend: Here) -> tuple[int, RunPaths, list[str]]:
 def crashed(paths: RunPaths, *, times: int, committed: int) -> None:
     """Attempts of this submission, the last of which had got further than it was when it began."""
     for number in range(times):
-        epoch = claim_epoch(paths)
-        note(paths, epoch, STARTED, {"submission": "mine", "committed": 0})
+        attempt = claim_attempt(paths)
+        note(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
         after = committed if number == times - 1 else 0
-        note(paths, epoch, ENDED, {"exit_code": 1, "committed": after, "reason": "a crash"})
+        note(paths, attempt, ENDED, {"exit_code": 1, "committed": after, "reason": "a crash"})
 
 
 def test_crashes_are_followed_by_attempts_until_the_run_is_finished(tmp_path):
@@ -99,7 +99,7 @@ def test_a_start_is_over_once_another_has_claimed_the_run(tmp_path):
     paths = make_run(tmp_path)
 
     def taken_over() -> Outcome:
-        claim_epoch(paths)
+        claim_attempt(paths)
         return CRASH
 
     code, _, said = run_of(tmp_path, Here(taken_over))

@@ -10,7 +10,7 @@ import pytest
 import zmq.auth
 
 from tests.obs_runs import make_run
-from yatt.adapters.attempt_claim import claim_epoch
+from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
@@ -124,7 +124,7 @@ def test_keys_that_are_lost_or_damaged_are_made_anew_both_of_them(tmp_path: Path
             keys.secret("client").write_bytes(b"")
         case "torn":
             keys.secret("client").write_bytes(before["client"][:-20])
-    claim_epoch(paths)
+    claim_attempt(paths)
     wait = FolderWait(root=paths.root, limit_s=5, signals=[], ending=frozenset(), say=print)
     open_attempt(wait, paths, 1, load_resolved(paths.config), {})
     assert all(keys.secret(end).read_bytes() != before[end] for end in ENDS)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.errors import StaleEpoch
+from yatt.errors import StaleAttempt
 from yatt.obs.metrics import STEP, RowFile, named, read_rows, unnamed
 
 
@@ -37,22 +37,22 @@ def test_lines_of_repeated_iterations_go_and_so_does_a_torn_one(path):
 
 
 def test_a_ghosts_lines_do_not_get_into_its_heirs_file(path):
-    ghost = RowFile(path, 4, alive)
+    stale = RowFile(path, 4, alive)
     heir = RowFile(path, 2, alive)
-    os.write(ghost._descriptor, b'{"training/global_step": 4}\n')  # a write that was paused before
+    os.write(stale._descriptor, b'{"training/global_step": 4}\n')  # a write that was paused before
     heir.append({STEP: 2})
     assert steps(path) == [0, 1, 2]
-    ghost.close()
+    stale.close()
     heir.close()
 
 
 def test_a_ghost_that_puts_its_file_in_place_is_put_out_again(path):
     heir = RowFile(path, 2, alive)
-    ghost = RowFile(path, 1, alive)
+    stale = RowFile(path, 1, alive)
     heir.append({STEP: 2})
     heir.append({STEP: 3})
     assert steps(path) == [0, 1, 2, 3]
-    ghost.close()
+    stale.close()
     heir.close()
 
 
@@ -61,16 +61,16 @@ def test_a_ghost_that_looks_before_it_writes_ends_there(path):
 
     def guard():
         if newest[0] > 1:
-            raise StaleEpoch("epoch 2 was claimed")
+            raise StaleAttempt("attempt 2 was claimed")
 
-    ghost = RowFile(path, 4, guard)
+    stale = RowFile(path, 4, guard)
     newest[0] = 2
     heir = RowFile(path, 2, alive)
-    with pytest.raises(StaleEpoch):
-        ghost.append({STEP: 4})
+    with pytest.raises(StaleAttempt):
+        stale.append({STEP: 4})
     heir.append({STEP: 2})
     assert steps(path) == [0, 1, 2]
-    ghost.close()
+    stale.close()
     heir.close()
 
 

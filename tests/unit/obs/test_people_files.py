@@ -39,7 +39,7 @@ def run(tmp_path):
     paths.attempt(1).mkdir(parents=True)
     paths.latest.symlink_to("attempts/000001")
     write_report(paths, None)
-    paths.epochs.mkdir()
+    paths.claims.mkdir()
     return paths
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_list_of_runs_blocks_neither_list_nor_submit(run, tmp_path, mo
 
 def test_one_unreadable_config_does_not_hide_other_runs(run, tmp_path, capsys):
     other = tmp_path / "other"
-    (other / "epochs").mkdir(parents=True)
+    (other / "claims").mkdir(parents=True)
     (other / "config.yaml").write_text("{")
     assert print_runs([tmp_path]) == 0
     said = capsys.readouterr().out
@@ -178,8 +178,8 @@ def test_escape_sequences_do_not_reach_the_terminal(run):
 def test_escape_sequences_of_a_runs_files_do_not_reach_the_terminal_by_status_or_logs(run, capsys):
     bad = "x\x1b]0;title\x07\x1b[2J"
     with run.events.open("a") as file:
-        file.write(json.dumps(event(10, "attempt.start", epoch=2, nodes=1)) + "\n")
-        file.write(json.dumps(event(11, "lease.grant", epoch=2, slab=bad, holder=bad)) + "\n")
+        file.write(json.dumps(event(10, "attempt.start", attempt=2, nodes=1)) + "\n")
+        file.write(json.dumps(event(11, "lease.grant", attempt=2, slab=bad, holder=bad)) + "\n")
     (run.attempt(1) / "logs").mkdir()
     (run.attempt(1) / "logs" / "node0.log").write_text(f"a\tb {bad}\n")
     assert status(run.root, as_json=False) == 0

@@ -25,10 +25,10 @@ TWO_ATTEMPTS = (
     event(20, "lease.expire", slab="n0s0", holder="rollout", token=1, cause="rollout was not heard of"),
     event(21, "worker.end", worker="rollout-n0s0.1", pid=5, how="killed by SIGKILL"),
     event(30, "attempt.end", exit_code=1, reason="it broke <b>badly</b>"),
-    event(40, "attempt.start", epoch=2, nodes=1),
-    event(41, "attempt.resume", epoch=2, iteration=0),
-    event(41, "phase.begin", epoch=2, phase="rollout", iteration=1),
-    event(50, "phase.end", epoch=2, phase="rollout", iteration=1),
+    event(40, "attempt.start", attempt=2, nodes=1),
+    event(41, "attempt.resume", attempt=2, iteration=0),
+    event(41, "phase.begin", attempt=2, phase="rollout", iteration=1),
+    event(50, "phase.end", attempt=2, phase="rollout", iteration=1),
 )
 
 
@@ -174,7 +174,7 @@ def test_an_alarm_is_on_the_page_and_in_the_status_while_it_lasts(tmp_path):
         {
             "lasts": begun,
             "over": [*begun, alarm(2, "alarm.end")],
-            "new attempt": [*begun, event(2, "attempt.start", epoch=2, nodes=1)],
+            "new attempt": [*begun, event(2, "attempt.start", attempt=2, nodes=1)],
         }.items()
     ):
         folder = tmp_path / str(count)
@@ -197,10 +197,10 @@ def test_late_writes_and_killed_reward_calls_are_counted_over_all_attempts(tmp_p
     events = [
         event(0, "attempt.start", nodes=1),
         event(1, "telemetry.late", **late), event(2, "reward.kill", **killed),
-        event(3, "attempt.start", epoch=2, nodes=1),
-        event(4, "telemetry.late", epoch=2, **late), event(5, "reward.kill", epoch=2, **killed),
-        event(6, "reward.kill", epoch=2, **killed),
-        event(7, "reward.kill", epoch=2, worker=None),
+        event(3, "attempt.start", attempt=2, nodes=1),
+        event(4, "telemetry.late", attempt=2, **late), event(5, "reward.kill", attempt=2, **killed),
+        event(6, "reward.kill", attempt=2, **killed),
+        event(7, "reward.kill", attempt=2, worker=None),
     ]  # fmt: skip
     paths = make_run(tmp_path, events=events, rows=metrics(3))
     page = write_report(paths, None).read_text()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from yatt.cli.look import _print_trouble
+from yatt.cli.look import _print_failure
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
@@ -10,7 +10,7 @@ from yatt.paths import RunPaths
 def told(*events: dict) -> tuple[RunView, list[str]]:
     view = RunView(RunPaths(Path("/nowhere")), 3)
     for event in events:
-        view.fold({"epoch": 1, **event})
+        view.fold({"attempt": 1, **event})
     return view, view.news
 
 
@@ -22,7 +22,7 @@ def test_a_wait_for_the_store_is_told_once_and_shown_while_it_lasts(capsys) -> N
     began = (wait("node0", "EIO"), wait("trainer-n0r0.1", "EIO"))
     view, news = told(*began)
     assert news == ["node0 waits for the checkpoint store: EIO"]
-    _print_trouble(view.summary())
+    _print_failure(view.summary())
     assert "node0 and 1 more for the checkpoint store: EIO" in capsys.readouterr().out
     view, news = told(*began, wait("node0", ""), wait("trainer-n0r0.1", ""))
     assert news[1:] == ["nobody waits for the checkpoint store any more"]
@@ -34,7 +34,7 @@ def test_who_ended_waits_no_more() -> None:
         wait("trainer-n0r0.1", "EIO"), {"kind": "worker.end", "worker": "trainer-n0r0.1", "how": "killed"}
     )
     assert not view.waits
-    view, _ = told(wait("node0", "EIO"), {"kind": "attempt.start", "epoch": 2, "nodes": 1})
+    view, _ = told(wait("node0", "EIO"), {"kind": "attempt.start", "attempt": 2, "nodes": 1})
     assert not view.waits
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.deadline import while_moving
 from yatt.adapters.process import END
-from yatt.control.gpus.memory_check import prover_for
+from yatt.control.gpus.memory_check import memory_check_for
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
@@ -69,7 +69,7 @@ class Arbiter:
         self._leases = {slab: SlabLease() for slab in node.slabs}
         self._watches = {slab: _Watch() for slab in node.slabs}
         self._awake: dict[Slab, int] = {}
-        self._prover = prover_for(node, supervisor)
+        self._memory_check = memory_check_for(node, supervisor)
         self._doomed: set[str] = set()
         self._settling: dict[asyncio.Future[None], tuple[Slab, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +194,7 @@ class Arbiter:
             case rules.Kill(role):
                 self._signal(slab, (role,), signal.SIGKILL)
             case rules.Purge(spare):
-                roles = {worker.role for worker in self._prover.offenders(slab, spare)}
+                roles = {worker.role for worker in self._memory_check.offenders(slab, spare)}
                 self._signal(slab, tuple(sorted(roles)), signal.SIGKILL)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
@@ -216,7 +216,7 @@ class Arbiter:
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return
         for worker in self._supervisor.of(role, slab):
-            self._prover.learn(worker)
+            self._memory_check.learn(worker)
         self._step(slab, rules.Released(token))
 
     async def _wake(self, slab: Slab, role: str, token: int) -> None:
@@ -240,19 +240,19 @@ class Arbiter:
                     continue
                 worker.child.signal_group(number)
                 if number is signal.SIGKILL:
-                    self._doomed.add(worker.wire)
+                    self._doomed.add(worker.address)
             if not workers:
                 self._step(slab, rules.Died(role))
 
     def weigh(self, worker: Worker) -> int:
         """Bytes a worker has now, by the measure of this node's device."""
-        return self._prover.weigh(worker)
+        return self._memory_check.weigh(worker)
 
     def _measure(self, slab: Slab) -> rules.Proof:
-        dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.wire in self._doomed]
+        dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.address in self._doomed]
         if any(w.is_running for w in dying):
             return rules.Proof(False, f"{', '.join(w.name for w in dying)} is being killed")
-        return self._prover.check(slab, self._leases[slab].wanted)
+        return self._memory_check.check(slab, self._leases[slab].wanted)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from yatt.adapters.wire import Channel
+from yatt.adapters.channel import Channel
 from yatt.config.schema import RunConfig
 from yatt.core.dispatch import Dispatch
 from yatt.core.placement import Slab
@@ -24,7 +24,7 @@ from yatt.records import message as m
 ABORTED = "abort"
 AHEAD = 1.25
 """Requests an engine is given for each it can run at once: one that ends must not wait for the next over
-the wire."""
+the address."""
 
 
 class Bounced(WorkerFailed):
@@ -40,7 +40,7 @@ def engine_room(config: RunConfig, role: str) -> int:
 
 @dataclass(slots=True)
 class _Engine:
-    wire: str
+    address: str
     role: str
     slab: Slab
     token: int
@@ -62,7 +62,7 @@ class LocalEngines:
         self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
-        self._useful: set[str] = set()  # wires that have completed something
+        self._useful: set[str] = set()  # addresses that have completed something
         self._num_of: Counter[tuple[str, str]] = Counter()  # requests by role and asking node
         self._num_all: Counter[str] = Counter()  # by role
         self._dispatch = Dispatch(patience=0)  # whether to ask again is decided where the request was made
@@ -79,22 +79,22 @@ class LocalEngines:
         for changed in self._subscribers:
             changed(role)
 
-    async def add(self, wire: str, role: str, slab: Slab, token: int) -> None:
+    async def add(self, address: str, role: str, slab: Slab, token: int) -> None:
         """An engine is awake under `token`."""
-        self._engines[wire] = _Engine(wire, role, slab, token)
-        self._dispatch.serve(wire, role, engine_room(self._config, role))
+        self._engines[address] = _Engine(address, role, slab, token)
+        self._dispatch.serve(address, role, engine_room(self._config, role))
         self.version += 1
         self._changed(role)
         await self._pump()
 
-    def remove(self, wire: str, why: str, *, is_blamed: bool = False) -> None:
+    def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
         """An engine sleeps or is gone: what was under way in it goes back to who asked."""
-        engine = self._engines.pop(wire, None)
+        engine = self._engines.pop(address, None)
         if engine is None:
             return
         kind = WorkerFailed if is_blamed else Bounced
-        for key in self._dispatch.leave(wire):
-            self._end(key, error=kind(f"{wire} {why}"))
+        for key in self._dispatch.leave(address):
+            self._end(key, error=kind(f"{address} {why}"))
         self.version += 1
         self._changed(engine.role)
         if not self.room(engine.role):  # what waits here may find room elsewhere
@@ -102,15 +102,15 @@ class LocalEngines:
             for key in waiting:
                 self._end(key, error=Bounced(f"no engine of {engine.role} is left here"))
 
-    def bury(self, wire: str) -> bool:
+    def bury(self, address: str) -> bool:
         """Forget an engine's process; whether it ever completed anything."""
-        was_useful = wire in self._useful
-        self._useful.discard(wire)
+        was_useful = address in self._useful
+        self._useful.discard(address)
         return was_useful
 
-    def is_awake(self, wire: str) -> bool:
+    def is_awake(self, address: str) -> bool:
         """Whether this engine takes requests."""
-        return wire in self._engines
+        return address in self._engines
 
     def room(self, role: str) -> int:
         """Requests that this node's awake engines of a role take at once."""
@@ -120,15 +120,15 @@ class LocalEngines:
         """Requests of a role on this node, other than those of node `but`."""
         return self._num_all[role] - self._num_of[role, but]
 
-    def completed(self, wire: str, body: m.Completed) -> None:
+    def completed(self, address: str, body: m.Completed) -> None:
         """Hand an engine's answer to who asked."""
         request = self._requests.get(body.request_id)
-        if request is None or request.engine != wire:
+        if request is None or request.engine != address:
             return
         if body.finish_reason == m.LOST:
-            self._end(body.request_id, error=WorkerFailed(f"{wire}: {body.error}"))
+            self._end(body.request_id, error=WorkerFailed(f"{address}: {body.error}"))
         else:
-            self._useful.add(wire)
+            self._useful.add(address)
             self._end(body.request_id, completed=body)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
@@ -165,16 +165,16 @@ class LocalEngines:
                 ids.setdefault(request.engine, []).append(key)
             else:
                 self._end(key, completed=nothing_yet(key))
-        for wire, keys in ids.items():
-            if (engine := self._engines.get(wire)) is not None:
-                await self.hub.tell(wire, m.Abort(request_ids=tuple(keys)), token=engine.token)
+        for address, keys in ids.items():
+            if (engine := self._engines.get(address)) is not None:
+                await self.hub.tell(address, m.Abort(request_ids=tuple(keys)), token=engine.token)
 
     async def _pump(self) -> None:
         for assignment in self._dispatch.assign():
             request, engine = self._requests[assignment.key], self._engines[assignment.server]
-            request.engine = engine.wire
+            request.engine = engine.address
             asked = msgspec.structs.replace(request.sample, request_id=assignment.key, group="")
-            await self.hub.tell(engine.wire, asked, token=engine.token)
+            await self.hub.tell(engine.address, asked, token=engine.token)
 
     async def _abandon(self, key: str) -> None:
         """Nobody waits for it any more: the engine need not go on."""
@@ -182,7 +182,7 @@ class LocalEngines:
         engine = self._engines.get(request.engine) if request is not None else None
         self._end(key)
         if engine is not None:
-            await self.hub.tell(engine.wire, m.Abort(request_ids=(key,)), token=engine.token)
+            await self.hub.tell(engine.address, m.Abort(request_ids=(key,)), token=engine.token)
 
     def _end(self, key: str, *, completed: m.Completed | None = None, error: Exception | None = None) -> None:
         self._dispatch.done(key)

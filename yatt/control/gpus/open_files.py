@@ -12,7 +12,7 @@ def descriptors_of(node: Node) -> int:
     return needed_descriptors(
         num_peers=len(peers_of(node)),
         num_workers=len(planned_workers(node)),
-        num_files=len(data.train_files) + len(data.val_files) if node.is_owner else 0,
+        num_files=len(data.train_files) + len(data.val_files) if node.is_trainer_node else 0,
     )
 
 
@@ -21,7 +21,9 @@ def peers_of(node: Node) -> frozenset[int]:
 
     Engine nodes never talk to each other; every other pair may.
     """
-    others = node.present if node.is_owner else node.present & ({0} | set(node.placement.owners))
+    others = (
+        node.present if node.is_trainer_node else node.present & ({0} | set(node.placement.trainer_nodes))
+    )
     return others - {node.index}
 
 

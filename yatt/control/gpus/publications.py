@@ -1,8 +1,8 @@
-"""The newest weights on this node's memory filesystem: written by its own trainer, or fetched from an owner.
+"""The newest weights on this node's memory filesystem: written by its trainer, or fetched from another node.
 
 A fetch copies file by file, in pieces with a few under way, into a folder under another name; each file's
 checksum is compared with the source's before the folder gets its name in one rename. So whatever is
-killed in the middle, an engine finds a publication whole or not at all. See docs/adr/0011.
+killed in the middle, an engine finds a publication whole or not at all. See docs/adr/0012.
 """
 
 import asyncio

@@ -24,14 +24,14 @@ def create(node: Node) -> None:
     launch = node.config.launch
     local_folder.check_memory(Path(launch.shm_dir), "launch.shm_dir")
     sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))
-    record = node.paths.local(node.epoch, node.index)
+    record = node.paths.local(node.attempt, node.index)
     make_within(node.paths.root, record.parent)
     folders = (node.scratch, node.weights_root)
-    publish(record, sealed({"folders": [str(folder) for folder in folders]}, node.epoch))
+    publish(record, sealed({"folders": [str(folder) for folder in folders]}, node.attempt))
     for folder in folders:
         about = {
             "run": str(node.paths.root),
-            "epoch": node.epoch,
+            "attempt": node.attempt,
             "node": node.index,
             "host": os.uname().nodename,
         }
@@ -44,9 +44,9 @@ def remove(node: Node) -> None:
         _remove(folder)
 
 
-def tidy(paths: RunPaths, epoch: int, index: int) -> None:
+def tidy(paths: RunPaths, attempt: int, index: int) -> None:
     """Remove what one node of one attempt has left on this machine."""
-    noted = unsealed_any(read_or_none(paths.local(epoch, index))) or {}
+    noted = unsealed_any(read_or_none(paths.local(attempt, index))) or {}
     for folder in noted.get("folders", []):
         _remove(Path(folder))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from yatt import clock
 from yatt.adapters import shared_memory
-from yatt.adapters.memory import Census
+from yatt.adapters.memory import ProcessGroups
 from yatt.adapters.thread_call import call_in_thread
 
 CHECK_S = 0.5
@@ -38,7 +38,7 @@ class SharedMemoryWatch:
     """
 
     def __init__(self, folder: Path, groups: Callable[[], Iterable[int]]) -> None:
-        self._notes, self._groups, self._census = folder / NOTES, groups, Census()
+        self._notes, self._groups, self._process_groups = folder / NOTES, groups, ProcessGroups()
         self._known = self._strangers = shared_memory.listed()
         self._used: dict[int, set[str]] = {}
 
@@ -78,7 +78,7 @@ class SharedMemoryWatch:
             self._used.setdefault(_NOBODY, set()).update(left)  # `close` tries again
 
     def _look(self, groups: list[int]) -> dict[int, set[str]]:
-        members = self._census.members(groups, clock.monotonic_s())
+        members = self._process_groups.members(groups, clock.monotonic_s())
         pids: dict[int, list[int]] = {}
         for pid, group in members.items():
             pids.setdefault(group, []).append(pid)

@@ -66,10 +66,10 @@ class Supervisor:
         """Changes while any worker is started, or does something; not while all only live."""
         return sum(worker.starts + worker.work for worker in self.workers.values())
 
-    def by_wire(self, wire: str) -> Worker | None:
+    def by_address(self, address: str) -> Worker | None:
         """The worker whose present process has this name on the hub."""
-        worker = self.workers.get(wire.rpartition(".")[0])
-        return worker if worker is not None and worker.wire == wire and worker.is_running else None
+        worker = self.workers.get(address.rpartition(".")[0])
+        return worker if worker is not None and worker.address == address and worker.is_running else None
 
     async def start(self, worker: Worker) -> None:
         """Start its process, unless one runs. One that cannot be started has ended, like one that died."""
@@ -89,7 +89,7 @@ class Supervisor:
             worker.is_starting = False
 
     def _not_started(self, worker: Worker, how: str) -> None:
-        self._events.emit("worker.end", worker=worker.wire, pid=0, how=how, log="")
+        self._events.emit("worker.end", worker=worker.address, pid=0, how=how, log="")
         self._tell_end(worker, how)
 
     async def _begin(self, worker: Worker) -> None:
@@ -112,7 +112,7 @@ class Supervisor:
             pause_s = min(FORK_MOST_S, 2 * pause_s)
 
     def _delayed(self, worker: Worker, why: str) -> None:
-        self._events.emit("worker.delay", worker=worker.wire, error=why)
+        self._events.emit("worker.delay", worker=worker.address, error=why)
         _LOG.warning("%s cannot be started: %s", worker.name, why)
 
     async def _fork(self, worker: Worker, until_s: float) -> None:
@@ -120,7 +120,7 @@ class Supervisor:
         if self._closing or worker.is_unwanted:
             os.close(output)
             return
-        argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.wire]
+        argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.address]
         start = ChildStart(worker.name, argv, env=self._environment(worker), output=output, log=log)
         try:
             worker.child = await self._begun(worker, start, until_s)
@@ -131,7 +131,7 @@ class Supervisor:
         if child := worker.child:
             child.ended.add_done_callback(partial(self._ended, worker, child))
             cpus = shown(self._cpus(worker) or own_cpus())
-            self._events.emit("worker.start", worker=worker.wire, pid=child.pid, log=str(log), cpus=cpus)
+            self._events.emit("worker.start", worker=worker.address, pid=child.pid, log=str(log), cpus=cpus)
             if self._closing or worker.is_unwanted:
                 child.signal_group(signal.SIGKILL)
 
@@ -159,7 +159,7 @@ class Supervisor:
     async def _open_log(self, worker: Worker) -> tuple[Path, int]:
         """In the run folder, unless that does not answer: then in the node's scratch folder."""
         name = f"{worker.name}.{worker.starts}"
-        log = self._node.paths.log(self._node.epoch, name)
+        log = self._node.paths.log(self._node.attempt, name)
         try:
             return log, await asyncio.wait_for(call_in_thread(partial(open_log, log)), LOG_S)
         except (OSError, TimeoutError) as error:
@@ -193,7 +193,7 @@ class Supervisor:
 
     async def where(self, worker: Worker) -> str:
         """Where to look, with the end of the log, if the run folder answers."""
-        log = self._node.paths.log(self._node.epoch, f"{worker.name}.{worker.starts}")
+        log = self._node.paths.log(self._node.attempt, f"{worker.name}.{worker.starts}")
         with contextlib.suppress(TimeoutError):
             tail = await asyncio.wait_for(call_in_thread(partial(log_tail, log)), LOG_S)
             return f"Its log is {log}; it ends:\n{tail}"
@@ -203,11 +203,11 @@ class Supervisor:
         """A worker said whether it waits for the checkpoint store; what changes becomes an event."""
         if error != worker.waits_for:
             worker.waits_for = error
-            self._events.emit("store.wait", who=worker.wire, error=error)
+            self._events.emit("store.wait", who=worker.address, error=error)
 
-    def was_killed(self, wire: str) -> bool:
+    def was_killed(self, address: str) -> bool:
         """Whether a process that has ended did so by SIGKILL: from outside, if not by us."""
-        return wire in self._killed
+        return address in self._killed
 
     def end(self, worker: Worker) -> None:
         """Kill one worker's process group; its end is reported like any other."""
@@ -239,8 +239,8 @@ class Supervisor:
         is_begun = returncode != bound.NOT_STARTED
         how = describe_exit(returncode) if is_begun else "could not be started; its log says why"
         if returncode == -signal.SIGKILL:
-            self._killed.add(worker.wire)
-        self._events.emit("worker.end", worker=worker.wire, pid=child.pid, how=how, log=str(child.log))
+            self._killed.add(worker.address)
+        self._events.emit("worker.end", worker=worker.address, pid=child.pid, how=how, log=str(child.log))
         worker.child = None
         self._tell_end(worker, how)
         if not self._closing:  # else `close` does it
@@ -261,7 +261,7 @@ class Supervisor:
         return {w.child.pid: self._mark(w) for w in self.workers.values() if w.child is not None}
 
     def _mark(self, worker: Worker) -> str:
-        return f"{self._node.local_name}/{worker.wire}"
+        return f"{self._node.local_name}/{worker.address}"
 
     def _network(self) -> dict[str, str]:
         """Has collectives listen on the interface of the run's address only; what the site names wins."""

@@ -19,7 +19,7 @@ ASYNC = "async"
 
 @dataclass(slots=True)
 class Worker:
-    """One worker place and the process in it now. `wire` is its name on the hub."""
+    """One worker place and the process in it now. `address` is its name on the hub."""
 
     name: str
     role: str
@@ -41,7 +41,7 @@ class Worker:
     """What is being started shall not be."""
 
     @property
-    def wire(self) -> str:
+    def address(self) -> str:
         """Unique to this start."""
         return f"{self.name}.{self.starts}"
 
@@ -53,7 +53,7 @@ class Worker:
 
 def planned_workers(node: Node) -> list[Worker]:
     """Every worker this node will ever run, none of them started."""
-    place = ("--epoch", str(node.epoch), "--node", str(node.index), "--endpoint", node.endpoint)
+    place = ("--attempt", str(node.attempt), "--node", str(node.index), "--endpoint", node.endpoint)
     common = ("--run", str(node.paths.root), *place)
     workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
     workers += [
@@ -85,7 +85,7 @@ def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
 def _reward_processes(node: Node) -> list[str]:
     """One for each synchronous call at a time, and one for all asynchronous ones."""
     config = node.config
-    if not node.is_owner or not (config.rewards or config.genrms):
+    if not node.is_trainer_node or not (config.rewards or config.genrms):
         return []
     count = config.launch.reward_processes or min(8, os.cpu_count() or 1)
     has_functions = bool(config.rewards) or any(genrm.path for genrm in config.genrms)

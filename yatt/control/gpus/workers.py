@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from yatt import clock
-from yatt.adapters.wire import RequestWatch
+from yatt.adapters.channel import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
@@ -60,17 +60,17 @@ class Workers:
 
     Args:
         publications: the weights that rollout engines take.
-        trouble: called with (error, exit code) for what this node cannot mend.
+        failed: called with (error, exit code) for what this node cannot mend.
     """
 
     def __init__(
         self, node: Node, supervisor: Supervisor, engines: LocalEngines, publications: Publications,
-        events: EventLog, trouble: Callable[[str, int], None],
+        events: EventLog, failed: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._node, self._supervisor, self._hub = node, supervisor, engines.hub
-        self._engines, self._events, self._trouble = engines, events, trouble
+        self._engines, self._events, self._failed = engines, events, failed
         self._publications = publications
-        self._loaded: dict[str, int] = {}  # by wire name: the policy version it took last
+        self._loaded: dict[str, int] = {}  # by address: the policy version it took last
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
         self._granted: dict[Slab, int] = {}  # the token that is granted now; 0 once it is taken back
@@ -91,10 +91,10 @@ class Workers:
 
     async def _order(self, worker: Worker, body: m.Order[A], limit_s: float, token: int) -> A:
         watch = RequestWatch(progress=lambda: worker.work)
-        answer = await self._hub.request(worker.wire, body, limit_s, token=token, watch=watch)
+        answer = await self._hub.request(worker.address, body, limit_s, token=token, watch=watch)
         self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
-            self._events.emit("worker.failed", worker=worker.wire, error=answer.error, trace=answer.trace)
+            self._events.emit("worker.failed", worker=worker.address, error=answer.error, trace=answer.trace)
         return m.unless_failed(answer, worker.name)
 
     def trainers(self) -> list[Worker]:
@@ -116,24 +116,24 @@ class Workers:
         self._granted[slab] = 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
-            self._engines.remove(worker.wire, "was put to sleep")
+            self._engines.remove(worker.address, "was put to sleep")
         limit_s = self._node.config.lease.ask_s + self._node.config.lease.term_s
         await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
 
     def forget(self, worker: Worker, how: str) -> None:
         """A worker's process has ended. An engine that does so again and again, and completes nothing in
         between, would do it for ever."""
-        self._engines.remove(worker.wire, f"ended: {how}", is_blamed=True)
-        self._hub.fail_waiting(worker.wire, WorkerFailed(f"{worker.name} ended: {how}"))
-        was_useful = self._engines.bury(worker.wire)
+        self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
+        self._hub.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
+        was_useful = self._engines.bury(worker.address)
         now_s, last_s = clock.monotonic_s(), self._died_s.get(worker.name, 0.0)
         self._died_s[worker.name] = now_s
         is_row = not was_useful and now_s - last_s < ROW_S
         deaths = self._deaths[worker.name] = self._deaths[worker.name] + 1 if is_row else 1
         if worker.role not in (TRAINER, REWARD) and deaths >= MOST_DEATHS:
-            log = self._node.paths.log(self._node.epoch, worker.wire)
+            log = self._node.paths.log(self._node.attempt, worker.address)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
-            self._trouble(f"{says}. The last log is {log}.", EXIT_FAILED)
+            self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)
 
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
         """Let the trainer write its weights to this node's memory filesystem; the old ones go."""
@@ -162,8 +162,8 @@ class Workers:
     async def _catch_up(self, worker: Worker) -> None:
         newest = self._publications.newest
         async with self._taking[worker.name]:
-            is_behind = newest is not None and self._loaded.get(worker.wire) != newest.policy_version
-            if newest is not None and is_behind and self._engines.is_awake(worker.wire):
+            is_behind = newest is not None and self._loaded.get(worker.address) != newest.policy_version
+            if newest is not None and is_behind and self._engines.is_awake(worker.address):
                 await self._load_weights(worker, newest)
 
     async def _load_weights(self, worker: Worker, published: LocalPublication) -> None:
@@ -172,7 +172,7 @@ class Workers:
             policy_version=published.policy_version, folder=str(published.folder), probe=published.probe
         )
         answer = await self.order(worker, body)
-        self._loaded[worker.wire] = published.policy_version
+        self._loaded[worker.address] = published.policy_version
         self._check(worker, published, answer)
 
     def _check(self, worker: Worker, published: LocalPublication, answer: m.WeightsLoaded) -> None:
@@ -185,7 +185,7 @@ class Workers:
         config = self._node.config
         allowed = allowed_difference(config.model.dtype, config.sync.tolerance, published.rounding)
         self._events.emit(
-            "weights.check", worker=worker.wire, policy_version=published.policy_version,
+            "weights.check", worker=worker.address, policy_version=published.policy_version,
             difference=mean, allowed=allowed, num_compared=answer.num_compared,
         )  # fmt: skip
         if not answer.differing and mean <= allowed:
@@ -213,20 +213,20 @@ class Workers:
                 await self._load_weights(worker, newest)
             if worker.role != TRAINER:
                 assert worker.slab is not None, "engines live on slabs"
-                await self._engines.add(worker.wire, worker.role, worker.slab, token)
+                await self._engines.add(worker.address, worker.role, worker.slab, token)
         self._failures.pop(worker.name, None)
 
     async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:
         """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
-        wire = worker.wire
+        address = worker.address
         try:
             await work
         except SyncMismatch as error:
-            self._trouble(str(error), error.exit_code)
+            self._failed(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            is_own = not self._supervisor.was_killed(wire)  # else `forget` counts it
+            is_own = not self._supervisor.was_killed(address)  # else `forget` counts it
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
-                self._trouble(str(error), error.exit_code)
-            elif worker.child is not None and worker.wire == wire:  # else a later start is in its place
+                self._failed(str(error), error.exit_code)
+            elif worker.child is not None and worker.address == address:  # else a later start is in its place
                 self._supervisor.end(worker)

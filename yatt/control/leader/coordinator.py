@@ -24,7 +24,7 @@ from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
 from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 from yatt.obs.events import EventLog
-from yatt.records.cluster import BreakOffSampling, HandOver
+from yatt.records.cluster import BreakOffSampling, SwitchSlabs
 
 _LOG = logging.getLogger(__name__)
 RECORD_S = 20.0
@@ -105,16 +105,16 @@ class Coordinator:
 
     async def _await_cause(self) -> None:
         """A dead node is known by its silence; on a single node the cause comes at once."""
-        is_alone = len(self._program.owners) == 1
+        is_alone = len(self._program.trainer_nodes) == 1
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
         self._inbox.put(phases.PatienceOver())
 
     async def _break_off(self) -> None:
-        """Not for ever, and not at any price: an owner that does not answer may be a dead one, whose loss is
-        the next event to be read."""
+        """Waits for a limited time, and does not fail: a trainer node that does not answer may be dead, and
+        its loss is the next event."""
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
-            await asyncio.wait_for(self._clients.ask_owners(BreakOffSampling()), limit_s)
+            await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
 
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
@@ -124,11 +124,11 @@ class Coordinator:
         content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
         self._events.emit("node.lost", **content)
         node = self._node
-        record = node.paths.lost(node.epoch, lost.node)
+        record = node.paths.lost(node.attempt, lost.node)
 
         def write() -> None:
             make_within(node.paths.root, record.parent)
-            publish(record, sealed(content, node.epoch))
+            publish(record, sealed(content, node.attempt))
 
         if lost.goes_on:  # only the lost node itself may look for it
             self._spawn(call_in_thread(partial(patiently, write)))
@@ -142,7 +142,7 @@ class Coordinator:
         holders = holders_of(self._node, order.phase, order.scoring)
         slabs = self._node.placement.slabs_by_node[order.node]
         mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
-        body = HandOver(seq=order.seq, part=order.part.value, holders=mine)
+        body = SwitchSlabs(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: it owes nothing any more
         self._inbox.put(phases.OrderAnswered(order.node, order.seq))
@@ -182,7 +182,7 @@ def program_of(node: Node) -> Program:
     config = node.config
     return Program(
         nodes=frozenset(range(config.launch.nodes)),
-        owners=frozenset(node.placement.owners),
+        trainer_nodes=frozenset(node.placement.trainer_nodes),
         pools=node.placement.pools,
         absent=node.absent,
         total_iterations=config.trainer.total_iterations,
@@ -197,6 +197,6 @@ def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
     """Who holds what in a phase."""
     if phase is Phase.SCORE:
         return node.placement.scoring[scoring]
-    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.SAMPLE):
+    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT):
         return node.placement.sampling
     return node.placement.training

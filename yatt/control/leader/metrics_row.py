@@ -19,7 +19,7 @@ from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
 
 TIMING_NAMES = {
-    Phase.SAMPLE: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
+    Phase.ROLLOUT: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
     Phase.SAVE: "save_checkpoint", Phase.VALIDATE: "testing",
 }  # fmt: skip
 

@@ -59,13 +59,13 @@ class NodeClients:
                 f"{self._node.name} did not answer {type(body).__name__} within {limit_s:g} s"
             ) from None
 
-    async def ask_each_owner(self, bodies: Sequence[m.Order[A]]) -> list[A]:
+    async def ask_each_trainer_node(self, bodies: Sequence[m.Order[A]]) -> list[A]:
         """Each owner's answer to an order of its own, by node index."""
-        return await self.ask_nodes(dict(zip(self._node.placement.owners, bodies, strict=True)))
+        return await self.ask_nodes(dict(zip(self._node.placement.trainer_nodes, bodies, strict=True)))
 
-    async def ask_owners(self, body: m.Order[A]) -> list[A]:
+    async def ask_trainer_nodes(self, body: m.Order[A]) -> list[A]:
         """Every owner's answer to the same order, by node index."""
-        return await self.ask_nodes(dict.fromkeys(self._node.placement.owners, body))
+        return await self.ask_nodes(dict.fromkeys(self._node.placement.trainer_nodes, body))
 
     async def ask_all(self, body: m.Order[A], deadline_s: float | None = None) -> list[A]:
         """The answers of all nodes that are there to the same order, by node index."""
@@ -89,7 +89,7 @@ class NodeClients:
         except (WorkerFailed, DeadlineExceeded) as error:
             if self.is_lost(index):
                 return None
-            if index in self._node.placement.owners or error.exit_code != EXIT_FAILED:
+            if index in self._node.placement.trainer_nodes or error.exit_code != EXIT_FAILED:
                 raise
             self._gave_up(index, str(error))
             return None
@@ -99,9 +99,9 @@ class NodeClients:
         return index in self._peers.lost
 
     async def exclude(self, index: int, why: str) -> None:
-        """Leave this node out from now on, tell the owners so, and tell it to end itself if it can hear."""
+        """Does without this node from now on. Tells the trainer nodes so, and tells it to end itself."""
         self._peers.exclude(index, why)
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
-        for owner in self._node.placement.owners:
+        for owner in self._node.placement.trainer_nodes:
             if owner != self._node.index and not self.is_lost(owner):
                 await self._peers.tell(owner, PeerLost(node=index, why=why))

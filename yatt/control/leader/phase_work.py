@@ -65,7 +65,7 @@ class PhaseWork:
             case Phase.SYNC:  # engines that were woken for it have the weights already
                 keepers = self._node.placement.weight_sources
                 await self._clients.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
-            case Phase.SAMPLE | Phase.SCORE:
+            case Phase.ROLLOUT | Phase.SCORE:
                 return Acted(act.seq, again=await self._advance(act))
             case _:
                 plain = {
@@ -85,7 +85,7 @@ class PhaseWork:
 
     async def _build(self) -> int:
         store = await self._clients.ask(0, c.OpenTrainerStore())
-        await self._clients.ask_owners(c.BuildTrainer(host=store.host, port=store.port))
+        await self._clients.ask_trainer_nodes(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
         found = await restoring.run()
         await self._patiently(self._check_newest)
@@ -108,7 +108,7 @@ class PhaseWork:
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
         order = c.PublishOrder(policy_version=policy_version, probe=probe)
-        first = (await self._clients.ask_owners(order))[0]
+        first = (await self._clients.ask_trainer_nodes(order))[0]
         fetches = {
             index: c.FetchWeights(
                 policy_version=policy_version, source=source, probe=probe,
@@ -121,7 +121,7 @@ class PhaseWork:
 
     async def _validate(self, iteration: int) -> None:
         found: dict[str, list[c.SourceScores]] = {}
-        for answer in await self._clients.ask_owners(c.ValidateOrder(iteration=iteration)):
+        for answer in await self._clients.ask_trainer_nodes(c.ValidateOrder(iteration=iteration)):
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
         section = self._node.config.validation
@@ -140,22 +140,22 @@ class PhaseWork:
 
     async def _advance(self, act: phases.Act) -> bool:
         """True if groups are still missing after the last scoring."""
-        if act.phase is Phase.SAMPLE:
+        if act.phase is Phase.ROLLOUT:
             self._row.flush()
         config, placement = self._node.config, self._node.placement
-        sampling = act.phase is Phase.SAMPLE
+        sampling = act.phase is Phase.ROLLOUT
         holders = placement.sampling if sampling else placement.scoring[act.scoring]
-        batch, owners = config.trainer.train_batch_size, len(placement.owners)
+        batch, trainer_nodes = config.trainer.train_batch_size, len(placement.trainer_nodes)
         first = (act.iteration - 1) * batch
         orders = [
             c.Advance(
                 iteration=act.iteration, policy_version=act.iteration - 1,
-                target=share(batch, owner=index, num_owners=owners, first=first),
+                target=share(batch, owner=index, num_trainer_nodes=trainer_nodes, first=first),
                 roles=tuple(sorted(set(holders.values()))),
             )
-            for index in range(owners)
+            for index in range(trainer_nodes)
         ]  # fmt: skip
-        advanced = await self._clients.ask_each_owner(orders)
+        advanced = await self._clients.ask_each_trainer_node(orders)
         self._groups = {}  # each owner tells all that it has chosen
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
@@ -180,9 +180,9 @@ class PhaseWork:
         )  # fmt: skip
         leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
         order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads)
-        trained = await self._clients.ask_owners(order)
+        trained = await self._clients.ask_trainer_nodes(order)
         numbers = tuple(group.number for group in groups)
-        await self._clients.ask_owners(c.CommitNotice(iteration=iteration, numbers=numbers))
+        await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
         self._row.values["placement/cost_ratio"] = self._cost().b
@@ -195,9 +195,9 @@ class PhaseWork:
     async def _save(self, iteration: int) -> None:
         began_s = clock.monotonic_s()
         config, prefix = self._node.config, self._checkpoints.prefix(iteration)
-        saved = await self._clients.ask_owners(c.SaveOrder(iteration=iteration, url=prefix))
+        saved = await self._clients.ask_trainer_nodes(c.SaveOrder(iteration=iteration, url=prefix))
         manifest = Manifest(
-            iteration=iteration, epoch=self._node.epoch, parent=self._checkpoints.parent,
+            iteration=iteration, attempt=self._node.attempt, parent=self._checkpoints.parent,
             run_id=config.run.id, config_hash=self._node.config_hash,
             files=tuple(file for node in saved for file in node.files),
             common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
@@ -219,12 +219,12 @@ class PhaseWork:
         and the next attempt has nothing to do but this."""
         config = self._node.config
         if config.checkpoint.export_final and iteration == config.trainer.total_iterations:
-            await self._clients.ask_owners(c.ExportOrder(folder=str(self._node.paths.model)))
+            await self._clients.ask_trainer_nodes(c.ExportOrder(folder=str(self._node.paths.model)))
 
     async def _note_commit(self, iteration: int) -> None:
         """Let the ledger know of the checkpoint, so that a store that is not mounted later is no new store.
         The commit stands without the record: it is waited for a little only."""
-        record = partial(note, self._node.paths, self._node.epoch, COMMITTED, {"iteration": iteration})
+        record = partial(note, self._node.paths, self._node.attempt, COMMITTED, {"iteration": iteration})
         with contextlib.suppress(OSError, YattError, TimeoutError):
             await asyncio.wait_for(call_in_thread(record), NOTE_S)
 
@@ -237,7 +237,7 @@ class PhaseWork:
             self._events.emit("ckpt.keep", reason=str(error))
 
     def _check_newest(self) -> None:
-        check_newest(self._node.paths, self._node.epoch)
+        check_newest(self._node.paths, self._node.attempt)
 
     def _probe(self, policy_version: int) -> tuple[bytes, ...]:
         config, section = self._node.config, self._node.config.sync

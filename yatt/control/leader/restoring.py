@@ -29,7 +29,7 @@ class Resumed:
 
 
 class Restoring:
-    """Fills the trainers of all owners.
+    """Fills the trainers of all trainer nodes.
 
     Args:
         checkpoints: the run's own.
@@ -47,7 +47,7 @@ class Restoring:
             ConfigError: the other run's checkpoint cannot be gone on from.
         """
         found = await call_in_thread(self._checkpoints.candidates)
-        for name in found.ghosts:
+        for name in found.stale:
             self._events.emit("ckpt.refuse", name=name)
         if not found.names:
             await call_in_thread(self._check_presence)
@@ -116,7 +116,7 @@ class Restoring:
     async def _restored(
         self, name: str, checkpoints: Checkpoints, *, is_origin: bool
     ) -> tuple[Manifest | None, str]:
-        """The manifest, if all owners restored it; or why not."""
+        """The manifest, if all trainer nodes restored it; or why not."""
         try:
             manifest = await call_in_thread(partial(checkpoints.whole, name))
         except CheckpointError as error:
@@ -126,6 +126,6 @@ class Restoring:
             checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
             weights_only=weights_only,
         )  # fmt: skip
-        answers = await self._clients.ask_owners(order)
+        answers = await self._clients.ask_trainer_nodes(order)
         fault = next((answer.fault for answer in answers if answer.fault), "")
         return (None, f"{name}: {fault}") if fault else (manifest, "")

@@ -41,8 +41,10 @@ class StopRequests:
     async def _note(self, reason: str) -> None:
         node = self._node
         try:
-            if not await call_in_thread(partial(record, node.paths, node.epoch, STOP)):  # a cancel stays one
-                await call_in_thread(partial(note, node.paths, node.epoch, STOP, {"reason": reason}))
+            if not await call_in_thread(
+                partial(record, node.paths, node.attempt, STOP)
+            ):  # a cancel stays one
+                await call_in_thread(partial(note, node.paths, node.attempt, STOP, {"reason": reason}))
         except (OSError, YattError) as error:  # the run stops all the same, and counts as failed
             _LOG.warning("the launcher is not told of the signal: %s", error)
 
@@ -51,7 +53,7 @@ class StopRequests:
         node, told = self._node, ""
         while True:
             try:
-                found = await call_in_thread(partial(record, node.paths, node.epoch, STOP))
+                found = await call_in_thread(partial(record, node.paths, node.attempt, STOP))
             except OSError:  # it is looked for again
                 found = {}
             if found and found["reason"] != told:

@@ -1,6 +1,7 @@
 """The dead-man's switch of one controller on Slurm; the rules are `yatt.core.deadman`.
 
-The leader raises its pulse, a counter in the shared folder; every other controller watches it, and the wire.
+The leader keeps raising its heartbeat, a counter in the shared folder. Every other controller watches it, and
+whether messages of the leader come.
 """
 
 import asyncio
@@ -13,34 +14,34 @@ from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
-from yatt.adapters.ledger import STARTED, newest_epoch, record
-from yatt.adapters.succession import Succession
+from yatt.adapters.ledger import STARTED, newest_attempt, record
+from yatt.adapters.requeue import Requeue
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.node import Node
 from yatt.core import deadman as rules
 from yatt.core.deadman import Action
-from yatt.errors import StaleEpoch
+from yatt.errors import StaleAttempt
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
-PULSE_S = 3.0
+HEARTBEAT_S = 3.0
 LOOK_S = 1.0
 RETRY_S = 2.0
 
 
-async def raise_pulse(paths: RunPaths, epoch: int, period_s: float = PULSE_S) -> None:
+async def write_heartbeat(paths: RunPaths, attempt: int, period_s: float = HEARTBEAT_S) -> None:
     """The leader's part, for ever. Its event loop must turn for the counter to move.
 
-    A beat that cannot be written is left out, and said: a run does not die of it, the wire still shows life.
+    A beat that cannot be written is logged and left out: messages still show that the leader lives.
     """
-    path = paths.pulse(epoch)
+    path = paths.heartbeat(attempt)
     for counter in itertools.count(1):
         try:
             await call_in_thread(partial(make_within, paths.root, path.parent))
-            await call_in_thread(partial(publish, path, sealed({"counter": counter}, epoch)))
+            await call_in_thread(partial(publish, path, sealed({"counter": counter}, attempt)))
         except OSError as error:
-            _LOG.warning("the leader's pulse cannot be written: %s", error)
+            _LOG.warning("the leader's heartbeat cannot be written: %s", error)
         await asyncio.sleep(period_s)
 
 
@@ -49,13 +50,13 @@ class DeadMan:
     """Every other controller's part.
 
     Attributes:
-        wire_silence_s: seconds since the leader was heard of.
+        connection_silence_s: seconds since the leader was heard of.
     """
 
     node: Node
-    succession: Succession
+    requeue: Requeue
     events: EventLog
-    wire_silence_s: Callable[[], float]
+    connection_silence_s: Callable[[], float]
     limits: rules.Limits = field(default_factory=rules.Limits)
     _told_s: float = 0.0
 
@@ -63,12 +64,12 @@ class DeadMan:
         """Watch; returns never, unless this start is over.
 
         Raises:
-            StaleEpoch: another start exists or is on its way.
+            StaleAttempt: another start exists or is on its way.
         """
         observer = rules.Observer(moved_s=clock.monotonic_s())
         while True:
             await asyncio.sleep(LOOK_S)
-            tick = rules.Look(clock.monotonic_s(), self.wire_silence_s(), await self._counter())
+            tick = rules.Look(clock.monotonic_s(), self.connection_silence_s(), await self._counter())
             observer, action = rules.step(observer, tick, self.limits)
             while action is not Action.NOTHING:
                 _LOG.warning("dead-man's switch: %s, %s", observer.stage.value, action.value)
@@ -76,53 +77,55 @@ class DeadMan:
                 observer, action = rules.step(observer, event, self.limits)
 
     async def _counter(self) -> int | None:
-        """The leader's pulse; 0 if it has none yet; None if the shared folder cannot be read."""
+        """The leader's heartbeat; 0 if it has none yet; None if the shared folder cannot be read."""
         counter: int | None = await call_in_thread(self._read)
         return counter
 
     def _read(self) -> int | None:
         try:
-            return self._read_pulse()
+            return self._read_heartbeat()
         except OSError as error:
             _LOG.warning("the run folder cannot be read: %s", error)
             return None
 
-    def _read_pulse(self) -> int | None:
-        paths, epoch = self.node.paths, self.node.epoch
-        pulse = unsealed_any(read_or_none(paths.pulse(epoch)))
-        if pulse is not None:
-            return int(pulse["counter"])
-        return 0 if record(paths, epoch, STARTED) else None
+    def _read_heartbeat(self) -> int | None:
+        paths, attempt = self.node.paths, self.node.attempt
+        heartbeat = unsealed_any(read_or_none(paths.heartbeat(attempt)))
+        if heartbeat is not None:
+            return int(heartbeat["counter"])
+        return 0 if record(paths, attempt, STARTED) else None
 
     async def _do(self, action: Action, observer: rules.Observer) -> rules.Event:
         match action:
             case Action.ASK_SLURM:
-                if not await call_in_thread(self.succession.can_ask):
-                    raise StaleEpoch("the leader is gone, and without scontrol nobody can be asked for more")
-                said = await call_in_thread(self.succession.state)
+                if not await call_in_thread(self.requeue.can_ask):
+                    raise StaleAttempt(
+                        "the leader is gone, and without scontrol nobody can be asked for more"
+                    )
+                said = await call_in_thread(self.requeue.state)
                 self._told_s = clock.monotonic_s()
                 return rules.SlurmSaid(said)
             case Action.CLAIM:
-                return rules.ClaimTried(await call_in_thread(partial(self.succession.claim, observer.claim)))
+                return rules.ClaimTried(await call_in_thread(partial(self.requeue.claim, observer.claim)))
             case Action.REQUEUE:
                 await self._requeue()
                 return rules.RequeueReturned()
             case _:
-                raise StaleEpoch("the leader is gone, and this start of the job is over")
+                raise StaleAttempt("the leader is gone, and this start of the job is over")
 
     async def _requeue(self) -> None:
         """Nothing is done on an old answer, nor once a newer start exists."""
         node = self.node
-        if newest_epoch(node.paths) > node.epoch:
-            raise StaleEpoch("a newer start of the job exists")
+        if newest_attempt(node.paths) > node.attempt:
+            raise StaleAttempt("a newer start of the job exists")
         if not rules.is_fresh(self._told_s, clock.monotonic_s(), self.limits):
             return
-        leader = unsealed_any(read_or_none(node.paths.seat(node.epoch, 0))) or {}
+        leader = unsealed_any(read_or_none(node.paths.controller_record(node.attempt, 0))) or {}
         exclude = [str(leader["slurm_node"])] if leader.get("slurm_node") else []
-        reply = await call_in_thread(partial(self.succession.succeed, exclude, dict(os.environ)))
+        reply = await call_in_thread(partial(self.requeue.succeed, exclude, dict(os.environ)))
         self.events.emit("requeue", by=node.name, reason="the leader is gone", code=reply.code)
-        _LOG.warning("requeue of job %s: %s", self.succession.job_id, reply.says)
+        _LOG.warning("requeue of job %s: %s", self.requeue.job_id, reply.says)
         if reply.code != 0:
             await asyncio.sleep(RETRY_S)
         elif reply.out:  # a successor begins when this start has ended, which nobody else sees to
-            await call_in_thread(partial(self.succession.slurm.call, "scancel", self.succession.job_id))
+            await call_in_thread(partial(self.requeue.slurm.call, "scancel", self.requeue.job_id))

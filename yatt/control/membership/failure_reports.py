@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from yatt.errors import YattError
 from yatt.obs.events import EventLog
-from yatt.records.cluster import Trouble
+from yatt.records.cluster import FailureReport
 
 
 class FailureReports:
@@ -16,18 +16,18 @@ class FailureReports:
         deliver: gives one report to the leader, or to its own inbox on the leader's node.
     """
 
-    def __init__(self, events: EventLog, deliver: Callable[[Trouble], Awaitable[None]]) -> None:
+    def __init__(self, events: EventLog, deliver: Callable[[FailureReport], Awaitable[None]]) -> None:
         self._events, self._deliver = events, deliver
-        self._queue: asyncio.Queue[Trouble] = asyncio.Queue()
+        self._queue: asyncio.Queue[FailureReport] = asyncio.Queue()
 
     def failed(self, error: str, exit_code: int, is_symptom: bool = False) -> None:
         """Report a failure; the leader decides what it costs."""
-        self._queue.put_nowait(Trouble(error=error, exit_code=exit_code, is_symptom=is_symptom))
+        self._queue.put_nowait(FailureReport(error=error, exit_code=exit_code, is_symptom=is_symptom))
 
     async def run(self) -> None:
         """Delivers reports forever."""
         while True:
             report = await self._queue.get()
-            self._events.emit("trouble", error=report.error, exit_code=report.exit_code)
+            self._events.emit("failure.report", error=report.error, exit_code=report.exit_code)
             with contextlib.suppress(YattError):  # if the leader is lost, others see to it
                 await self._deliver(report)

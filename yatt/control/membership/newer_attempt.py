@@ -11,19 +11,21 @@ from yatt.errors import FolderGone, WorkerFailed
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
-EPOCH_CHECK_S = 5.0
+NEWER_CHECK_S = 5.0
 GONE_CHECKS = 3
 """A mount that flickers is no removed folder."""
 
 
-async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = EPOCH_CHECK_S) -> None:
+async def watch_newer_attempt(
+    paths: RunPaths, attempt: int, node: int, period_s: float = NEWER_CHECK_S
+) -> None:
     """Return never, or raise once this controller counts no more.
 
     A folder that cannot be read for a while is no reason to end: what counts is fenced where it is written,
     this is only the early word.
 
     Raises:
-        StaleEpoch: a higher epoch was claimed.
+        StaleAttempt: a newer attempt was claimed.
         WorkerFailed: the leader has written that this node is lost.
         FolderGone: the run folder was not there at `GONE_CHECKS` looks in a row.
     """
@@ -33,8 +35,8 @@ async def watch_epoch(paths: RunPaths, epoch: int, node: int, period_s: float = 
             num_gone = 0 if await call_in_thread(paths.root.is_dir) else num_gone + 1
             if num_gone >= GONE_CHECKS:
                 raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
-            await call_in_thread(partial(check_newest, paths, epoch))
-            lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(epoch, node))), epoch)
+            await call_in_thread(partial(check_newest, paths, attempt))
+            lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(attempt, node))), attempt)
         except OSError as error:
             _LOG.warning("the run folder cannot be read: %s", error)
             lost = None

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from yatt.adapters.wire import Channel, RequestWatch
+from yatt.adapters.channel import Channel, RequestWatch
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -71,7 +71,7 @@ class Peers:
             await line.close()
 
     async def failure(self) -> None:
-        """Return never, or raise what ended the reading of a line (StaleEpoch: this process is the ghost)."""
+        """Never returns; raises what ended the reading of a connection (StaleAttempt: a newer one exists)."""
         await self._ended.wait()
         assert self._end is not None, "kept before the event is set"
         raise self._end

@@ -1,6 +1,6 @@
 """How the controllers of one attempt find each other: files in the run folder, then TCP.
 
-Each publishes its address in a file of its own under the attempt's epoch. The leader alone looks for those
+Each publishes its address in a file of its own under the attempt's number. The leader alone looks for those
 files, by listing their folder, and publishes all addresses in one more file, which the others wait for. So
 each file is opened once, and N nodes do not open N x N of them. Every wait has a deadline that names who is
 missing.
@@ -15,11 +15,11 @@ from typing import TypeVar
 import zmq
 
 from yatt import clock
+from yatt.adapters.channel import Channel, Handler, ProgressOf
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, tcp
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.wire import Channel, Handler, ProgressOf
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded
 
@@ -47,17 +47,17 @@ async def meet(
 
     Raises:
         DeadlineExceeded: nodes did not publish themselves in `launch.start_timeout_s`.
-        StaleEpoch: a node found a newer attempt.
+        StaleAttempt: a node found a newer attempt.
     """
     keys = CurveKeys(node.paths.keys)
     socket = listening_socket(context, tcp(node.host, "*"), keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    hub = Channel(socket, epoch=node.epoch)
-    own = node.paths.roster(node.epoch, node.index)
+    hub = Channel(socket, attempt=node.attempt)
+    own = node.paths.endpoint(node.attempt, node.index)
 
     def tell() -> None:
         make_within(node.paths.root, own.parent)
-        publish(own, sealed({"address": address, "node": node.index}, node.epoch))
+        publish(own, sealed({"address": address, "node": node.index}, node.attempt))
 
     try:
         await _patiently(tell)
@@ -69,7 +69,7 @@ async def meet(
     def dial(index: int) -> Channel:
         return Channel(
             calling_socket(context, addresses[index], node.name, keys),
-            epoch=node.epoch, handler=handler, peer=f"node{index}", progress=progress,
+            attempt=node.attempt, handler=handler, peer=f"node{index}", progress=progress,
         )  # fmt: skip
 
     hub.serve(handler, progress)
@@ -89,8 +89,8 @@ async def gathered(node: Node) -> dict[int, str]:
             break
         await wait.turn(found.keys())
     content = {"addresses": {str(index): found[index] for index in sorted(found)}}
-    whole = sealed(content, node.epoch)
-    await _patiently(partial(publish, node.paths.whole_roster(node.epoch), whole))
+    whole = sealed(content, node.attempt)
+    await _patiently(partial(publish, node.paths.all_endpoints(node.attempt), whole))
     return found
 
 
@@ -106,7 +106,9 @@ def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[in
     """
     by_name = num_turns % OPEN_ALL_EVERY == OPEN_ALL_EVERY - 1
     due = (node.present if by_name else published(node)) - known
-    records = {i: unsealed(read_or_none(node.paths.roster(node.epoch, i)), node.epoch) for i in sorted(due)}
+    records = {
+        i: unsealed(read_or_none(node.paths.endpoint(node.attempt, i)), node.attempt) for i in sorted(due)
+    }
     return {index: record["address"] for index, record in records.items() if record is not None}
 
 
@@ -116,15 +118,15 @@ async def awaited(node: Node) -> dict[int, str]:
     Raises:
         DeadlineExceeded: they did not come in time.
     """
-    wait, path = _Wait(node), node.paths.whole_roster(node.epoch)
-    while (record := unsealed(await _patiently(partial(read_or_none, path)), node.epoch)) is None:
+    wait, path = _Wait(node), node.paths.all_endpoints(node.attempt)
+    while (record := unsealed(await _patiently(partial(read_or_none, path)), node.attempt)) is None:
         await wait.turn(())
     return {int(index): address for index, address in record["addresses"].items()}
 
 
 def published(node: Node) -> set[int]:
     """Nodes of this attempt with a file of their own; one listing of a folder."""
-    folder = node.paths.whole_roster(node.epoch).parent
+    folder = node.paths.all_endpoints(node.attempt).parent
     stems = (name.removesuffix(".json") for name in os.listdir(folder))
     return {int(stem) for stem in stems if stem.isdecimal()} & node.present
 
@@ -146,6 +148,6 @@ class _Wait:
             listed = ", ".join(f"node{index}" for index in sorted(missing)) or "node0 (it has not listed all)"
             raise DeadlineExceeded(
                 f"after {limit_s:g} s these controllers have not published themselves: {listed}. "
-                f"Look at their logs in {node.paths.attempt(node.epoch) / 'logs'}."
+                f"Look at their logs in {node.paths.attempt(node.attempt) / 'logs'}."
             )
         await asyncio.sleep(min(MOST_POLL_S, max(POLL_S, passed_s / 10)))

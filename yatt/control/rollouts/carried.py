@@ -79,8 +79,8 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
     return StateFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256)
 
 
-def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: int) -> NodeState:
-    """The state of trainer node `owner` of `owners`. Blocks: not for an event loop.
+def read_state(store: Store, files: Sequence[StateFile], *, owner: int, trainer_nodes: int) -> NodeState:
+    """The state of trainer node `owner` of `trainer_nodes`. Blocks: not for an event loop.
 
     As many nodes as saved have each its own back; otherwise groups are dealt in turn, over all files.
 
@@ -88,7 +88,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: 
         CheckpointError: a file is not what was saved.
         StoreUnreachable: the store does not answer.
     """
-    if len(files) == owners:
+    if len(files) == trainer_nodes:
         saved = _read(store, files[owner], first=0, step=1)
         return NodeState(
             data=saved.header.data, next_number=saved.header.next_number, accepted=saved.accepted,
@@ -98,7 +98,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, owners: 
     for file in files:
         before = [each.header for each in all_saved]
         skip = (sum(h.num_accepted for h in before), sum(h.num_unfinished for h in before))
-        all_saved.append(_read(store, file, first=owner, step=owners, skip=skip))
+        all_saved.append(_read(store, file, first=owner, step=trainer_nodes, skip=skip))
     # A node's numbers are len(files) apart: nothing from here on was opened by any of them.
     return NodeState(
         data=all_saved[0].header.data,

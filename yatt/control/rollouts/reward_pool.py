@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from yatt import clock
-from yatt.adapters.wire import Channel
+from yatt.adapters.channel import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import ASYNC, REWARD, Worker
@@ -55,16 +55,16 @@ class RewardPool:
     """Calls to the reward processes of one node.
 
     Args:
-        trouble: called with (error, exit code) for what this node cannot mend.
+        failed: called with (error, exit code) for what this node cannot mend.
         moved: called when a call has ended, or has met its limit: both are progress.
     """
 
     def __init__(
         self, config: RunConfig, supervisor: Supervisor, hub: Channel, events: EventLog,
-        trouble: Callable[[str, int], None], moved: Callable[[], None],
+        failed: Callable[[str, int], None], moved: Callable[[], None],
     ) -> None:  # fmt: skip
         self._moved = moved
-        self._supervisor, self._hub, self._events, self._trouble = supervisor, hub, events, trouble
+        self._supervisor, self._hub, self._events, self._failed = supervisor, hub, events, failed
         self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
         self._limits |= {g.name: g.timeout_s if g.path else g.verdict.timeout_s for g in config.genrms}
         self._asynchronous = {genrm.name for genrm in config.genrms if genrm.path}
@@ -107,18 +107,18 @@ class RewardPool:
     def stuck(self, worker: Worker, body: m.RewardsStuck) -> None:
         """A process has calls in it that cannot be ended, all of them answered. If they are many it is
         replaced; what else runs in it is asked again and not blamed."""
-        if body.calls < MOST_STUCK or worker.wire in self._hung:
+        if body.calls < MOST_STUCK or worker.address in self._hung:
             return
-        self._hung.add(worker.wire)
-        self._events.emit("reward.kill", worker=worker.wire, call="", limit_s=body.limit_s)
-        self._dispatch.leave(worker.wire)
+        self._hung.add(worker.address)
+        self._events.emit("reward.kill", worker=worker.address, call="", limit_s=body.limit_s)
+        self._dispatch.leave(worker.address)
         self._supervisor.end(worker)
 
     def ready(self, worker: Worker) -> None:
         """A process takes calls."""
         self._failed_starts.clear()
         is_async = worker.name.endswith(ASYNC)
-        self._dispatch.serve(worker.wire, ASYNC if is_async else SYNC, ASYNC_ROOM if is_async else 1)
+        self._dispatch.serve(worker.address, ASYNC if is_async else SYNC, ASYNC_ROOM if is_async else 1)
         self._pump()
 
     def ended(self, worker: Worker, how: str) -> None:
@@ -126,21 +126,21 @@ class RewardPool:
 
         Who was killed need not have done anything: SIGKILL comes from outside, or from us if it hung.
         """
-        was_hung = worker.wire in self._hung
-        self._hung.discard(worker.wire)
+        was_hung = worker.address in self._hung
+        self._hung.discard(worker.address)
         if not worker.hello.is_set():
             self._failed_starts[how == KILLED] += 1
             most = self._most_killed if how == KILLED else MOST_FAILED_STARTS
             if self._failed_starts[how == KILLED] >= most:
                 self._spawn(self._give_up(worker, how))
-        for key in self._dispatch.died(worker.wire):
+        for key in self._dispatch.died(worker.address):
             error, is_users = f"ended its process each time ({how})", was_hung or how != KILLED
             self._settle(key, m.Failed(error=error, exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED))
         self._pump()
 
     async def _give_up(self, worker: Worker, how: str) -> None:
         says = f"{worker.name} cannot start ({how}). {await self._supervisor.where(worker)}"
-        self._trouble(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
+        self._failed(says, EXIT_USER_MISTAKE if how.startswith("exit code") else EXIT_FAILED)
 
     def _pump(self) -> None:
         for assignment in self._dispatch.assign():
@@ -183,7 +183,7 @@ class RewardPool:
 
     def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
         """Nothing came: the process hangs, and only its end helps."""
-        worker = self._supervisor.by_wire(server)
+        worker = self._supervisor.by_address(server)
         if server not in self._hung:  # of those that shared it one event is enough
             self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:

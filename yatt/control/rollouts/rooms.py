@@ -20,7 +20,7 @@ class RoomAnnouncer:
 
     def _changed(self, role: str) -> None:
         body = EngineRoom(role=role, room=self._engines.room(role), version=self._engines.version)
-        for index in set(self._node.placement.owners) - {self._node.index}:
+        for index in set(self._node.placement.trainer_nodes) - {self._node.index}:
             task = asyncio.get_running_loop().create_task(self._tell(index, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -40,7 +40,7 @@ class Router:
             for index in pool - peers.lost:
                 slabs = node.placement.num_slabs[role][index]
                 self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
-        if node.is_owner:
+        if node.is_trainer_node:
             local.subscribe(self._local_room)
         peers.subscribe(self._lose)
 

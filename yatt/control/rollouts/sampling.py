@@ -74,7 +74,7 @@ class Sampler:
         )  # fmt: skip
 
     def restore(self, state: NodeState) -> None:
-        """Go on from `state`; the next number is moved up to this node's stripe.
+        """Go on from `state`; the next number is moved up to this node's data shard.
 
         Raises:
             ConfigError: the training files are others than those of `state`.
@@ -86,8 +86,8 @@ class Sampler:
                 "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
                 "(run.from_checkpoint)."
             )
-        owners = len(self._node.placement.owners)
-        self._next_number = first_number(self._node.index, owners, at_least=state.next_number)
+        trainer_nodes = len(self._node.placement.trainer_nodes)
+        self._next_number = first_number(self._node.index, trainer_nodes, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
             self._trials = Trials(has_worked=True)  # groups were trained on before
@@ -102,10 +102,10 @@ class Sampler:
         """Drop groups that were trained on; in deterministic mode also all that lies beyond them."""
         self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
         self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
-        owners = len(self._node.placement.owners)
-        mine = {n for n in numbers if n % owners == self._node.index}
+        trainer_nodes = len(self._node.placement.trainer_nodes)
+        mine = {n for n in numbers if n % trainer_nodes == self._node.index}
         if self._node.config.run.deterministic and mine:
-            self._next_number = self._base_number = max(mine) + owners
+            self._next_number = self._base_number = max(mine) + trainer_nodes
             self._accepted, self._unfinished, self._rows, self._counted = {}, {}, {}, {}
 
     def show(self, numbers: set[int], iteration: int) -> None:
@@ -212,9 +212,11 @@ class Sampler:
         skipped = 0
         while len(opened) < self._quota.num_to_open():
             group, row = await call_in_thread(partial(self._shard.open, self._next_number))
-            self._next_number += len(self._node.placement.owners)
+            self._next_number += len(self._node.placement.trainer_nodes)
             if group is None:
-                self._counts(self._next_number - len(self._node.placement.owners))["rollout/too_long"] += 1
+                self._counts(self._next_number - len(self._node.placement.trainer_nodes))[
+                    "rollout/too_long"
+                ] += 1
                 skipped += 1
                 self._check_some_fit(skipped)
             else:

@@ -86,7 +86,7 @@ class Scorer:
                 await self.score_one(name, subject)
 
     async def score_one(self, name: str, subject: Subject) -> None:
-        """One score. Trouble of whatever kind is this sample's alone.
+        """One score. FailureReport of whatever kind is this sample's alone.
 
         Raises:
             WorkerFailed: it was lost to machines, in deterministic mode.

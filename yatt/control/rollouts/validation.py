@@ -18,12 +18,12 @@ from yatt.records import cluster as c, message as m
 
 
 class Validator:
-    """This node's stripe of the held-out prompts."""
+    """This node's data shard of the held-out prompts."""
 
     def __init__(self, node: Node, rows: RowFiles, scorer: Scorer, router: Router) -> None:
         section, self._node = node.config.validation, node
         self._scorer, self._router = scorer, router
-        numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.owners)]
+        numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.trainer_nodes)]
         self._rows = [(number, rows.ref(number), rows.row(number)) for number in numbers]
         opening = partial(Tokenizer, node.config.model.path, node.config.data.template_time)
         self._tokenizer = patiently(opening, limit_s=node.config.launch.phase_timeout_s)

@@ -94,9 +94,9 @@ class LocalBackend:
         mine = Identity.of(os.getpid())
         return {"launcher": asdict(mine) if mine else {}}
 
-    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         """Start the controllers, pass the first signal on to the leader, wait."""
-        children = [self._start(epoch, index) for index in range(self.config.launch.nodes)]
+        children = [self._start(attempt, index) for index in range(self.config.launch.nodes)]
         told = 0
         deadline_s: float | None = None
         while any(child.poll() is None for child in children):
@@ -106,54 +106,58 @@ class LocalBackend:
                 told = len(self.signals)
                 self.wait.num_heeded = 1  # a second one ends waits too
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
-            if deadline_s is None and any(children[index].poll() is not None for index in self._owners):
+            if deadline_s is None and any(
+                children[index].poll() is not None for index in self._trainer_nodes
+            ):
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
             if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
                 _kill(children)
             time.sleep(POLL_S)
         self.show()
-        self._tidy(epoch, {each.pid for each in (*children, follower.process) if each is not None})
+        self._tidy(attempt, {each.pid for each in (*children, follower.process) if each is not None})
         ended = {index: child.returncode for index, child in enumerate(children)}
-        return judge(self.wait(partial(self._seen, epoch, ended, is_told=told > 0)))
+        return judge(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
 
-    def leave(self, epoch: int, outcome: Outcome) -> None:
+    def leave(self, attempt: int, outcome: Outcome) -> None:
         """Nothing follows by itself."""
 
     @property
-    def _owners(self) -> tuple[int, ...]:
-        return place(self.config).owners
+    def _trainer_nodes(self) -> tuple[int, ...]:
+        return place(self.config).trainer_nodes
 
-    def _seen(self, epoch: int, ended: dict[int, int], *, is_told: bool) -> AttemptFacts:
+    def _seen(self, attempt: int, ended: dict[int, int], *, is_told: bool) -> AttemptFacts:
         """A leader that stops as it should was asked to, though not always by its launcher."""
-        cause = reason_of_end(self.paths.events, epoch)
-        wish = str(record(self.paths, epoch, STOP).get("reason", ""))
+        cause = reason_of_end(self.paths.events, attempt)
+        request = str(record(self.paths, attempt, STOP).get("reason", ""))
         if is_told:
-            wish = STOPPED
-        elif ended[0] == EXIT_WILL_CONTINUE and all(ended[index] >= 0 for index in self._owners):
-            wish = wish or cause or self._last_words(epoch, 0)
-        failed = next((index for index in self._owners if ended[index] > EXIT_FINISHED), None)
+            request = STOPPED
+        elif ended[0] == EXIT_WILL_CONTINUE and all(ended[index] >= 0 for index in self._trainer_nodes):
+            request = request or cause or self._last_words(attempt, 0)
+        failed = next((index for index in self._trainer_nodes if ended[index] > EXIT_FINISHED), None)
         if not cause and failed is not None:
-            cause = self._last_words(epoch, failed)
-        return AttemptFacts(stop=wish, ended=ended, owners=frozenset(self._owners), cause=cause)
+            cause = self._last_words(attempt, failed)
+        return AttemptFacts(
+            stop=request, ended=ended, trainer_nodes=frozenset(self._trainer_nodes), cause=cause
+        )
 
-    def _last_words(self, epoch: int, index: int) -> str:
-        log = self.paths.log(epoch, f"node{index}")
+    def _last_words(self, attempt: int, index: int) -> str:
+        log = self.paths.log(attempt, f"node{index}")
         return f"see {log}, which ends:\n{log_tail(log)}"
 
-    def _tidy(self, epoch: int, own: set[int]) -> None:
+    def _tidy(self, attempt: int, own: set[int]) -> None:
         """What controllers that were killed could not."""
         end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
         launch = self.config.launch
         for index in range(launch.nodes):
-            self.wait(partial(scratch.tidy, self.paths, epoch, index))
+            self.wait(partial(scratch.tidy, self.paths, attempt, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
 
-    def _start(self, epoch: int, index: int) -> "Any":
+    def _start(self, attempt: int, index: int) -> "Any":
         argv = [
-            sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root), "--epoch", str(epoch),
-            "--node", str(index), "--device", self.device,
+            sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root),
+            "--attempt", str(attempt), "--node", str(index), "--device", self.device,
         ]  # fmt: skip
-        output = self.wait(partial(open_log, self.paths.log(epoch, f"node{index}")))
+        output = self.wait(partial(open_log, self.paths.log(attempt, f"node{index}")))
         try:
             return patiently(
                 partial(spawn_to, argv, env=self._environment(index), output=output),

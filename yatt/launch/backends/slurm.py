@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.requeue import Requeue, state_of
 from yatt.adapters.slurm import Slurm
-from yatt.adapters.succession import Succession, state_of
 from yatt.config.schema import RunConfig
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
@@ -61,8 +61,8 @@ class SlurmBackend:
         return self._is_told_to_end() or signal.SIGUSR2 in self.signals
 
     def superseded(self, *, has_begun: bool) -> str:
-        """A start claims its first epoch by right: Slurm has just begun it. A later one it claims only while
-        Slurm confirms it, or a ghost and its heir would end each other for ever."""
+        """A start may claim its first attempt: Slurm has just begun it. It claims a later one only while
+        Slurm confirms it, or a stale attempt and a newer one would end each other forever."""
         if not self.slurm.has_scontrol:
             self.say("scontrol is not on the PATH: this start cannot ask Slurm anything, nor requeue itself")
             return ""
@@ -83,22 +83,22 @@ class SlurmBackend:
         hosts = {name: list(nodes) for name, nodes in self.allocation.hosts.items()}
         return {"job": self.allocation.job_id, "restarts": self.allocation.restarts, "hosts": hosts}
 
-    def carry_out(self, epoch: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         """Start the steps, and stay until they have ended."""
         job, about = self.allocation, self.about()
-        self.say(f"attempt {epoch} of job {job.job_id}, restart {job.restarts}, on {about['hosts']}")
+        self.say(f"attempt {attempt} of job {job.job_id}, restart {job.restarts}, on {about['hosts']}")
         site = with_local_image(
             self.plan.site, self.components, self.allocation, self.absent, self.say, self.is_warned
         )
         watch = AttemptWatch(
-            self.paths, epoch, self.config, site, self.components, self.allocation, self.absent,
+            self.paths, attempt, self.config, site, self.components, self.allocation, self.absent,
             self.slurm, self.signals, follower,
         )  # fmt: skip
         outcome = watch.run()
         self.absent |= outcome.gone
         return outcome
 
-    def leave(self, epoch: int, outcome: Outcome) -> None:
+    def leave(self, attempt: int, outcome: Outcome) -> None:
         """Ask for the job's next start, or see this one ended."""
         if outcome.verdict is Verdict.KILLED:
             self._wait_for_the_end(ENDING)
@@ -106,18 +106,18 @@ class SlurmBackend:
             self.slurm.call("scancel", self.allocation.job_id)
             self._wait_for_the_end("cancelled")
         elif outcome.verdict is Verdict.SUCCEED:
-            succession = Succession(
-                paths=self.paths, epoch=epoch, job_id=self.allocation.job_id,
+            requeue = Requeue(
+                paths=self.paths, attempt=attempt, job_id=self.allocation.job_id,
                 restarts=self.allocation.restarts, mode=self.plan.site.requeue, slurm=self.slurm,
             )  # fmt: skip
             names = node_names(self.components, self.allocation)
-            self._hand_over(succession, outcome.reason, [names[index] for index in sorted(outcome.gone)])
+            self._switch_slabs(requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)])
 
-    def _hand_over(self, succession: Succession, reason: str, gone: list[str]) -> None:
+    def _switch_slabs(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
         """Let Slurm start the job anew, once, however long it does not answer; then wait for its kill."""
         pause_s = RETRY_FIRST_S
-        while self._has_claim(succession) and not self._is_told_to_end():
-            reply = succession.succeed(gone, os.environ)
+        while self._has_claim(requeue) and not self._is_told_to_end():
+            reply = requeue.succeed(gone, os.environ)
             if reply.code == 0:
                 chained = reply.out
                 self.say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")
@@ -128,17 +128,17 @@ class SlurmBackend:
             self._pause(pause_s)
             pause_s = min(RETRY_MOST_S, pause_s * 2)
 
-    def _has_claim(self, succession: Succession) -> bool:
+    def _has_claim(self, requeue: Requeue) -> bool:
         """Make the next start ours to ask for. If another has claimed it, that one is given time."""
         number = 1
         while not self.has_claim and not self._is_told_to_end():
-            is_mine = succession.claim(number)
+            is_mine = requeue.claim(number)
             self.has_claim = is_mine is True
             if is_mine is False:
                 self.say("another has claimed the next start; waiting for it")
                 self._pause(TAKEOVER_S)
                 number += 1
-                if succession.state() is Start.OVER:
+                if requeue.state() is Start.OVER:
                     self._wait_for_the_end("the next start was asked for")
                     return False
             elif is_mine is None:

@@ -1,4 +1,4 @@
-"""One attempt as its launcher sees it: starts the steps, passes the wish to stop on, and sees the end."""
+"""One attempt as its launcher sees it: starts the steps, passes the request to stop on, and sees the end."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, read_or_none, unsealed_any
-from yatt.adapters.ledger import STOP, attempts, newest_epoch, note, record
+from yatt.adapters.ledger import STOP, attempts, newest_attempt, note, record
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import log_tail, spawn
 from yatt.adapters.slurm import Fields, Slurm, seconds_of
@@ -30,7 +30,7 @@ from yatt.paths import RunPaths
 
 POLL_S = 0.1
 LOOK_S, LOOK_NODES = 0.4, 16
-"""Every node's seat is read so often; less often where there are more nodes."""
+"""Every node's entry is read so often; less often where there are more nodes."""
 
 END_TOGETHER_S = 15.0
 """After the leader's goodbye the others may take so long."""
@@ -62,7 +62,7 @@ class AttemptWatch:
     """One attempt. `signals` are those that the launcher has received since its start."""
 
     paths: RunPaths
-    epoch: int
+    attempt: int
     config: RunConfig
     site: SiteConfig
     components: tuple[Component, ...]
@@ -72,7 +72,7 @@ class AttemptWatch:
     signals: list[int]
     follower: Follower
     steps: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-    seats: dict[int, Fields] = field(default_factory=dict)
+    records: dict[int, Fields] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     stop: str = ""
     limit_s: float | None = None
@@ -104,11 +104,11 @@ class AttemptWatch:
 
     def _start(self) -> None:
         orders = step_orders(
-            self.components, self.site, self.allocation, self.paths, epoch=self.epoch, absent=self.absent
+            self.components, self.site, self.allocation, self.paths, attempt=self.attempt, absent=self.absent
         )
-        patiently(lambda: make_within(self.paths.root, self.paths.attempt(self.epoch) / "logs"))
+        patiently(lambda: make_within(self.paths.root, self.paths.attempt(self.attempt) / "logs"))
         for order in orders:
-            log = self.paths.log(self.epoch, f"srun-{order.component}")
+            log = self.paths.log(self.attempt, f"srun-{order.component}")
             # An srun that is killed has its tasks killed: none would be left to ask for the next start.
             start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
             self.steps.append(patiently(start))
@@ -117,31 +117,31 @@ class AttemptWatch:
         """Read who is there and who has ended."""
         for part in self.components:
             for index in set(part.indexes) - self.absent - self.ended.keys():
-                seat = unsealed_any(read_or_none(self.paths.seat(self.epoch, index)))
-                if seat is not None:
-                    self.seats[index] = seat
-                    if "ended" in seat:
-                        self.ended[index] = int(seat["ended"])
+                entry = unsealed_any(read_or_none(self.paths.controller_record(self.attempt, index)))
+                if entry is not None:
+                    self.records[index] = entry
+                    if "ended" in entry:
+                        self.ended[index] = int(entry["ended"])
         self._limit_the_rest()
 
     def _limit_the_rest(self) -> None:
         """An end that nobody outlives."""
-        owners = range(num_trainer_nodes(self.config))
+        trainer_nodes = range(num_trainer_nodes(self.config))
         if self._unfit():
             self._limit(
-                0.0 if len(self.seats) == self._num_present else self.site.node_check.limit_s + UNFIT_S
+                0.0 if len(self.records) == self._num_present else self.site.node_check.limit_s + UNFIT_S
             )
         elif self._have_all_ended():
             self._limit(LAST_SRUN_S)
         elif 0 in self.ended and self.ended[0] >= 0:
             self._limit(END_TOGETHER_S)
-        elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in owners):
+        elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in trainer_nodes):
             self._limit(ORPHANS_S)
 
     def _unfit(self) -> dict[int, str]:
         """Nodes that say so, and those without a GPU that answers where others have some."""
-        found = {index: str(seat["unfit"]) for index, seat in self.seats.items() if "unfit" in seat}
-        devices = {index: seat["device"] for index, seat in self.seats.items() if "device" in seat}
+        found = {index: str(entry["unfit"]) for index, entry in self.records.items() if "unfit" in entry}
+        devices = {index: entry["device"] for index, entry in self.records.items() if "device" in entry}
         if "cuda" in devices.values():
             found |= {index: NO_GPU for index, device in devices.items() if device == "cpu"}
         return found
@@ -150,16 +150,16 @@ class AttemptWatch:
         """Whether all nodes say so; of a single one, whether another said the same in an attempt before."""
         if len(unfit) < self._num_present or self._num_present > 1:
             return 0 < len(unfit) == self._num_present
-        mine = self.seats[next(iter(unfit))]
+        mine = self.records[next(iter(unfit))]
         before = (
-            unsealed_any(read_or_none(self.paths.seat(attempt.epoch, int(index)))) or {}
+            unsealed_any(read_or_none(self.paths.controller_record(attempt.number, int(index)))) or {}
             for attempt in attempts(self.paths)
-            if attempt.epoch < self.epoch
+            if attempt.number < self.attempt
             for index in attempt.ended.get("unfit", ())
         )
         return any(
-            seat.get("unfit") == mine.get("unfit") and seat.get("slurm_node") != mine.get("slurm_node")
-            for seat in before
+            entry.get("unfit") == mine.get("unfit") and entry.get("slurm_node") != mine.get("slurm_node")
+            for entry in before
         )
 
     def _have_all_ended(self) -> bool:
@@ -170,14 +170,14 @@ class AttemptWatch:
         self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
 
     def _pass_stop_on(self) -> None:
-        """Slurm's warning, at any time of this start, or a wish written into the run folder from anywhere."""
-        wish = str(record(self.paths, self.epoch, STOP).get("reason", ""))
-        if signal.SIGUSR2 in self.signals and not self.stop and not wish:
+        """Passes on Slurm's warning, at any time of this start, or a request from the run folder."""
+        request = str(record(self.paths, self.attempt, STOP).get("reason", ""))
+        if signal.SIGUSR2 in self.signals and not self.stop and not request:
             job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
-            wish = _why_warned(job, self.site)
-            note(self.paths, self.epoch, STOP, {"reason": wish})
+            request = _why_warned(job, self.site)
+            note(self.paths, self.attempt, STOP, {"reason": request})
             self._limit(max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S))
-        self.stop = wish or self.stop
+        self.stop = request or self.stop
 
     def _outcome(self) -> Outcome:
         if blind := self._blind():
@@ -191,7 +191,7 @@ class AttemptWatch:
     def _settle(self) -> None:
         until_s = clock.monotonic_s() + SETTLE_S
         while clock.monotonic_s() < until_s and not self._is_killed() and not self._is_preempted():
-            if newest_epoch(self.paths) > self.epoch:
+            if newest_attempt(self.paths) > self.attempt:
                 return  # by a newer start
             time.sleep(SETTLE_LOOK_S)
 
@@ -200,15 +200,16 @@ class AttemptWatch:
             index
             for part in self.components
             for index in part.indexes
-            if index not in self.ended and self.paths.lost(self.epoch, index).exists()
+            if index not in self.ended and self.paths.lost(self.attempt, index).exists()
         )
         roles, unfit = place(self.config), self._unfit()
         gone = dead | self.absent | unfit.keys()
         return AttemptFacts(
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
             dead=dead, unfit=unfit, is_unfit_everywhere=self._is_everywhere(unfit),
-            owners=frozenset(roles.owners), can_shrink=all(pool - gone for pool in roles.pools.values()),
-            cause=reason_of_end(self.paths.events, self.epoch) or self._refusal(),
+            trainer_nodes=frozenset(roles.trainer_nodes),
+            can_shrink=all(pool - gone for pool in roles.pools.values()),
+            cause=reason_of_end(self.paths.events, self.attempt) or self._refusal(),
         )  # fmt: skip
 
     def _is_killed(self) -> bool:
@@ -220,9 +221,9 @@ class AttemptWatch:
 
     def _refusal(self) -> str:
         """If no controller came up, what srun said."""
-        if self.seats:
+        if self.records:
             return ""
-        logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
+        logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
         return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
     @property
@@ -231,9 +232,9 @@ class AttemptWatch:
 
     def _blind(self) -> str:
         """What a node said that does not see the run folder, and so cannot end in any other way."""
-        if len(self.seats) == self._num_present:
+        if len(self.records) == self._num_present:
             return ""
-        logs = [self.paths.log(self.epoch, f"srun-{part.name}") for part in self.components]
+        logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
         lines = [
             line for log in logs for line in (read_or_none(log) or b"").decode(errors="replace").splitlines()
         ]

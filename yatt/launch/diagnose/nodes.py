@@ -40,20 +40,20 @@ def _fit(
     about = demand.component
     yield from _gpu_request(there, asked, site, demand)
     good = {name: node for name, node in there.items() if _has(node, asked, site, demand)}
-    wish = _in_words(asked, demand)
+    request = _in_words(asked, demand)
     if len(good) < demand.nodes:
         largest = _in_words(
             _largest(there), demand, gpus=max((_count(n, "") for n in there.values()), default=0)
         )
-        what = f"{demand.nodes} nodes with {wish} are needed; {len(good)} of {len(there)} have that."
+        what = f"{demand.nodes} nodes with {request} are needed; {len(good)} of {len(there)} have that."
         yield fail(about, what, f"The largest have {largest}.")
         return
     up = [name for name, node in good.items() if is_up(node)]
     if len(up) < demand.nodes:
-        what = f"{demand.nodes} nodes with {wish} are needed; {len(up)} of {len(good)} are up now."
+        what = f"{demand.nodes} nodes with {request} are needed; {len(up)} of {len(good)} are up now."
         yield warn(about, what, "The job will wait until more are.")
     else:
-        yield ok(about, f"{demand.nodes} nodes with {wish}: there are {len(good)}, {len(up)} of them up.")
+        yield ok(about, f"{demand.nodes} nodes with {request}: there are {len(good)}, {len(up)} of them up.")
 
 
 def _gpu_request(

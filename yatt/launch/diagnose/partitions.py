@@ -67,9 +67,9 @@ def _who(partition: Fields, account: str, qos: set[str]) -> Iterator[Finding]:
     name = partition["PartitionName"]
     for key, field, mine in (("account", "AllowAccounts", {account}), ("qos", "AllowQos", qos)):
         allowed = words(partition, field)
-        for wish in sorted(mine - {""}):
-            if allowed != ["ALL"] and wish not in allowed:
-                yield fail(name, f"does not take {key} '{wish}'.", f"{key}: one of {', '.join(allowed)}.")
+        for request in sorted(mine - {""}):
+            if allowed != ["ALL"] and request not in allowed:
+                yield fail(name, f"does not take {key} '{request}'.", f"{key}: one of {', '.join(allowed)}.")
 
 
 def _preemption(config: Fields, partition: Fields, site: SiteConfig) -> Iterator[Finding]:

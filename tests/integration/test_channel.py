@@ -1,4 +1,4 @@
-"""Sockets between controllers: encrypted, fenced by epoch, and never waited on for ever."""
+"""Sockets between controllers: encrypted, fenced by attempt, and never waited on for ever."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ import msgspec
 import pytest
 import zmq
 
-from yatt.adapters import wire
+from yatt.adapters import channel as channels
+from yatt.adapters.channel import Channel, Fence, Handler
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, make_keys
-from yatt.adapters.wire import Channel, Fence, Handler
-from yatt.errors import DeadlineExceeded, StaleEpoch, WorkerFailed
+from yatt.errors import DeadlineExceeded, StaleAttempt, WorkerFailed
 from yatt.records import message as m
 from yatt.records.codec import decode_frame, encode_frame
 
@@ -38,16 +38,16 @@ async def echo(_: str, body: m.Message) -> m.Message | None:
 
 
 async def asked(
-    folder: Path, *, hub_epoch: int = 3, line_epoch: int = 3, line_keys: CurveKeys | None = None
+    folder: Path, *, hub_attempt: int = 3, line_attempt: int = 3, line_keys: CurveKeys | None = None
 ) -> m.Message:
     """The answer to one request over real TCP, or what ended the hub's reader."""
     keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, epoch=hub_epoch, handler=echo)
+    hub = Channel(socket, attempt=hub_attempt, handler=echo)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     line = Channel(
         calling_socket(context, address, "node1", line_keys or keys),
-        epoch=line_epoch, handler=echo, peer="node0",
+        attempt=line_attempt, handler=echo, peer="node0",
     )  # fmt: skip
     failed = asyncio.ensure_future(hub.failure())
     try:
@@ -71,14 +71,14 @@ def test_a_peer_with_the_keys_of_another_run_is_not_heard(tmp_path: Path) -> Non
         asyncio.run(asked(tmp_path, line_keys=make_keys(tmp_path / "other")))
 
 
-def test_a_ghost_of_a_lower_epoch_is_not_answered(tmp_path: Path) -> None:
+def test_a_ghost_of_a_lower_attempt_is_not_answered(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded):
-        asyncio.run(asked(tmp_path, hub_epoch=3, line_epoch=2))
+        asyncio.run(asked(tmp_path, hub_attempt=3, line_attempt=2))
 
 
-def test_who_hears_a_higher_epoch_knows_it_is_the_ghost(tmp_path: Path) -> None:
-    with pytest.raises(StaleEpoch, match="is of epoch 4, this process of 3"):
-        asyncio.run(asked(tmp_path, hub_epoch=3, line_epoch=4))
+def test_who_hears_a_higher_attempt_knows_it_is_the_ghost(tmp_path: Path) -> None:
+    with pytest.raises(StaleAttempt, match="is of attempt 4, this process of 3"):
+        asyncio.run(asked(tmp_path, hub_attempt=3, line_attempt=4))
 
 
 def test_a_frame_is_acted_on_once() -> None:
@@ -95,9 +95,9 @@ async def connected(
     """A hub and a line to it over CURVE TCP: the hub answers by `handler`, the line by `back`."""
     keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, epoch=3, handler=handler)
+    hub = Channel(socket, attempt=3, handler=handler)
     calling = calling_socket(context, socket.getsockopt_string(zmq.LAST_ENDPOINT), "node1", keys)
-    line = Channel(calling, epoch=3, handler=back, peer="node0")
+    line = Channel(calling, attempt=3, handler=back, peer="node0")
     try:
         yield hub, line
     finally:
@@ -168,7 +168,7 @@ def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks
 
 
 def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(channels, "MOST_AT_ONCE", 10)
     ear, most_a_turn = Ear(), 0
 
     async def scene() -> None:
@@ -303,16 +303,16 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
     seed = int.from_bytes(os.urandom(4), "little")
     draw = random.Random(seed)
 
-    def is_of_a_higher_epoch(data: bytes) -> bool:
+    def is_of_a_higher_attempt(data: bytes) -> bool:
         with contextlib.suppress(msgspec.MsgspecError):
-            return decode_frame(data).epoch > 3
+            return decode_frame(data).attempt > 3
         return False
 
     async def scene() -> None:
         async with connected(tmp_path, echo) as (hub, line):
             failed = asyncio.ensure_future(hub.failure())
             for data in bad_frames(draw, 5000):
-                if not is_of_a_higher_epoch(data):
+                if not is_of_a_higher_attempt(data):
                     line._socket.send(data)
             line._socket.send_multipart([b"two", b"parts"])
             line._seqs["node0"] = 60000  # those before may have been used up by what was random
@@ -365,7 +365,7 @@ class Lossy:
 def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "RESEND_S", 0.05)
+    monkeypatch.setattr(channels, "RESEND_S", 0.05)
     draw, acted = random.Random(7), Counter[int]()
 
     async def slow(_: str, body: m.Message) -> m.Message | None:
@@ -407,7 +407,7 @@ LAST_WORD = """
 import os, sys
 from yatt.adapters.worker_link import WorkerLink
 from yatt.records import message as m
-link = WorkerLink(sys.argv[1], worker=sys.argv[2], epoch=3)
+link = WorkerLink(sys.argv[1], worker=sys.argv[2], attempt=3)
 link.send(m.Failed(error="mine", exit_code=2))
 link.close()
 os._exit(0)
@@ -424,7 +424,7 @@ def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
             heard.add(sender)
 
         endpoint = f"ipc://{tmp_path}/hub"
-        hub = Channel(listening_socket(context, endpoint), epoch=3, handler=hear)
+        hub = Channel(listening_socket(context, endpoint), attempt=3, handler=hear)
         argv = [sys.executable, "-c", LAST_WORD, endpoint]
         workers = [await asyncio.create_subprocess_exec(*argv, f"w{number}") for number in range(8)]
         assert [await worker.wait() for worker in workers] == [0] * 8

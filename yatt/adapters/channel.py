@@ -1,7 +1,7 @@
 """Sockets: records in, records out, over ipc inside a node and CURVE-encrypted TCP between nodes.
 
 `Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
-worker's end is `yatt.adapters.worker_link`. Every frame carries (epoch, seq): a receiver refuses an epoch
+worker's end is `yatt.adapters.worker_link`. Every frame carries (attempt, seq): a receiver refuses an attempt
 below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
 stale attempt is not heard. What is no frame is dropped; that and stale frames are counted. A request whose
 envelope alone can be read is answered with Failed.
@@ -27,7 +27,7 @@ import zmq
 from yatt.adapters.curve import Socket
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, DuplicateFilter, Outgoing
-from yatt.errors import DeadlineExceeded, StaleEpoch, words_of
+from yatt.errors import DeadlineExceeded, StaleAttempt, words_of
 from yatt.printable import printable
 from yatt.records import message as m
 from yatt.records.codec import (
@@ -67,27 +67,27 @@ _READABLE = int(zmq.POLLIN)
 
 
 class Fence:
-    """Refuses frames of lower epochs and frames seen before."""
+    """Refuses frames of lower attempts and frames seen before."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
         self._seen: dict[str, DuplicateFilter] = {}
 
     def is_current(self, sender: str, frame: m.Frame) -> bool:
-        """Whether the frame is of this process's epoch.
+        """Whether the frame is of this process's attempt.
 
         Raises:
-            StaleEpoch: the sender belongs to a newer attempt, so this process is the ghost.
+            StaleAttempt: the sender belongs to a newer attempt, so this process is the stale attempt.
         """
-        if frame.epoch > self.epoch:
-            raise StaleEpoch(f"{sender} is of epoch {frame.epoch}, this process of {self.epoch}")
-        return frame.epoch == self.epoch
+        if frame.attempt > self.attempt:
+            raise StaleAttempt(f"{sender} is of attempt {frame.attempt}, this process of {self.attempt}")
+        return frame.attempt == self.attempt
 
     def admits(self, sender: str, frame: m.Frame) -> bool:
-        """Whether to act on `frame`; False for a stale epoch or a repeated one.
+        """Whether to act on `frame`; False for a stale attempt or a repeated one.
 
         Raises:
-            StaleEpoch: as `is_current`.
+            StaleAttempt: as `is_current`.
         """
         return self.is_current(sender, frame) and self._seen.setdefault(sender, DuplicateFilter()).admits(
             frame.seq
@@ -137,11 +137,11 @@ class Channel:
     """
 
     def __init__(
-        self, socket: Socket, *, epoch: int, handler: Handler | None = None, peer: str = "",
+        self, socket: Socket, *, attempt: int, handler: Handler | None = None, peer: str = "",
         progress: ProgressOf = lambda _: 0, resend_s: float = RESEND_S,
     ) -> None:  # fmt: skip
         self._socket, self._peer, self._resend_s = socket, peer, resend_s
-        self._fence, self._seqs = Fence(epoch), Counter[str]()
+        self._fence, self._seqs = Fence(attempt), Counter[str]()
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._answers = Answers(KEPT_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +150,7 @@ class Channel:
         self.num_dropped = 0
         """Frames that were none."""
         self.num_stale = 0
-        """Frames of a lower epoch."""
+        """Frames of a older attempt."""
         if handler is not None:
             self.serve(handler, progress)
 
@@ -178,7 +178,7 @@ class Channel:
             Exception: whatever `fail_waiting` was given meanwhile.
         """
         seq = self._next_seq(to)
-        frame = encode_frame(self._fence.epoch, seq, 0, body, token=token)
+        frame = encode_frame(self._fence.attempt, seq, 0, body, token=token)
         future: asyncio.Future[m.Message] = self._loop.create_future()
         resend_s = min(RESEND_S, deadline_s / 3) if is_probed else self._resend_s
         state = delivery.sent(self._loop.time())
@@ -203,7 +203,7 @@ class Channel:
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
         """Send without an answer. A receiver that is gone is not an error here."""
         with contextlib.suppress(zmq.ZMQError):
-            self._put(to, encode_frame(self._fence.epoch, self._next_seq(to), 0, body, token=token))
+            self._put(to, encode_frame(self._fence.attempt, self._next_seq(to), 0, body, token=token))
 
     def fail_waiting(self, to: str, error: Exception) -> None:
         """End every request to `to` with `error`: its process is gone."""
@@ -225,7 +225,7 @@ class Channel:
         self._socket.close(linger=LINGER_MS)
 
     async def failure(self) -> None:
-        """Return never, or raise what ended the reading (StaleEpoch, a socket that is gone)."""
+        """Return never, or raise what ended the reading (StaleAttempt, a socket that is gone)."""
         await asyncio.shield(self._ended)
 
     # ---- sending --------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Channel:
             asked.future.set_exception(TimeoutError())
             return
         if due is not Due.NOTHING:
-            probe = encode_notice(self._fence.epoch, seq, PROBE)
+            probe = encode_notice(self._fence.attempt, seq, PROBE)
             with contextlib.suppress(zmq.ZMQError):
                 self._put(to, asked.frame if due is Due.SEND else probe)
         self._arm(to, seq, asked)
@@ -281,7 +281,7 @@ class Channel:
                 self._take(self._socket.recv_multipart(_NOW))
         except zmq.Again:
             return
-        except (zmq.ZMQError, StaleEpoch) as error:
+        except (zmq.ZMQError, StaleAttempt) as error:
             self._loop.remove_reader(self._socket.fileno())
             self._ended.set_exception(error)
             return
@@ -300,7 +300,7 @@ class Channel:
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
             self._drop(sender, frame, error)
             return
-        self.num_stale += frame.epoch < self._fence.epoch
+        self.num_stale += frame.attempt < self._fence.attempt
         if isinstance(body, int):
             self._notice(sender, frame, body)
         elif not self._fence.admits(sender, frame):
@@ -320,13 +320,13 @@ class Channel:
         self.num_dropped += 1
         if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
             _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
-        if frame is None or frame.epoch != self._fence.epoch or frame.reply_to:
+        if frame is None or frame.attempt != self._fence.attempt or frame.reply_to:
             return
         if not self._seqs[sender]:  # a stranger: to who belongs to the run something was sent before
             return
         failed = m.Failed(error=f"the request is no valid message: {printable(str(error))}")
         with contextlib.suppress(zmq.ZMQError):
-            answer = encode_frame(self._fence.epoch, self._next_seq(sender), frame.seq, failed)
+            answer = encode_frame(self._fence.attempt, self._next_seq(sender), frame.seq, failed)
             self._put(sender, answer)
 
     def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
@@ -347,16 +347,16 @@ class Channel:
         asked.state = delivery.working(asked.state, progress)
 
     def _repeated(self, sender: str, frame: m.Frame) -> None:
-        if frame.epoch == self._fence.epoch and not frame.reply_to:
+        if frame.attempt == self._fence.attempt and not frame.reply_to:
             self._say_what_is_known(sender, frame.seq)
 
     def _say_what_is_known(self, sender: str, seq: int) -> None:
         """Answer a request that comes again, or a probe of it."""
-        answer, epoch = self._answers.answer(sender, seq), self._fence.epoch
+        answer, attempt = self._answers.answer(sender, seq), self._fence.attempt
         if answer is None and self._answers.is_working(sender, seq):
-            answer = encode_notice(epoch, seq, WORKING, self._progress(sender))
+            answer = encode_notice(attempt, seq, WORKING, self._progress(sender))
         with contextlib.suppress(zmq.ZMQError):
-            self._put(sender, answer or encode_notice(epoch, seq, UNKNOWN))
+            self._put(sender, answer or encode_notice(attempt, seq, UNKNOWN))
 
     def _handle(self, sender: str, seq: int, body: m.Message) -> None:
         if self._ended.cancelled():
@@ -383,9 +383,9 @@ class Channel:
         """An answer that cannot be encoded (half a character in its text) is a defect, told in its place."""
         number = self._next_seq(sender)
         try:
-            return encode_frame(self._fence.epoch, number, seq, answer)
+            return encode_frame(self._fence.attempt, number, seq, answer)
         except Exception as error:  # noqa: BLE001 - or the asker would wait for ever
-            return encode_frame(self._fence.epoch, number, seq, _defect(answer, error))
+            return encode_frame(self._fence.attempt, number, seq, _defect(answer, error))
 
     def _answer(self, sender: str, seq: int, answer: Answer) -> None:
         frame = None

@@ -1,27 +1,27 @@
-"""The leader's pulse in the shared folder."""
+"""The leader's heartbeat in the shared folder."""
 
 import asyncio
 
 from yatt.adapters.files import read_or_none, unsealed
-from yatt.control.membership.deadman import raise_pulse
+from yatt.control.membership.deadman import write_heartbeat
 from yatt.paths import RunPaths
 
-EPOCH = 3
+ATTEMPT = 3
 
 
-def test_the_pulse_outlives_a_folder_that_cannot_be_written_for_a_while(tmp_path, caplog):
+def test_the_heartbeat_outlives_a_folder_that_cannot_be_written_for_a_while(tmp_path, caplog):
     paths = RunPaths(tmp_path)
-    path = paths.pulse(EPOCH)
+    path = paths.heartbeat(ATTEMPT)
     path.mkdir(parents=True)  # nothing can be renamed onto a folder
 
     async def beat() -> int:
-        beating = asyncio.create_task(raise_pulse(paths, EPOCH, period_s=0.01))
+        beating = asyncio.create_task(write_heartbeat(paths, ATTEMPT, period_s=0.01))
         try:
             async with asyncio.timeout(10):
                 while "cannot be written" not in caplog.text:
                     await asyncio.sleep(0.01)
                 path.rmdir()
-                while (record := unsealed(read_or_none(path), EPOCH)) is None:
+                while (record := unsealed(read_or_none(path), ATTEMPT)) is None:
                     await asyncio.sleep(0.01)
         finally:
             beating.cancel()

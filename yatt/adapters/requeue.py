@@ -34,7 +34,7 @@ SIGNALS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Succession:
+class Requeue:
     """One start of a job, and how it is succeeded.
 
     Attributes:
@@ -43,17 +43,19 @@ class Succession:
     """
 
     paths: RunPaths
-    epoch: int
+    attempt: int
     job_id: str
     restarts: int
     mode: str = "auto"
     slurm: Slurm = field(default_factory=Slurm)
 
     @classmethod
-    def of_this_start(cls, paths: RunPaths, epoch: int, mode: str) -> "Succession":
+    def of_this_start(cls, paths: RunPaths, attempt: int, mode: str) -> "Requeue":
         """Of the start that this process belongs to."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        return cls(paths=paths, epoch=epoch, job_id=os.environ["SLURM_JOB_ID"], restarts=restarts, mode=mode)
+        return cls(
+            paths=paths, attempt=attempt, job_id=os.environ["SLURM_JOB_ID"], restarts=restarts, mode=mode
+        )
 
     def can_ask(self) -> bool:
         """Whether Slurm can be asked from here at all. Looks for its command in the folders of PATH."""
@@ -73,10 +75,10 @@ class Succession:
 
     def claim(self, number: int) -> bool | None:
         """Try to be the one who acts; None if the shared folder does not answer."""
-        path = self.paths.claimed_requeue(self.epoch, number)
+        path = self.paths.claimed_requeue(self.attempt, number)
         try:
             make_within(self.paths.root, path.parent)
-            return claim(path, sealed({"pid": os.getpid(), "host": os.uname().nodename}, self.epoch))
+            return claim(path, sealed({"pid": os.getpid(), "host": os.uname().nodename}, self.attempt))
         except (OSError, ConfigError, FolderGone) as error:
             _LOG.warning("the requeue cannot be claimed: %s", error)
             return None
@@ -91,7 +93,7 @@ class Succession:
         if self.mode != "chain":
             reply = self.slurm.requeue(self.job_id)
             if reply.code == 0:
-                KeptOff(self.paths, self.slurm).renew(self.job_id, gone, self.epoch)
+                KeptOff(self.paths, self.slurm).renew(self.job_id, gone, self.attempt)
                 return reply
             if reply.is_unreachable:
                 return reply
@@ -118,7 +120,7 @@ class Succession:
         if pickles := env.get("SUBMITIT_FOLDER"):
             mine, its = (Path(pickles) / f"{job}_submitted.pkl" for job in (self.job_id, match[1]))
             patiently(partial(shutil.copy2, mine, its))
-        KeptOff(self.paths, self.slurm).renew(match[1], gone, self.epoch)
+        KeptOff(self.paths, self.slurm).renew(match[1], gone, self.attempt)
         return Reply(0, match[1], "")
 
 

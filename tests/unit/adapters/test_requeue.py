@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.adapters.succession import state_of
+from yatt.adapters.requeue import state_of
 from yatt.core.deadman import Job
 
 

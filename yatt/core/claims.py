@@ -1,11 +1,11 @@
-"""Epochs as pure rules: how a start claims its number, and whose checkpoints count.
+"""Attempts as pure rules: how a start claims its number, and whose checkpoints count.
 
-Every start of a run claims an epoch, one above all it can see, by creating a name exclusively. The reply
+Every start of a run claims its number, one above all it can see, by creating a name exclusively. The reply
 of that creation is never believed (on NFS it may be lost or repeated): the claimant looks at what is there.
 
 Checkpoints are fenced where they are read. Before it works, a start *adopts* the commit it resumes from, by
 a record of its own. The newest record is the head of the lineage; commits that are not on the path from
-there are a ghost's, whenever they were written, and are refused.
+there are a stale attempt's, whenever they were written, and are refused.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class ClaimStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One start's way to an epoch; `epoch` is the one it tries."""
+    """One start's way to an attempt; `attempt` is the one it tries."""
 
     stage: ClaimStage = ClaimStage.LOOK
-    epoch: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The highest epoch this host can see; it may be behind the truth."""
+    """The highest attempt this host can see; it may be behind the truth."""
 
     newest: int
 
@@ -67,13 +67,13 @@ def claim_step(claim: Claim, event: ClaimEvent) -> Claim:
         case ClaimStage.LOOK, Looked(newest):
             return Claim(ClaimStage.LINK, newest + 1)
         case ClaimStage.LINK, Linked():
-            return Claim(ClaimStage.CHECK, claim.epoch)
+            return Claim(ClaimStage.CHECK, claim.attempt)
         case ClaimStage.CHECK, Checked(FileOwner.MINE):
-            return Claim(ClaimStage.WON, claim.epoch)
+            return Claim(ClaimStage.WON, claim.attempt)
         case ClaimStage.CHECK, Checked(FileOwner.OTHERS):
-            return Claim(ClaimStage.LINK, claim.epoch + 1)
+            return Claim(ClaimStage.LINK, claim.attempt + 1)
         case ClaimStage.CHECK, Checked(FileOwner.NOBODYS):  # a gap would be a lower number for a later start
-            return Claim(ClaimStage.LINK, claim.epoch)
+            return Claim(ClaimStage.LINK, claim.attempt)
         case _:
             return claim
 
@@ -83,10 +83,10 @@ def claim_step(claim: Claim, event: ClaimEvent) -> Claim:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Commit:
-    """A committed checkpoint. Iteration 0 of epoch 0 is the beginning of the run."""
+    """A committed checkpoint. Iteration 0 of attempt 0 is the beginning of the run."""
 
     iteration: int
-    epoch: int
+    attempt: int
 
 
 BEGINNING = Commit(0, 0)
@@ -97,25 +97,25 @@ def lineage(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
 
     Args:
         commits: all that are there, whoever wrote them.
-        adopted: by epoch, the commit that start resumed from. A start records it before it works.
+        adopted: by attempt, the commit that start resumed from. A start records it before it works.
     """
     found: list[Commit] = []
-    epoch, limit = max(adopted, default=0), None
-    while epoch:
-        parent = adopted.get(epoch, BEGINNING)
+    attempt, limit = max(adopted, default=0), None
+    while attempt:
+        parent = adopted.get(attempt, BEGINNING)
         own = sorted(
             (
                 commit
                 for commit in commits
-                if commit.epoch == epoch
+                if commit.attempt == attempt
                 and commit.iteration > parent.iteration
                 and (limit is None or commit.iteration <= limit)
             ),
             reverse=True,
         )
         found += own
-        assert parent.epoch < epoch, "a start adopts only what is older than itself"
-        epoch, limit = parent.epoch, parent.iteration
+        assert parent.attempt < attempt, "a start adopts only what is older than itself"
+        attempt, limit = parent.attempt, parent.iteration
     return found
 
 
@@ -124,6 +124,6 @@ def refused(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
     return sorted(commits - set(lineage(commits, adopted)))
 
 
-def is_finished(finished_epoch: int | None, newest: int) -> bool:
-    """Whether a run is over: the note of its end is the newest start's own, not a ghost's."""
-    return finished_epoch is not None and finished_epoch >= newest
+def is_finished(finished_attempt: int | None, newest: int) -> bool:
+    """Whether a run is over: the note of its end is the newest start's own, not a stale attempt's."""
+    return finished_attempt is not None and finished_attempt >= newest

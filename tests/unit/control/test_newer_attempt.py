@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
-from yatt.adapters.attempt_claim import claim_epoch
+from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import publish, sealed
-from yatt.control.membership.newer_attempt import watch_epoch
-from yatt.errors import StaleEpoch, WorkerFailed
+from yatt.control.membership.newer_attempt import watch_newer_attempt
+from yatt.errors import StaleAttempt, WorkerFailed
 from yatt.paths import RunPaths
 
 PERIOD_S, LIMIT_S = 0.01, 20
 
 
-async def watched(paths: RunPaths, epoch: int, then) -> None:
+async def watched(paths: RunPaths, attempt: int, then) -> None:
     """Watch; after a first look do `then`, and wait for the word."""
-    watching = asyncio.create_task(watch_epoch(paths, epoch, 1, PERIOD_S))
+    watching = asyncio.create_task(watch_newer_attempt(paths, attempt, 1, PERIOD_S))
     await asyncio.sleep(5 * PERIOD_S)
     assert not watching.done()
     await then(watching)
@@ -25,18 +25,18 @@ async def watched(paths: RunPaths, epoch: int, then) -> None:
 
 def test_a_ghost_hears_of_its_heir(tmp_path):
     paths = RunPaths(tmp_path)
-    mine = claim_epoch(paths)
+    mine = claim_attempt(paths)
 
     async def heir(_watching):
-        claim_epoch(paths)
+        claim_attempt(paths)
 
-    with pytest.raises(StaleEpoch, match="epoch 2 was claimed"):
+    with pytest.raises(StaleAttempt, match="attempt 2 was claimed"):
         asyncio.run(watched(paths, mine, heir))
 
 
 def test_a_node_declared_lost_hears_of_it(tmp_path):
     paths = RunPaths(tmp_path)
-    mine = claim_epoch(paths)
+    mine = claim_attempt(paths)
 
     async def lost(_watching):
         paths.lost(mine, 1).parent.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_a_node_declared_lost_hears_of_it(tmp_path):
 
 def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
     paths = RunPaths(tmp_path)
-    mine = claim_epoch(paths)
+    mine = claim_attempt(paths)
 
     async def stale(watching):
         """The mark of a loss is a folder: reading it fails with EISDIR."""
@@ -58,15 +58,15 @@ def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
                 await asyncio.sleep(PERIOD_S)
         assert not watching.done()
         paths.lost(mine, 1).rmdir()
-        claim_epoch(paths)
+        claim_attempt(paths)
 
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleAttempt):
         asyncio.run(watched(paths, mine, stale))
 
 
 def test_a_look_at_the_folder_that_fails_ends_nobody(tmp_path, monkeypatch):
     paths = RunPaths(tmp_path)
-    epoch = claim_epoch(paths)
+    attempt = claim_attempt(paths)
     looks = []
 
     def stale(path):
@@ -75,7 +75,7 @@ def test_a_look_at_the_folder_that_fails_ends_nobody(tmp_path, monkeypatch):
 
     async def play():
         monkeypatch.setattr("pathlib.Path.is_dir", stale)
-        watch = asyncio.ensure_future(watch_epoch(paths, epoch, 0, period_s=0.01))
+        watch = asyncio.ensure_future(watch_newer_attempt(paths, attempt, 0, period_s=0.01))
         async with asyncio.timeout(60):
             while len(looks) <= 5:
                 await asyncio.sleep(0.01)
