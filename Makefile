@@ -41,8 +41,10 @@ soak: setup slurm newer-slurm
 	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
+# Under two minutes on two cores; what the limit means is in tests/conftest.py.
 quick: setup
-	@$(BIN)/python -m pytest -m "not slow and not faults and not slurm"
+	@YATT_MOST_CPU_S=220 $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not faults and not slurm" \
+	  tests/unit tests/protocol tests/property tests/scenarios
 
 check: lint type layers test
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -46,6 +47,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path if path.endswith(TOGETHER) else nodeid
 
     return Scheduling(config, log)
+
+
+MOST_CPU_S = float(os.environ.get("YATT_MOST_CPU_S", "0"))
+"""What a run of the tests may use, with its workers and all their children; 0 is no limit. Seconds of CPU, since
+how busy the machine is otherwise must not decide."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """`make quick` stays quick: a run over its limit fails."""
+    if not MOST_CPU_S or hasattr(session.config, "workerinput"):
+        return
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used_s = sum(each.ru_utime + each.ru_stime for each in used)
+    sys.stdout.write(f"\n{used_s:.0f} of {MOST_CPU_S:.0f} CPU seconds used\n")
+    if used_s > MOST_CPU_S:
+        sys.stdout.write("too many: mark what is slow, or move it\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)

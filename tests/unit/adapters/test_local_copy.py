@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import wait_for
 from yatt.adapters import local_copy
 from yatt.adapters.local_copy import GivenUp, LocalCopies, leaf_of, parts_of
 
@@ -236,7 +237,10 @@ def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch
     with pytest.raises(GivenUp):
         copies.take(model)
     assert not list(copies.folder.rglob("*.safetensors"))
-    assert not list(copies.folder.rglob("*.unfinished"))
+    # Threads that copy are not waited for: they may hang in a filesystem.
+    wait_for(
+        lambda: not list(copies.folder.rglob("*.unfinished")), timeout_s=5, what="unfinished files to go"
+    )
 
 
 def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
