@@ -148,8 +148,8 @@ def _phase_actions(actions: list[phases.Action]) -> list[str]:
 
 
 def dispatch_play(settings: dict[str, str]) -> Play:
-    """`serve SERVER ROOM`, `submit KEY [GROUP]`, `died SERVER`, `leave SERVER`, `done KEY`, `bounce KEY`; free
-    servers get calls after each."""
+    """`serve SERVER ROOM`, `submit KEY [GROUP]`, `died SERVER`, `leave SERVER`, `done KEY`, `bounce KEY`;
+    servers with room get calls after each."""
     rules = Dispatch(patience=int(settings["patience"]), isolates=settings.get("isolates") == "yes")
 
     def play(line: str) -> list[str]:
