@@ -50,8 +50,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 MOST_CPU_S = float(os.environ.get("YATT_MOST_CPU_S", "0"))
-"""What a run of the tests may use, with its workers and all their children; 0 is no limit. Seconds of CPU: how
-busy the machine is otherwise must not decide."""
+"""Seconds of CPU that a run of the tests may use, with all its processes; 0 is no limit. Not wall time:
+how busy the machine is otherwise must not decide."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

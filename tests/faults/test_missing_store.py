@@ -158,7 +158,7 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
     (paths.attempt(1) / COMMITTED).mkdir()
     assert known_commit(paths) == (2, 1), "a folder in its place is damage, which does not pass"
     assert record(paths, 1, COMMITTED) == {}
-    assert f"{COMMITTED} is a folder, where a record should be" in caplog.text
+    assert f"{COMMITTED} should be a record, but is a folder" in caplog.text
 
 
 def test_a_note_of_the_end_that_cannot_be_read_is_not_taken_for_absent(tmp_path: Path) -> None:

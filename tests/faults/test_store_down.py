@@ -150,7 +150,7 @@ def test_a_signal_ends_the_wait(broken_off) -> None:
     (ended,) = (run.run_dir / "attempts").glob("*/ended.json")
     assert "killed by SIGKILL" in ended.read_text(), "why the attempt ended; the start was stopped later"
     wait_for(
-        lambda: any("stopped by a signal; `yatt resume` goes on" in line for line in said),
+        lambda: any("stopped by a signal; `yatt resume` resumes" in line for line in said),
         timeout_s=10, what="the launcher's last word",
     )  # fmt: skip
 
@@ -311,7 +311,7 @@ def _finished_in_one_attempt(run: RunFile, process: "subprocess.Popen[str]", sai
     assert "the checkpoint store fails" in logs
     assert "the checkpoint store answers again" in logs
     assert " waits for the checkpoint store: " in said
-    assert "nobody waits for the checkpoint store any more" in said
+    assert "no process waits for the checkpoint store now" in said
 
 
 def _waiters(run: RunFile) -> set[str]:
@@ -341,7 +341,7 @@ def test_a_run_is_started_again_while_its_store_is_away_and_a_new_one_is_not(
     check_store(known)
     assert open_folder(completed(known)).config.exists()
     new = config_in(tmp_path / "new")
-    with pytest.raises(ConfigError, match="cannot be used from here"):
+    with pytest.raises(ConfigError, match="cannot be used from this machine"):
         check_store(new)
     with pytest.raises(StoreUnreachable):
         open_folder(new)

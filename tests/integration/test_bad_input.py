@@ -47,7 +47,7 @@ def test_an_untrainable_architecture_is_named(good: RunFile, tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
     (folder / "model.safetensors").write_bytes(b"")
     said = refused(good, f"model.path={folder}")
-    assert "architecture BertModel cannot be trained; known are Qwen2ForCausalLM" in said
+    assert "architecture BertModel cannot be trained; use Qwen2ForCausalLM" in said
 
 
 def test_the_row_without_a_prompt_is_named(good: RunFile, tmp_path: Path) -> None:

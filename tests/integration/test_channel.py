@@ -17,8 +17,9 @@ import pytest
 import zmq
 
 from yatt.adapters import channel as channels
-from yatt.adapters.channel import Channel, Fence, Handler
+from yatt.adapters.channel import Channel, Handler
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, make_keys
+from yatt.adapters.fence import Fence
 from yatt.errors import DeadlineExceeded, StaleAttempt, WorkerFailed
 from yatt.records import message as m
 from yatt.records.codec import decode_frame, encode_frame
@@ -341,7 +342,7 @@ def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_
             ask = m.Ask(genrm="judge", text="", seed=1, max_tokens=fraction, temperature=0.0)
             failed = await line.request("node0", ask, 20.0)
             assert isinstance(failed, m.Failed) and not failed.user
-            assert "no valid message: Expected `int`, got `float` - at `$.max_tokens`" in failed.error
+            assert "not a valid message: Expected `int`, got `float` - at `$.max_tokens`" in failed.error
             assert hub.num_dropped == 1 and not acted
             assert await line.request("node0", m.Stop(), 20.0) == m.Done()
 

@@ -20,7 +20,7 @@ def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> 
     done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "processes, nodes                3, 1" in done.stdout
-    assert "claims exclusive, renames whole; 1 node(s)" in done.stdout
+    assert "exclusive creates and renames work; 1 node(s)" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -33,7 +33,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_a_member_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_folder, "WAIT_S", 0.2)
-    with pytest.raises(DeadlineExceeded, match=r"process 1 of 2 was not heard of .* not a shared one"):
+    with pytest.raises(DeadlineExceeded, match=r"process 1 of 2 wrote nothing .* not shared"):
         Member(tmp_path, index=0, count=2, node="n1").measure()
 
 

@@ -294,8 +294,8 @@ def check_of(tmp_path: Path, device: str = "cuda", **site: object) -> NodeCheck:
         ("lost", "", "GPU 1 does not answer: GPU is lost"),
         ("pending", "", "GPU 1 has memory errors and waits for a reset"),
         ("failed", "", "GPU 1 has memory that could not be repaired (row remapping failed)"),
-        ("slow", "64", "GPU 1 is held back by its board: too hot"),
-        ("leak", str(10000 * MIB), "GPU 1 has 10100 of 81920 MiB in use already, by nobody who is seen"),
+        ("slow", "64", "GPU 1 is slowed down by its board: too hot"),
+        ("leak", str(10000 * MIB), "GPU 1 has 10100 of 81920 MiB in use already, by no visible process"),
         ("PID", str(10000 * MIB), "by PID ("),
     ],
 )

@@ -31,7 +31,7 @@ BOUND_S = 60.0
 
 
 def harmless(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """Frames that must not be acted on: damaged ones, and valid ones of a older attempt."""
+    """Frames that must not be acted on: damaged ones, and valid ones of an older attempt."""
     for parts in frames(ATTEMPT, count, chance):
         envelope = (as_message(parts[0]) or notice(parts)) if len(parts) == 1 else None
         if envelope is None or envelope[0] < ATTEMPT:
@@ -129,4 +129,4 @@ def test_a_live_run_acts_on_nothing_that_comes_to_its_ports_and_sockets_from_oth
     assert process.returncode == 75, SEED
     said = said_by(run)
     assert "Traceback" not in said and "defect" not in said, (SEED, said[-5000:])
-    assert said.count(f"dropped {1 << (share // 2).bit_length() - 1} frames that are none") >= 4, (SEED, said)
+    assert said.count(f"dropped {1 << (share // 2).bit_length() - 1} invalid frames") >= 4, (SEED, said)

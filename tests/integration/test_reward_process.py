@@ -183,7 +183,7 @@ def test_a_row_that_is_gone_fails_its_sample_without_blaming_the_user(run):
         asked = order("plain")
         DATA.write_text("")
         failed = await hub.order(asked)
-        assert "a row that was there cannot be read" in failed.error and not failed.user
+        assert "a row of the data file cannot be read any more" in failed.error and not failed.user
 
     over_rewards(run, scene)
 

@@ -36,7 +36,7 @@ def test_a_second_start_is_refused_and_takes_over_when_asked(tmp_path: Path) -> 
     wait_for(lambda: len(rows(paths.metrics)) >= 2, timeout_s=90, what="two iterations")
     refused = yatt("run", str(path))
     assert refused.returncode == EXIT_USER_MISTAKE
-    assert f"attempt 1 of this run is going on in process {first.pid} of this machine" in refused.stderr
+    assert f"attempt 1 of this run is active in process {first.pid} of this machine" in refused.stderr
     assert "yatt cancel" in refused.stderr and "--take-over" in refused.stderr
     other = yatt("run", str(path), "--take-over", "rollout.n=8")
     assert (other.returncode, "rollout.n: was 4, is 8" in other.stderr) == (EXIT_USER_MISTAKE, True)
@@ -101,7 +101,7 @@ def test_a_start_on_another_machine_whose_heartbeat_moves_is_refused(elsewhere: 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        with pytest.raises(ConfigError, match="attempt 1 of this run is going on, on far already"):
+        with pytest.raises(ConfigError, match="attempt 1 of this run is active, on far already"):
             make_way(elsewhere, take_over=False, slurm=Slurm())
     finally:
         thread.join()

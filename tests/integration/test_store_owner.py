@@ -212,7 +212,10 @@ def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(
     second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
     new = open_folder(second)
     said = capsys.readouterr().err
-    assert f"were those of {old.root} of {socket.gethostname()}; {new.root} goes on with them" in said
+    assert (
+        f"{new.root} takes the checkpoints in " in said
+        and f"over from {old.root} of {socket.gethostname()}." in said
+    )
     with pytest.raises(StoreTakenOver, match=f"was taken over by {new.root} of ") as caught:
         at_work.commit(manifest_of(first, store, iteration=2, attempt=1))
     assert caught.value.exit_code == EXIT_DO_NOT_RESTART
@@ -266,7 +269,7 @@ def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp
     capsys.readouterr()
 
     assert await_committed(second, new.root, is_told=lambda: False, say=print, begins=True) == 1
-    assert f"were those of {old.root} of" in capsys.readouterr().err
+    assert f"over from {old.root} of" in capsys.readouterr().err
     claimed_run_store(second, new.root, print)
     assert newest_attempt(new) == 3, "the next attempt is numbered above those of the other folder"
     with pytest.raises(StoreTakenOver):

@@ -136,7 +136,7 @@ def test_a_follower_that_does_not_end_is_killed_with_its_group(tmp_path):
     process = follower.process
     follower.end(limit_s=0.3)
     assert process.returncode == -signal.SIGKILL
-    assert len(said) == 1 and "was not done after 0.3 s" in said[0]
+    assert len(said) == 1 and "did not end within 0.3 s" in said[0]
 
 
 def test_nothing_is_started_when_wandb_is_disabled(tmp_path):

@@ -113,7 +113,7 @@ def test_a_run_on_s3_goes_on_from_its_bucket_after_everything_was_killed(
     wait_for(lambda: not living(run.run_dir), timeout_s=20, what="the children to die with their parent")
     assert ": cut off: its process is gone" in yatt("status", str(run.run_dir)).stdout
     cancelled = yatt("cancel", str(run.run_dir))
-    assert cancelled.returncode == 2 and "nothing of" in cancelled.stderr
+    assert cancelled.returncode == 2 and "is not running" in cancelled.stderr
     done = yatt("resume", str(run.run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed from iteration" in done.stdout

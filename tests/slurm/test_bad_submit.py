@@ -30,20 +30,23 @@ def odd_cluster() -> Iterator[Cluster]:
 
 
 FAULTS = {
-    "partition": ({}, {"partition": "gpu"}, "partition: there is no 'gpu'. partition: one of low, high."),
+    "partition": (
+        {}, {"partition": "gpu"},
+        "partition: there is no partition 'gpu'. Write partition: one of low, high.",
+    ),
     "gpus": (
         {"launch": {"device": "cuda", "gpus_per_node": 5}, "rollout": {"engine": "scripted"}}, {},
         "trainer: 2 nodes with 5 GPUs are needed; 0 of 5 have that. The largest have 4 GPUs",
     ),
     "nodes": (
         {"launch": {"nodes": 6}}, {},
-        "engines: 6 nodes are needed in low, which has 5. Take fewer nodes, or another partition.",
+        "engines: 6 nodes are needed in partition low, which has 5. Use fewer nodes, or another partition.",
     ),
     "feature": ({}, {"constraint": "h100"}, "feature h100 are needed; 0 of 5 have that."),
     "key": ({}, {"partitoin": "low"}, "partitoin"),
     "nodelist": (
         {}, {"components": {"trainer": {"nodelist": "n[1,77]"}}},
-        "trainer: nodelist n[1,77]: low has no n77. Its nodes are n[1-5].",
+        "trainer: nodelist n[1,77]: partition low has no n77. Its nodes are n[1-5].",
     ),
     "sbatch": ({}, {"constraint": "h100&ib"}, "sbatch refused the job, nothing was queued: "),
 }  # fmt: skip
@@ -70,14 +73,14 @@ def test_without_accounting_slurm_takes_any_account_and_diagnose_says_so(cluster
 
 def test_a_longer_time_than_the_partition_gives_is_refused(odd_cluster: Cluster, tmp_path: Path) -> None:
     run = SubmittedRun(odd_cluster, tmp_path, {"launch": {"nodes": 3}})
-    assert "time_limit_min is 10, more than low allows (00:05:00). time_limit_min: 5." in run.refused()
+    assert "time_limit_min is 10, more than low allows (00:05:00). Write time_limit_min: 5." in run.refused()
 
 
 def test_two_components_are_refused_where_only_plain_jobs_start(odd_cluster: Cluster, tmp_path: Path) -> None:
     small = {"launch": {"nodes": 3}}
     forced = SubmittedRun(odd_cluster, tmp_path, small, layout="het", time_limit_min=5)
     assert (
-        "sched/builtin does not start heterogeneous jobs; sched/backfill does. layout: flat."
+        "sched/builtin does not start heterogeneous jobs; sched/backfill does. Write layout: flat."
         in forced.refused()
     )
     left = SubmittedRun(odd_cluster, tmp_path, small, time_limit_min=5)
@@ -106,7 +109,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(cluster: Cluster, tmp_pat
     run = SubmittedRun(cluster, tmp_path, {"run": {"dir": str(tmp_path / "file" / "run")}})
     says = run.refused()
     assert f"{tmp_path / 'file' / 'run'}: cannot be used as a folder of the run (Not a directory)" in says
-    assert "Name another one in run.dir." in says
+    assert "Write another one in run.dir." in says
 
 
 def test_a_controller_that_is_down_is_said_at_once(cluster: Cluster, tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_a_second_submit_is_refused_while_the_job_lives(cluster: Cluster, tmp_pa
     files = sorted(run.paths.root.rglob("*"))
     again = run.yatt("submit", str(run.config), "--site", str(run.site))
     assert again.returncode == 2
-    assert f"job {job_id} of this run is PENDING already: `yatt status {run.paths.root}`" in again.stderr
+    assert f"job {job_id} of this run is already PENDING; see `yatt status {run.paths.root}`" in again.stderr
     assert len(cluster.squeue()) == 3, "the blocker, and two components"
     assert sorted(run.paths.root.rglob("*")) == files
     other = run.yatt("submit", str(run.config), "--site", str(run.site), "rollout.n=8")
@@ -161,7 +164,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(cluster, tmp_path, bli
     run = SubmittedRun(cluster, tmp_path, settings, components={"engines": {"nodelist": "n4"}})
     job_id = run.submit()
     assert cluster.wait_state(int(job_id), "FAILED", timeout_s=40)["ExitCode"] == "2:0"
-    says = f"n4 does not see the run folder {run.paths.root}; take one that all nodes share."
+    says = f"n4 does not see the run folder {run.paths.root}; use a folder that all nodes share."
     assert ends(run.paths) == [(2, says)]
     assert says in run.launcher_log()
     assert says in run.yatt("status", str(run.paths.root)).stdout

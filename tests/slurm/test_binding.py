@@ -57,7 +57,7 @@ def test_diagnose_tries_the_step_that_a_run_would_have(binding: Cluster, tmp_pat
     assert "warn n1" not in (said := diagnose(binding, tmp_path, whole)), said
     few = site_of(tmp_path, cpus_per_node=CPUS, exclusive="true", srun_args="[--cpus-per-task=1]")
     said = diagnose(binding, tmp_path, few)
-    assert f"warn n1: the task may use 1 CPUs, {CPUS} were asked for." in said
+    assert f"warn n1: the task may use 1 CPUs, {CPUS} were requested." in said
     assert "srun_args: --cpu-bind=none" in said
 
 

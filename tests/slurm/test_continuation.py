@@ -55,7 +55,7 @@ def test_two_requeues_at_once_are_one_new_start(cluster: Cluster, reference, tmp
     assert run.restarts(job_id) == 1
     assert [attempt.started["job"] for attempt in attempts(run.paths)] == [job_id, job_id]
     assert cluster.squeue() == [], "no successor was chained beside the requeue"
-    assert "goes on" not in run.launcher_log()
+    assert "continues the run" not in run.launcher_log()
     run.check(reference)
 
 
@@ -103,7 +103,7 @@ def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_p
     cluster.ctld("pause")
     os.kill(run.launcher, signal.SIGUSR2)
     run.wait_event("attempt.end", attempt=1)
-    run.wait_said("the next start was not to be had")
+    run.wait_said("the next start could not be requested")
     launcher = Path(f"/proc/{run.launcher}")
     assert launcher.exists(), "whoever ends in the grace is not requeued"
     run.hurry()
@@ -143,7 +143,7 @@ def test_a_job_without_scontrol_is_requeued_by_slurm_itself(cluster: Cluster, re
     assert "scontrol is not on the PATH" in run.launcher_log()
     run.wait_step(attempts(run.paths)[1].started["committed"] + 1)
     cluster.sbatch(HIGH, "--partition=high", "--nodes=3", "--exclusive")
-    run.wait_said("the next start was not to be had: scontrol is not on the PATH")
+    run.wait_said("the next start could not be requested: scontrol is not on the PATH")
     run.wait_attempts(3)
     run.hurry()
     run.wait_finished(job_id)
@@ -171,6 +171,6 @@ def test_a_second_job_of_the_same_run_takes_it_over(cluster: Cluster, reference,
     run.wait_finished(second_id)
     assert [attempt.started["job"] for attempt in attempts(run.paths)] == [first_id, second_id]
     assert ends(run.paths)[1] == (0, "finished")
-    assert "another start of this run is newer: this one is over" in run.launcher_log()
+    assert "a newer start of this run exists: this one ends" in run.launcher_log()
     assert run.restarts(second_id) == 0
     run.check(reference)

@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference,
     committed = attempts(run.paths)[0].ended["committed"]
     too_many = run.yatt("resume", root, "--nodes", "3", "--trainer-nodes", "3")
     assert too_many.returncode == 2
-    assert "the run cannot go on with 3 nodes:\n  placement.trainer_nodes: 3 of 3 nodes" in too_many.stderr
+    assert "the run cannot continue on 3 nodes:\n  placement.trainer_nodes: 3 of 3 nodes" in too_many.stderr
     job_id = resumed(run, "--nodes", "3", "--trainer-nodes", "1")
     run.wait_finished(job_id)
     assert attempts(run.paths)[1].started["hosts"].keys() == {"trainer", "engines"}

@@ -31,7 +31,7 @@ def test_a_run_that_does_not_fit_is_refused(cluster: Cluster) -> None:
     done = diagnose(cluster, run, "launch.nodes=6", "launch.gpus_per_node=5", "launch.device=auto")
     assert done.returncode == 2
     assert "6 nodes with 5 GPUs are needed; 0 of 5 have that" in done.stdout
-    assert "6 nodes are needed in low, which has 5" in done.stdout
+    assert "6 nodes are needed in partition low, which has 5" in done.stdout
 
 
 def test_a_controller_that_is_down_is_said(cluster: Cluster) -> None:
@@ -45,7 +45,7 @@ def test_real_nodes_are_tried(cluster: Cluster, tmp_path: Path) -> None:
     run = [str(ROOT / "configs" / "quickstart.yaml"), f"run.dir={tmp_path}/run", "launch.device=auto"]
     done = diagnose(cluster, *run, "launch.gpus_per_node=2", "--nodes", "3")
     assert done.returncode == 0, done.stdout
-    assert "n1, n2, n3: 2 GPUs each, all reach each other." in done.stdout
+    assert "n1, n2, n3: 2 GPUs each; all nodes reach each other." in done.stdout
     assert "between nodes" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -68,5 +68,5 @@ def test_nodes_try_a_folder_among_each_other(cluster: Cluster) -> None:
     folder.mkdir()
     says = cluster.call("srun", "-N3", "--ntasks-per-node=1", sys.executable, tool, str(folder))
     assert "processes, nodes                3, 3" in says
-    assert "claims exclusive, renames whole; 3 node(s)" in says
+    assert "exclusive creates and renames work; 3 node(s)" in says
     assert list(folder.iterdir()) == []

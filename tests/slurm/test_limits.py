@@ -110,7 +110,8 @@ def test_a_crash_loop_without_progress_ends_with_its_cause(cluster: Cluster, tmp
     assert all("was killed by SIGKILL" in reason for _, reason in found)
     said = run.launcher_log()
     assert re.search(
-        r"2 attempts in a row failed without a checkpoint after iteration \d; the last: node\d", said
+        r"2 attempts in a row failed without a checkpoint after iteration \d; reason of the last one: node\d",
+        said,
     )
     assert submitit_result(run, job_id) == (
         "error", f"the run in {run.paths.root} ended with exit code 93; see its log"

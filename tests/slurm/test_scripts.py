@@ -67,7 +67,8 @@ def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: P
     ]
     says = cluster.call(*env, *command("submit", "--site", site, "--prepare", str(run.write())))
     assert re.fullmatch(
-        rf"{run.run_dir} is ready: sbatch --job-name=yatt-\S+ slurm/{name} {run.run_dir}", says
+        rf"{run.run_dir} is ready; submit it with: sbatch --job-name=yatt-\S+ slurm/{name} {run.run_dir}",
+        says,
     )
     log = tmp_path / "job.log"
     job = cluster.call(*env, "sbatch", "--parsable", f"--output={log}", str(SLURM / name), str(run.run_dir))

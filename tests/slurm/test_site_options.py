@@ -54,7 +54,10 @@ def test_options_variables_and_a_script_reach_slurm_and_the_nodes(
         SBATCH_PARTITION="high", SBATCH_RESERVATION="none",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "SBATCH_PARTITION SBATCH_RESERVATION: set here, and yatt does not hand it on" in done.stderr
+    assert (
+        "SBATCH_PARTITION SBATCH_RESERVATION: set in this environment, but not passed on by yatt"
+        in done.stderr
+    )
     job_id = run.job_id
     trainer, engines = cluster.components(int(job_id))
     assert {part["Reservation"] for part in (trainer, engines)} == {reservation}
@@ -143,8 +146,8 @@ def test_a_setup_line_that_fails_ends_the_start_and_is_named(cluster: Cluster, t
     run = SubmittedRun(cluster, tmp_path, setup=lines)
     job = cluster.wait_state(int(run.submit()), "FAILED", "COMPLETED")
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0")
-    assert "a setup line of the site failed: source /nowhere/activate" in run.launcher_log()
-    assert "the job ended before the run began; its log is" in run.yatt("status", str(run.paths.root)).stdout
+    assert "a setup line of the site file failed: source /nowhere/activate" in run.launcher_log()
+    assert "the job ended before the run began; see its log" in run.yatt("status", str(run.paths.root)).stdout
     tried = run.yatt("diagnose", "--site", str(run.site), "--nodes", "1")
     assert tried.returncode == 2
     assert "no job ran on 1 nodes: FAILED" in tried.stdout

@@ -63,12 +63,14 @@ def test_a_run_waits_for_another_and_lets_people_in(cluster: Cluster, tmp_path: 
     first_id = first.submit()
     second = SubmittedRun(cluster, tmp_path / "second", ONE_NODE)
     argv = ["submit", str(second.config), "--site", str(second.site), "--after"]
-    assert "neither a job's id nor a run folder" in second.yatt(*argv, str(tmp_path)).stderr
+    assert "neither a job id nor a run folder" in second.yatt(*argv, str(tmp_path)).stderr
     done = second.yatt(*argv, str(first.paths.root))
     assert done.returncode == 0, done.stderr
     job = cluster.show_job(int(second.job_id))
     assert (job["JobState"], job["Dependency"]) == ("PENDING", f"afterany:{first_id}(unfulfilled)")
-    assert "waits for the job before it to end" in second.yatt("status", str(second.paths.root)).stdout
+    assert (
+        "waits for the job that it depends on to end" in second.yatt("status", str(second.paths.root)).stdout
+    )
     first.wait_step(1)
     inside = first.yatt(
         "attach", str(first.paths.root), "--do", "printenv", "SLURM_JOB_ID", "SLURMD_NODENAME"
@@ -77,7 +79,7 @@ def test_a_run_waits_for_another_and_lets_people_in(cluster: Cluster, tmp_path: 
     none = first.yatt("attach", str(first.paths.root), "3", "--do", "true")
     assert (none.returncode, "node 3 has no controller" in none.stderr) == (2, True)
     not_yet = second.yatt("attach", str(second.paths.root))
-    assert (not_yet.returncode, "no job of" in not_yet.stderr) == (2, True)
+    assert (not_yet.returncode, "has no running job" in not_yet.stderr) == (2, True)
     assert living(first.paths.root), "whoever looked in has ended nothing"
     first.hurry()
     first.wait_finished(first_id)

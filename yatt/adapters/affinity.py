@@ -1,4 +1,4 @@
-"""Which CPUs a process may run on, and which of them are near a GPU. Numbers are the kernel's."""
+"""CPUs that a process may use, and CPUs near a GPU, by the kernel's numbers."""
 
 import os
 from collections.abc import Iterable
@@ -8,15 +8,15 @@ SYS = Path("/sys")
 
 
 def own_cpus() -> frozenset[int]:
-    """The CPUs that this process may run on, and so what it starts."""
+    """Returns the CPUs that this process and its children may use."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def cpus_near(bus_id: str, sys: Path = SYS) -> frozenset[int]:
-    """The CPUs of the NUMA node that a PCI device hangs on; empty if the kernel does not say.
+    """Returns the CPUs of a PCI device's NUMA node; empty if the kernel does not report them.
 
     Args:
-        bus_id: as the kernel writes it: 0000:65:00.0.
+        bus_id: in the kernel's form: 0000:65:00.0.
     """
     try:
         return parse(sys.joinpath("bus/pci/devices", bus_id, "local_cpulist").read_text())
@@ -25,10 +25,10 @@ def cpus_near(bus_id: str, sys: Path = SYS) -> frozenset[int]:
 
 
 def parse(text: str) -> frozenset[int]:
-    """The kernel's lists: ``0-3,8``.
+    """Parses the kernel's list format: ``0-3,8``.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -38,7 +38,7 @@ def parse(text: str) -> frozenset[int]:
 
 
 def shown(cpus: Iterable[int]) -> str:
-    """As the kernel would write them."""
+    """Formats CPUs in the kernel's list format."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:

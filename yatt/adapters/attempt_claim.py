@@ -1,7 +1,7 @@
-"""Attempts: every start of a run claims a number on the shared filesystem, strictly increasing.
+"""Attempt numbers: every attempt claims a strictly increasing number on the shared filesystem.
 
-The number fences everything the start writes; whoever finds a higher one than its own ends itself. The
-rules are `yatt.core.claims`; here they meet the run folder.
+The number fences everything that the attempt writes; a process that finds a higher number ends itself. The
+rules are in `yatt.core.claims`; this module applies them to the run folder.
 """
 
 import logging
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def claim_attempt(paths: RunPaths) -> int:
-    """Claim the next attempt for this start."""
+    """Claims the next attempt number for this start."""
     patiently(lambda: make_within(paths.root, paths.claims))
     return patiently(lambda: _claimed(paths))
 
@@ -34,7 +34,7 @@ def _claimed(paths: RunPaths) -> int:
 
 
 def skip_attempts(paths: RunPaths, newest: int) -> None:
-    """See to it that the next claim is above `newest`: a folder that was made anew, of a run that is not."""
+    """Makes the next claimed number higher than `newest`, for a new folder of an existing run."""
     if newest_attempt(paths) < newest:
         make_within(paths.root, paths.claims)
         _try(paths, newest)
@@ -49,7 +49,7 @@ def _try(paths: RunPaths, attempt: int) -> FileOwner:
 
 
 def check_newest(paths: RunPaths, attempt: int) -> None:
-    """Refuse to go on as a stale attempt.
+    """Ends a stale attempt.
 
     Raises:
         StaleAttempt: a newer attempt was claimed.
@@ -60,10 +60,11 @@ def check_newest(paths: RunPaths, attempt: int) -> None:
 
 
 def remove_leftovers(paths: RunPaths, attempt: int) -> None:
-    """Remove temporary files of writers that died; call it while nothing of this attempt is at work.
+    """Removes temporary files of dead writers; call it while no process of this attempt runs.
 
-    What was there before `attempt` was seen to be the newest belongs to this start or to stale ones: a newer
-    start claims, in `claims/`, before it writes anything else. A stale attempt whose file is removed fails.
+    Files that existed before `attempt` was confirmed as newest belong to this start or to stale attempts,
+    because a newer start first claims its number in `claims/`. A stale attempt that loses its file fails, as
+    intended.
 
     Raises:
         StaleAttempt: a newer attempt was claimed.
@@ -75,10 +76,10 @@ def remove_leftovers(paths: RunPaths, attempt: int) -> None:
 
 
 def mark_finished(paths: RunPaths, attempt: int) -> None:
-    """Note that the run is over, once nothing of it is at work.
+    """Records that the run is finished, once no process of it runs.
 
     Raises:
-        StaleAttempt: a newer attempt was claimed; the run is that start's to end.
+        StaleAttempt: a newer attempt was claimed, which has to end the run.
     """
     remove_leftovers(paths, attempt)
     publish(paths.finished, sealed({"wall": wall_iso()}, attempt))

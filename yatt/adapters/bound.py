@@ -1,9 +1,9 @@
-"""Becomes the program that follows, bound to its parent: ``python -P -S bound.py PARENT PROGRAM ...``.
+"""Executes the given program, bound to its parent: ``python -P -S bound.py PARENT PROGRAM ...``.
 
-PARENT 0 binds to nobody.
+PARENT 0: not bound.
 
-Run by its path, in a process of its own: between fork and exec a child of a process with threads has copies
-of locks that nobody will ever release, and Python takes locks.
+Run by its path, in its own process: between fork and exec, a child of a process with threads has copies of
+locks that are never released, and Python takes locks.
 """
 
 import ctypes
@@ -16,13 +16,13 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 CPUS = "YATT_CPUS"
-"""In the environment: the CPUs that the program is to run on, ``0,1,2``; if absent, those of its parent."""
+"""Environment variable with the CPUs of the program, ``0,1,2``; if absent, the parent's CPUs."""
 
 NOT_STARTED = 127
-"""The exit code of a shell that finds no such program."""
+"""Exit code if the program cannot be started, as of a shell."""
 
 MARK = "YATT_WORKER"
-"""In the environment of a worker, and so of what it starts: which worker it is."""
+"""Environment variable with the worker's name, in a worker and all processes that it starts."""
 
 LASTING = frozenset(
     getattr(errno, name)
@@ -31,21 +31,21 @@ LASTING = frozenset(
         "EINVAL",
     )
 )  # fmt: skip
-"""What is wrong with the program itself. Anything else is trouble of a machine or filesystem, and passes."""
+"""Errors of the program itself. All others are transient errors of the machine or filesystem."""
 
 LIMIT_S, PAUSE_S = 600.0, 0.2
-"""How long that is waited for; whoever waits for the program may end it before."""
+"""Time limit and pause of retries after transient errors; the parent may end the wait earlier."""
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends, and so with its parent."""
+    """Requests that the kernel kills this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent ended before the request
         os._exit(1)
 
 
 def bind(cpus: str) -> None:
-    """Run on these CPUs only. One that cannot is slower and no worse."""
+    """Binds this process to these CPUs. A failure is not an error, only slower."""
     try:
         os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])
     except (OSError, ValueError) as error:
@@ -53,7 +53,7 @@ def bind(cpus: str) -> None:
 
 
 def become(argv: list[str]) -> NoReturn:
-    """Go on as this program, as soon as it can be executed; else end with `NOT_STARTED`."""
+    """Executes the program, with retries after transient errors; else exits with `NOT_STARTED`."""
     until_s = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -66,14 +66,14 @@ def become(argv: list[str]) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Bind this process to its parent, then become the program."""
+    """Binds this process to its parent, then executes the program."""
     parent_pid, *argv = sys.argv[1:]
-    # Under nohup the first would be ignored, by all that follow; Python ignores the others from its start.
+    # nohup ignores SIGHUP, which children would inherit; Python ignores the other two from its start.
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if int(parent_pid):
         die_with_parent(int(parent_pid))
-    if MARK in os.environ:  # `scancel --signal=USR2` reaches every process; it is the controller's
+    if MARK in os.environ:  # `scancel --signal=USR2` reaches every process; only the controller handles it
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
     if cpus := os.environ.pop(CPUS, ""):

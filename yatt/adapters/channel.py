@@ -1,16 +1,15 @@
-"""Sockets: records in, records out, over ipc inside a node and CURVE-encrypted TCP between nodes.
+"""Sends and receives records over sockets: ipc inside a node and CURVE-encrypted TCP between nodes.
 
-`Channel` is the asyncio end (a controller's hub for its workers and peers, or its line to one peer); a
-worker's end is `yatt.adapters.worker_link`. Every frame carries (attempt, seq): a receiver refuses an attempt
-below its own and a seq it has seen from that sender, so a message delivered twice is acted on once and a
-stale attempt is not heard. What is no frame is dropped; that and stale frames are counted. A request whose
-envelope alone can be read is answered with Failed.
+`Channel` is the asyncio end: a controller's server socket for its workers and peers, or its connection to a
+peer. A worker's end is `yatt.adapters.worker_link`. Every frame passes the fence (`yatt.adapters.fence`).
+Invalid and stale frames are dropped and counted. A request of which only the envelope can be read is answered
+with Failed.
 
-`Channel` reads a plain zmq socket whenever its descriptor says so (adr/0016): a message costs a callback,
-not a task.
+`Channel` reads a plain zmq socket when its descriptor is readable (adr/0016): a message costs a callback, not
+a task.
 
-A request is sent again until it has arrived, and its deadline counts only while nothing moves
-(`yatt.core.delivery`). Not promised: delivery of what is merely told.
+A request is resent until it has arrived, and its deadline counts only time without progress
+(`yatt.core.delivery`). Messages without an answer (`tell`) may be lost.
 """
 
 import asyncio
@@ -25,8 +24,9 @@ import msgspec
 import zmq
 
 from yatt.adapters.curve import Socket
+from yatt.adapters.fence import Fence
 from yatt.core import delivery
-from yatt.core.delivery import Answers, Due, DuplicateFilter, Outgoing
+from yatt.core.delivery import Answers, Due, Outgoing
 from yatt.errors import DeadlineExceeded, StaleAttempt, words_of
 from yatt.printable import printable
 from yatt.records import message as m
@@ -46,65 +46,33 @@ LINGER_MS = 1000
 RESEND_S = 3.0
 LEAST_S = 0.05
 KEPT_BYTES = 32 << 20
-"""Of answers, for a request that is asked again because its answer was lost."""
+"""Bytes of kept answers, for requests that are sent again because the answer was lost."""
 
 COPIED_BYTES = 64 << 10
-"""Larger frames are handed to zmq as they are: a copy of a batch's samples would cost 8 bytes a token."""
+"""Larger frames are passed to zmq without a copy, which would cost 8 bytes per token of a batch's samples."""
 
 MOST_AT_ONCE = 256
-"""Messages a channel takes in one turn of the event loop; then others have theirs."""
+"""Maximum number of messages that a channel handles per turn of the event loop."""
 
 A = TypeVar("A", bound=m.Message)
 Answer = m.Message | None
 Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
-"""Called with sender and message. What it gives at once costs least; else it is awaited in a task."""
+"""Called with sender and message. An immediate result is cheapest; an awaitable runs in a task."""
 
 ProgressOf = Callable[[str], int]
-"""A counter that changes while work gets on."""
+"""A counter that changes while work makes progress."""
 
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
 
 
-class Fence:
-    """Refuses frames of lower attempts and frames seen before."""
-
-    def __init__(self, attempt: int) -> None:
-        self.attempt = attempt
-        self._seen: dict[str, DuplicateFilter] = {}
-
-    def is_current(self, sender: str, frame: m.Frame) -> bool:
-        """Whether the frame is of this process's attempt.
-
-        Raises:
-            StaleAttempt: the sender belongs to a newer attempt, so this process is the stale attempt.
-        """
-        if frame.attempt > self.attempt:
-            raise StaleAttempt(f"{sender} is of attempt {frame.attempt}, this process of {self.attempt}")
-        return frame.attempt == self.attempt
-
-    def admits(self, sender: str, frame: m.Frame) -> bool:
-        """Whether to act on `frame`; False for a stale attempt or a repeated one.
-
-        Raises:
-            StaleAttempt: as `is_current`.
-        """
-        return self.is_current(sender, frame) and self._seen.setdefault(sender, DuplicateFilter()).admits(
-            frame.seq
-        )
-
-    def forget(self, sender: str, seq: int) -> None:
-        """Admit this frame of the sender once more."""
-        self._seen.setdefault(sender, DuplicateFilter()).forget(seq)
-
-
 @dataclass(frozen=True, slots=True)
 class RequestWatch:
-    """How the progress of a request is known, besides by what the receiver tells.
+    """Sources of a request's progress, in addition to the receiver's reports.
 
     Attributes:
-        progress: that of the receiver, where it is known here.
-        moved: called when the receiver tells of another progress than before.
+        progress: returns the receiver's progress, if it is known in this process.
+        moved: called when the receiver reports new progress.
     """
 
     progress: Callable[[], int] | None = None
@@ -113,7 +81,7 @@ class RequestWatch:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request under way."""
+    """A pending request."""
 
     future: "asyncio.Future[m.Message]"
     frame: bytes
@@ -126,14 +94,14 @@ class _Asked:
 
 
 class Channel:
-    """Requests and answers over one socket in the event loop, both ways.
+    """Sends and answers requests over one socket in the event loop.
 
     Args:
         handler: takes messages; without it nothing is read, answers neither, until `serve`.
-        peer: who is at the other end of a calling socket; empty for a hub, which has many.
-        progress: this process's own, told to whoever (by name) asks whether a request is still worked on.
-        resend_s: a request that is not answered is sent again, or asked about, so often; 0 is never, for a
-            line that loses nothing.
+        peer: name of the other end of a client socket; empty for a server socket, which has many.
+        progress: returns this process's progress on the requests of a sender, which may ask for it.
+        resend_s: interval for resending an unanswered request, or asking about it; 0: never, for a reliable
+            connection.
     """
 
     def __init__(
@@ -148,34 +116,34 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
-        """Frames that were none."""
+        """Number of invalid frames."""
         self.num_stale = 0
-        """Frames of a older attempt."""
+        """Number of frames of an older attempt."""
         if handler is not None:
             self.serve(handler, progress)
 
     def serve(self, handler: Handler, progress: ProgressOf = lambda _: 0) -> None:
-        """Begin to read. What came before waits in the socket."""
+        """Begins to read. Earlier messages wait in the socket."""
         self._handler, self._progress = handler, progress
         self._loop.add_reader(self._socket.fileno(), self._drain)
-        self._loop.call_soon(self._drain)  # the descriptor does not tell of what came before
+        self._loop.call_soon(self._drain)  # the descriptor does not signal earlier messages again
 
     async def request(
         self, to: str, body: m.Order[A], deadline_s: float, *, token: int = 0,
         watch: RequestWatch = RequestWatch(), is_probed: bool = False,
     ) -> A | m.Failed:  # fmt: skip
-        """Send and wait for the answer.
+        """Sends a request and waits for the answer.
 
         Args:
-            token: that of the lease that the order is under.
-            deadline_s: how long nothing may move: no answer, no word that it is worked on, no progress.
-            is_probed: ask the receiver for it also over a line that loses nothing.
+            token: token of the lease for the order.
+            deadline_s: longest time without an answer, a report or progress.
+            is_probed: ask the receiver about it also over a reliable connection.
 
         Raises:
-            DeadlineExceeded: nothing moved for so long, or nobody is there to ask.
-            WorkerFailed: the answer is not one to this order.
+            DeadlineExceeded: no progress for that long, or the receiver does not exist.
+            WorkerFailed: the answer does not fit this order.
             CancelledError: the channel was closed meanwhile.
-            Exception: whatever `fail_waiting` was given meanwhile.
+            Exception: the error given to `fail_waiting` meanwhile.
         """
         seq = self._next_seq(to)
         frame = encode_frame(self._fence.attempt, seq, 0, body, token=token)
@@ -187,7 +155,7 @@ class Channel:
         try:
             self._put(to, frame)
             if not resend_s:
-                asked.frame = frame = b""  # it is not sent again: a batch's samples need not be kept for it
+                asked.frame = frame = b""  # never resent, so do not keep a batch's samples in memory
             self._arm(to, seq, asked)
             return m.as_answer(body, await future, to)
         except (TimeoutError, zmq.ZMQError) as error:
@@ -201,22 +169,22 @@ class Channel:
                 asked.timer.cancel()
 
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
-        """Send without an answer. A receiver that is gone is not an error here."""
+        """Sends a message without an answer. A missing receiver is not an error here."""
         with contextlib.suppress(zmq.ZMQError):
             self._put(to, encode_frame(self._fence.attempt, self._next_seq(to), 0, body, token=token))
 
     def fail_waiting(self, to: str, error: Exception) -> None:
-        """End every request to `to` with `error`: its process is gone."""
+        """Ends every request to `to` with `error`, because its process has ended."""
         for (owner, _), asked in list(self._asked.items()):
             if owner == to and not asked.future.done():
                 asked.future.set_exception(error)
 
     async def close(self) -> None:
-        """Stop reading, cancel handlers and requests under way, close the socket."""
+        """Stops reading, cancels handlers and pending requests, closes the socket."""
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
         if not self._ended.cancel() and not self._ended.cancelled():
-            self._ended.exception()  # known to whoever awaited `failure`
+            self._ended.exception()  # retrieved, so that asyncio does not log it
         for asked in self._asked.values():
             asked.future.cancel()
         for task in self._tasks:
@@ -225,7 +193,7 @@ class Channel:
         self._socket.close(linger=LINGER_MS)
 
     async def failure(self) -> None:
-        """Return never, or raise what ended the reading (StaleAttempt, a socket that is gone)."""
+        """Never returns; raises the error that ended the reading (StaleAttempt, a closed socket)."""
         await asyncio.shield(self._ended)
 
     # ---- sending --------------------------------------------------------------------------------
@@ -240,12 +208,12 @@ class Channel:
                 self._socket.send(to.encode(), _MORE)
             self._socket.send(data, _NOW, copy=len(data) <= COPIED_BYTES)
         finally:
-            # Whoever sends may also take note of what has come, and the descriptor tells of that once.
+            # Sending can consume the edge-triggered event, so check for incoming frames afterwards.
             if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
                 self._loop.call_soon(self._drain)
 
     def _arm(self, to: str, seq: int, asked: _Asked) -> None:
-        """Look at the request again when it is due to be sent again, or over."""
+        """Schedules the next check of the request: resend, or deadline."""
         left_s = max(LEAST_S, asked.limit_s - asked.state.quiet_s)
         is_watched = asked.resend_s or asked.watch.progress
         asked.planned_s = min(asked.resend_s or RESEND_S, left_s) if is_watched else left_s
@@ -273,7 +241,7 @@ class Channel:
     # ---- receiving ------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Take what has come: all of it, for the descriptor tells only of changes."""
+        """Reads all incoming messages, because the descriptor signals only changes."""
         if self._ended.done():
             return
         try:
@@ -288,7 +256,7 @@ class Channel:
         self._loop.call_soon(self._drain)
 
     def _take(self, parts: list[bytes]) -> None:
-        """Act on one frame. What is none costs itself: whoever sent it has the run's keys, or a defect."""
+        """Handles one frame. An invalid one is only dropped: its sender has the run's keys, and a bug."""
         sender, frame = "", None
         try:
             *identity, data = parts
@@ -311,26 +279,26 @@ class Channel:
                 asked.future.set_result(body)
         else:
             self._answers.begin(sender, frame.seq)
-            # Not here: what a handler raises is not the end of the reading.
+            # Not called directly: an error of a handler must not end the reading.
             self._loop.call_soon(self._handle, sender, frame.seq, body)
 
     def _drop(self, sender: str, frame: m.Frame | None, error: Exception) -> None:
-        """Count what is no message. A request is answered, or its sender would wait out its deadline. Its
-        number is not noted as seen, nor the answer kept: nothing was done, and a sender takes one answer."""
+        """Counts an invalid frame. A request is answered, or its sender would wait for its deadline. Its seq
+        is not recorded as seen, nor the answer kept: nothing was done, and a sender takes one answer."""
         self.num_dropped += 1
         if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
-            _LOG.warning("dropped %d frames that are none; the last: %s", self.num_dropped, error)
+            _LOG.warning("dropped %d invalid frames; the last: %s", self.num_dropped, error)
         if frame is None or frame.attempt != self._fence.attempt or frame.reply_to:
             return
-        if not self._seqs[sender]:  # a stranger: to who belongs to the run something was sent before
+        if not self._seqs[sender]:  # unknown sender: every process of the run was sent something before
             return
-        failed = m.Failed(error=f"the request is no valid message: {printable(str(error))}")
+        failed = m.Failed(error=f"the request is not a valid message: {printable(str(error))}")
         with contextlib.suppress(zmq.ZMQError):
             answer = encode_frame(self._fence.attempt, self._next_seq(sender), frame.seq, failed)
             self._put(sender, answer)
 
     def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
-        """A word about a request: the other end's about one of ours, or its question about one of its own."""
+        """Handles a notice: the receiver's report on our request, or a sender's query about its own."""
         if not self._fence.is_current(sender, frame):
             return
         if frame.reply_to == PROBE:
@@ -351,7 +319,7 @@ class Channel:
             self._say_what_is_known(sender, frame.seq)
 
     def _say_what_is_known(self, sender: str, seq: int) -> None:
-        """Answer a request that comes again, or a probe of it."""
+        """Answers a repeated request, or a query about it."""
         answer, attempt = self._answers.answer(sender, seq), self._fence.attempt
         if answer is None and self._answers.is_working(sender, seq):
             answer = encode_notice(attempt, seq, WORKING, self._progress(sender))
@@ -363,7 +331,7 @@ class Channel:
             return
         try:
             answer = self._handler(sender, body)
-        except Exception as error:  # noqa: BLE001 - answered, or the asker would wait out its deadline
+        except Exception as error:  # noqa: BLE001 - answered, or the sender would wait for its deadline
             answer = _defect(body, error)
         if answer is None or isinstance(answer, m.Message):
             self._answer(sender, seq, answer)
@@ -380,11 +348,11 @@ class Channel:
         self._answer(sender, seq, given)
 
     def _encoded(self, sender: str, seq: int, answer: m.Message) -> bytes:
-        """An answer that cannot be encoded (half a character in its text) is a defect, told in its place."""
+        """Encodes an answer; replaces one that cannot be encoded (a lone surrogate) by an error."""
         number = self._next_seq(sender)
         try:
             return encode_frame(self._fence.attempt, number, seq, answer)
-        except Exception as error:  # noqa: BLE001 - or the asker would wait for ever
+        except Exception as error:  # noqa: BLE001 - or the sender would wait forever
             return encode_frame(self._fence.attempt, number, seq, _defect(answer, error))
 
     def _answer(self, sender: str, seq: int, answer: Answer) -> None:

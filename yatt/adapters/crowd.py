@@ -1,4 +1,4 @@
-"""Many tasks whose ends are awaited one by one: asyncio.wait over all costs their number each time."""
+"""Awaits the ends of many tasks one by one; asyncio.wait would cost O(number of tasks) each time."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Crowd:
-    """Tasks under way."""
+    """A set of running tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -16,19 +16,19 @@ class Crowd:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """One more."""
+        """Starts one more task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended.put_nowait)
 
     async def one_end(self) -> None:
-        """Wait until one of them has ended; raises what it raised."""
+        """Waits until one task has ended; raises its exception."""
         task = await self._ended.get()
         self._tasks.discard(task)
         task.result()
 
     async def cancel(self) -> None:
-        """End all, and wait for it."""
+        """Cancels all tasks and waits for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

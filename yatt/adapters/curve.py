@@ -1,4 +1,4 @@
-"""The run's keys, and sockets made with them: ipc inside a node, CURVE-encrypted TCP between nodes."""
+"""The run's keys, and sockets that use them: ipc inside a node, CURVE-encrypted TCP between nodes."""
 
 import re
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ from yatt.errors import WorkerFailed
 Socket = zmq.Socket[bytes]
 _KEY = re.compile(rb'^\s*(public|secret)-key\s*=\s*"([^"]{40})"', re.MULTILINE)
 _FORM = b'metadata\ncurve\n    public-key = "%s"\n    secret-key = "%s"\n'
-"""As zmq.auth writes and reads it."""
+"""The file format of zmq.auth."""
 
 ENDS = ("server", "client")
 SPARE_SOCKETS = 64
-"""Sockets of a process beside its lines to peers."""
+"""Sockets of a process in addition to its connections to peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """Where one run's CURVE keys are; secret files have mode 0600."""
+    """The paths of one run's CURVE keys; secret files have mode 0600."""
 
     folder: Path
 
     def secret(self, end: str) -> Path:
-        """Path of the secret key of `end`, 'server' or 'client'."""
+        """Returns the path of the secret key of `end`, 'server' or 'client'."""
         return self.folder / f"{end}.key_secret"
 
 
 def make_keys(folder: Path) -> CurveKeys:
-    """Create the run's two key pairs in `folder` (mode 0700) unless both are there. If one is damaged or lost
-    both are made anew; call it while no attempt is at work, which would go on with the old ones.
+    """Creates the run's two key pairs in `folder` (mode 0700) unless they exist. Replaces both if one is
+    damaged or lost; call it while no attempt is running, which would continue with the old keys.
 
     Raises:
-        OSError: they cannot be read or written.
+        OSError: the keys cannot be read or written.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
@@ -62,37 +62,37 @@ def _is_pair(file: Path) -> bool:
 
 
 def roomy_context(num_peers: int) -> zmq.Context[Socket]:
-    """A context with room for a line to each of so many peers; zmq's own limit is 1,023 sockets."""
+    """Returns a context with enough sockets for that many peers; zmq's default limit is 1,023 sockets."""
     context: zmq.Context[Socket] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, max(1023, num_peers + SPARE_SOCKETS))
     return context
 
 
 class Gate:
-    """Lets only holders of the run's keys through to the TCP sockets of a context, by a thread of its own.
+    """Admits only holders of the run's keys to the TCP sockets of a context, in a separate thread.
 
-    Make it before the sockets: CURVE alone proves that a caller knows the server's public key, and admits any
-    key of the caller's.
+    Create it before the sockets: CURVE alone proves only that a client knows the server's public key, and
+    accepts any client key.
     """
 
     def __init__(self, context: zmq.Context[Socket], keys: CurveKeys) -> None:
         self._authenticator = ThreadAuthenticator(context)
-        # Not by configure_curve: it admits nobody, and says nothing, if the folder cannot be read just now.
+        # Not with configure_curve: it silently admits no client if the folder cannot be read at the moment.
         self._authenticator.certs["*"] = {_pair(keys.secret("client"))[0]: True}
         self._authenticator.start()
 
     def close(self) -> None:
-        """End the thread; before the context ends."""
+        """Ends the thread; call it before the context ends."""
         self._authenticator.stop()
 
 
 def tcp(host: str, port: int | str) -> str:
-    """A place as zmq writes it; `*` is any free port."""
+    """Returns a zmq address; port `*` is any free port."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys | None = None) -> Socket:
-    """A hub's socket, bound. TCP needs `keys`.
+    """Returns a bound server socket. TCP needs `keys`.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -103,7 +103,7 @@ def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys
     _never_block(socket)
     assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
     if keys is not None:
-        _pair(keys.secret("client"))  # for the lines that are opened later, in an event loop
+        _pair(keys.secret("client"))  # load the keys now; client sockets are opened later, in an event loop
         public, secret = _pair(keys.secret("server"))
         socket.curve_secretkey, socket.curve_publickey, socket.curve_server = secret, public, True
     socket.setsockopt(zmq.IPV6, int("[" in address))
@@ -114,7 +114,7 @@ def listening_socket(context: zmq.Context[Socket], address: str, keys: CurveKeys
 def calling_socket(
     context: zmq.Context[Socket], address: str, identity: str, keys: CurveKeys | None = None
 ) -> Socket:
-    """A line to a hub: a peer's, or an asyncio worker's own controller. TCP needs `keys`."""
+    """Returns a client socket: of a peer, or of an asyncio worker. TCP needs `keys`."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
     _never_block(socket)
@@ -131,14 +131,14 @@ def calling_socket(
 
 @cache
 def _pair(file: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a secret file; read once, for a run's keys never change.
+    """Returns the public and the secret key of a secret file; cached, because a run's keys never change.
 
     Raises:
-        OSError: it cannot be read, for longer than a passing error lasts.
-        WorkerFailed: it holds no pair of keys.
+        OSError: the file cannot be read, also after retries.
+        WorkerFailed: the file has no valid key pair.
     """
     if (pair := _pair_in(patiently(file.read_bytes))) is None:
-        raise WorkerFailed(f"{file} holds no pair of keys; the next start of the run makes new ones.")
+        raise WorkerFailed(f"{file} has no valid key pair; the next start of the run creates new keys.")
     return pair
 
 
@@ -148,9 +148,9 @@ def _pair_in(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _never_block(socket: Socket) -> None:
-    """No limit on queued messages: one peer that stands still must not stop what is said to the others.
+    """Removes the limit on queued messages: a peer that hangs must not block messages to the others.
 
-    What can be queued is bounded by the requests under way.
+    The queue is bounded by the number of pending requests.
     """
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)

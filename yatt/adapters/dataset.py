@@ -1,9 +1,8 @@
-"""Prompt files, JSONL and parquet: checked whole before a run starts, then read from disk row by row.
+"""Prompt files, JSONL and parquet: checked completely before a run starts, then read from disk row by row.
 
-verl's columns are understood as they are; other names come from the config. Values keep the types that the
-file has. No process holds all rows: a row is found again by its place (`RowRef`), also by the reward
-processes. Parquet is copied once into an Arrow file in the node's scratch folder, which is mapped, not
-loaded.
+verl's columns are read unchanged; other names come from the config. Values keep the types of the file. No
+process holds all rows in memory: a row is addressed by its position (`RowRef`), also in the reward processes.
+Parquet is copied once into an Arrow file in the node's scratch folder, which is memory-mapped.
 """
 
 import bisect
@@ -39,7 +38,7 @@ COMPRESSED = {
 class Row:
     """One prompt. `prompt` is text, or a list of chat messages ({role, content}).
 
-    `ground_truth` is the value of its column, of whatever type; None where the row has none.
+    `ground_truth` is the value of its column, of any type; None if the row has none.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -50,14 +49,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """What a check of whole files found."""
+    """The counts from a check of all files."""
 
     rows: int
     without_truth: int
 
 
 def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
-    """Read every row of `files` once.
+    """Reads every row of `files` once.
 
     Raises:
         ConfigError: a file is missing or unreadable, or a row cannot be used; names file and row.
@@ -68,15 +67,15 @@ def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
             rows += 1
             without_truth += _row(raw, place, data).ground_truth is None
     if not rows:
-        raise ConfigError(f"{', '.join(files)}: no rows. Point data.train_files at files with prompts.")
+        raise ConfigError(f"{', '.join(files)}: no rows. Write files with prompts in data.train_files.")
     return RowCounts(rows=rows, without_truth=without_truth)
 
 
 class RowReader:
-    """Reads rows by their place.
+    """Reads rows by their position.
 
     Args:
-        scratch: folder of Arrow copies; the files in it were made by `RowFiles`.
+        scratch: folder of the Arrow copies that `RowFiles` has made.
     """
 
     def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
@@ -86,27 +85,27 @@ class RowReader:
         self._tables: dict[int, Any] = {}
 
     def path(self, ref: RowRef) -> Path:
-        """The file of a row."""
+        """Returns the file of a row."""
         return self._paths[ref.file]
 
     def read(self, ref: RowRef, *, limit_s: float = LIMIT_S) -> Row:
-        """One row.
+        """Reads one row.
 
         Args:
-            limit_s: how long passing errors are waited for; 0 is one try.
+            limit_s: time limit for retries after transient errors; 0: one try.
 
         Raises:
-            WorkerFailed: the file cannot be read (any more), or has changed.
+            WorkerFailed: the file cannot be read any more, or has changed.
         """
         path = self.path(ref)
         find = self._parquet_row if path.suffix == ".parquet" else self._line
         try:
             return _row(patiently(partial(find, ref), limit_s=limit_s), str(path), self._data)
         except (OSError, ValueError, ConfigError) as error:
-            raise WorkerFailed(f"{path}: a row that was there cannot be read: {error}") from error
+            raise WorkerFailed(f"{path}: a row of the data file cannot be read any more: {error}") from error
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
+        """Closes the files; a later read opens them again."""
         while self._lines:
             self._lines.popitem()[1].close()
         self._tables.clear()
@@ -119,7 +118,7 @@ class RowReader:
         try:
             raw: dict[str, Any] = json.loads(os.pread(file.fileno(), ref.size, ref.at))
         except OSError:
-            with self._opening:  # a handle can be stale for ever; the next try opens the file anew
+            with self._opening:  # a file handle can stay stale; the next try reopens the file
                 self._lines.pop(ref.file, None)
             raise
         return raw
@@ -140,14 +139,14 @@ class RowReader:
 
 
 class RowFiles(RowReader):
-    """The rows of data files by their number over all files.
+    """The rows of data files, by their number over all files.
 
     Args:
-        limit_s: how long passing errors of the files' filesystem are waited for, file by file.
+        limit_s: time limit per file for retries after transient filesystem errors.
 
     Raises:
         ConfigError: a file is missing or unreadable.
-        OSError: a passing error that did not pass.
+        OSError: a transient error that lasted longer.
     """
 
     def __init__(
@@ -167,13 +166,13 @@ class RowFiles(RowReader):
             digests.append(digest)
         self._ends = list(accumulate(counts))
         self.fingerprint = hashlib.sha256(b"".join(digests)).hexdigest()
-        """Of the bytes of all files in their order: rows with the same numbers are the same rows."""
+        """SHA-256 of all files in order: if it is equal, rows with the same number are the same rows."""
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def ref(self, number: int) -> RowRef:
-        """Where a row is."""
+        """Returns the position of a row."""
         file = bisect.bisect_right(self._ends, number)
         index = number - (self._ends[file - 1] if file else 0)
         offsets = self._offsets[file]
@@ -182,15 +181,15 @@ class RowFiles(RowReader):
         return RowRef(file, offsets[2 * index], offsets[2 * index + 1])
 
     def row(self, number: int) -> Row:
-        """One row. Reads the disk.
+        """Reads one row from disk.
 
         Raises:
-            WorkerFailed: as `read`.
+            WorkerFailed: see `read`.
         """
         return self.read(self.ref(number))
 
     def _make_copy(self, file: int) -> int:
-        """Copy a parquet file into an Arrow file; gives its number of rows."""
+        """Copies a parquet file to an Arrow file; returns its number of rows."""
         import pyarrow
 
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -207,14 +206,14 @@ class RowFiles(RowReader):
 
 
 def truth_text(value: Any) -> str:
-    """A ground truth as a template shows it: text as it is, anything else as JSON."""
+    """Returns a ground truth as text for templates: text unchanged, anything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
-    """A prompt without any model's control tokens: a lone user's message as it is, else who said what."""
+    """Prompt text without control tokens: a single message's content, else all messages with roles."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -223,7 +222,7 @@ def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
 
 
 def _line_starts(path: Path) -> "tuple[array[int], bytes]":
-    """Offset and length of every line that is not blank, one after the other; and the file's SHA-256."""
+    """Returns offset and length of every line that is not blank, in sequence; and the file's SHA-256."""
     found, at, digest = array("Q"), 0, hashlib.sha256()
     with _opened(path) as lines:
         for line in lines:
@@ -240,11 +239,11 @@ def _digest_of(path: Path) -> bytes:
 
 
 def _opened(path: Path) -> Any:
-    """The file, open.
+    """Opens a data file.
 
     Raises:
-        ConfigError: it is not there, or may not be read.
-        OSError: what may pass: a filesystem's trouble is no mistake of the user's.
+        ConfigError: it does not exist, or cannot be read.
+        OSError: a transient error, which is not a user error.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
@@ -288,7 +287,7 @@ def _parsed(line: bytes, place: str) -> dict[str, Any]:
         shown = _shown(line.decode(errors="replace"))
         raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
     except RecursionError as error:
-        raise ConfigError(f"{place} is nested too deeply to be read.") from error
+        raise ConfigError(f"{place} is nested too deeply.") from error
     except ValueError as error:
         raise ConfigError(f"{place} cannot be read as JSON: {error}.") from error
     if not isinstance(raw, dict):
@@ -319,7 +318,7 @@ def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         raise ConfigError(
             f"{place} {what} prompt: column '{data.prompt_key}' must be text or a list of "
             f"{{role, content}} messages, both text. The row: {_shown(json.dumps(raw, default=str))} "
-            f"Mend the row, or name the column in data.prompt_key."
+            f"Correct the row, or write the column in data.prompt_key."
         )
     source = _descend(raw, data.data_source_key)
     truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
@@ -340,8 +339,8 @@ def _refuse_surrogates(text: str, name: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{place}: its {name} has half a character (a lone surrogate, at {error.start}), which no "
-            "tokenizer takes. Mend the row."
+            f"{place}: its {name} contains a lone surrogate (at {error.start}), which no tokenizer accepts. "
+            "Correct the row."
         ) from error
 
 

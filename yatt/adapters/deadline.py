@@ -1,4 +1,4 @@
-"""Waiting for a future with a deadline, without the task that asyncio.wait_for costs."""
+"""Waits for a future with a deadline, without the extra task of asyncio.wait_for."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def within(future: "asyncio.Future[T]", limit_s: float) -> T:
-    """The future's result. Whoever awaits this owns the future: nobody else sets the TimeoutError.
+    """Returns the future's result. Only one caller may await it, because a timeout sets TimeoutError.
 
     Raises:
-        TimeoutError: not there after `limit_s`.
+        TimeoutError: no result after `limit_s`.
     """
     timer = future.get_loop().call_later(limit_s, _expire, future)
     try:
@@ -26,10 +26,10 @@ def _expire(future: "asyncio.Future[T]") -> None:
 
 
 async def while_moving(work: Awaitable[T], limit_s: float, progress: Callable[[], object]) -> T:
-    """The result of `work`, however long it takes, as long as `progress()` changes.
+    """Returns the result of `work`, without a time limit as long as `progress()` changes.
 
     Raises:
-        TimeoutError: nothing moved for `limit_s`; `work` is cancelled.
+        TimeoutError: no progress for `limit_s`; `work` is cancelled.
     """
     task, quiet_s, known = asyncio.ensure_future(work), 0.0, progress()
     step_s = min(1.0, limit_s)

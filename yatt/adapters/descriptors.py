@@ -6,14 +6,14 @@ import sys
 
 
 def hard_limit() -> int:
-    """The most descriptors that this process may allow itself (`ulimit -Hn`)."""
+    """Returns the hard limit of open file descriptors (`ulimit -Hn`)."""
     return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def raise_soft_limit() -> int:
-    """Raise the soft limit to the hard limit; gives the limit that holds now. Children inherit it.
+    """Raises the soft limit to the hard limit; returns the resulting limit. Children inherit it.
 
-    The soft limit is 1,024 on most systems, for programs that use select(); nothing here does.
+    The soft limit is 1,024 on most systems, for programs that use select(), which yatt does not.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a kernel that allows less than the hard limit

@@ -1,7 +1,7 @@
-"""Files on a shared filesystem: written whole and durable, read with patience.
+"""Files on a shared filesystem: written atomically and durably, read with retries.
 
-The only module that knows how: a temporary name unique to the writer, fsync of the file, rename or
-link, fsync of the folder. Readers open and read; they trust neither stat nor a listing.
+The only module with these steps: a temporary name unique to the writer, fsync of the file, rename or link,
+fsync of the folder. Readers open and read; they rely neither on stat nor on a listing.
 """
 
 import errno
@@ -21,13 +21,13 @@ Buffer = bytes | memoryview
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
 GROUP_UMASK = 0o027
-"""The group reads, nobody else."""
+"""The group can read, others have no access."""
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` with mode 0700.
+    """Creates `folder` with mode 0700.
 
     Raises:
         ConfigError: it cannot be created or written to.
@@ -38,25 +38,25 @@ def make_private(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be used as a folder of the run ({error.strerror}). "
-            "Name another one in run.dir."
+            "Write another one in run.dir."
         ) from error
 
 
 def share_with(who: str) -> None:
-    """Let this process and its children create what the user's group may read, if `run.share` is group."""
+    """Makes new files of this process and its children readable by the user's group, if `who` is group."""
     if who == "group":
         os.umask(GROUP_UMASK)
 
 
 def make_within(root: Path, folder: Path) -> None:
-    """Create `folder` and what is missing between `root` and it, but never `root` itself.
+    """Creates `folder` and missing folders between `root` and it, but never `root` itself.
 
-    A run folder that somebody removed while the run was going on must not be built anew in parts.
+    A run folder that was removed during the run must not be partly recreated.
 
     Raises:
-        FolderGone: `root` is not there.
+        FolderGone: `root` does not exist.
         ConfigError: `folder` cannot be created.
-        OSError: a trouble that may pass.
+        OSError: a transient error.
     """
     missing = [level for level in (folder, *folder.parents) if level.is_relative_to(root) and level != root]
     try:
@@ -66,32 +66,34 @@ def make_within(root: Path, folder: Path) -> None:
             raise FileNotFoundError
     except FileNotFoundError as error:
         raise FolderGone(
-            f"{root} is gone: somebody removed or moved it while the run was going on. What was saved there "
-            "is lost with it; nothing is written any more."
+            f"{root} is gone: somebody removed or moved it during the run. Everything saved there is lost; "
+            "the run writes nothing more."
         ) from error
     except OSError as error:
         if error.errno in PASSING:
             raise
-        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Free or mend it.") from error
+        raise ConfigError(
+            f"{folder}: cannot be created ({error.strerror}). Correct this and start again."
+        ) from error
 
 
 def publish(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write `path` whole: readers see the old content or the new, never half.
+    """Writes `path` atomically: readers see the old content or the new one.
 
     Args:
-        mode: of the file, less the umask.
+        mode: mode of the file, before the umask.
 
     Raises:
-        OSError: not written; `path` is as it was and no temporary file is left.
+        OSError: not written; `path` is unchanged and no temporary file is left.
     """
     publish_stream(path, (data,), mode=mode)
 
 
 def publish_stream(path: Path, chunks: Iterable[Buffer], *, mode: int = 0o666) -> None:
-    """`publish` of content that comes in chunks; never more than one of them is held.
+    """Like `publish`, for content in chunks; holds one chunk in memory at a time.
 
     Raises:
-        OSError: not written. Whatever `chunks` raises: `path` is as it was then too.
+        OSError: not written. Errors of `chunks` are raised too; `path` is unchanged then.
     """
     temporary = _write_temporary(path, chunks, mode)
     try:
@@ -103,16 +105,16 @@ def publish_stream(path: Path, chunks: Iterable[Buffer], *, mode: int = 0o666) -
 
 
 def claim(path: Path, data: bytes) -> bool:
-    """Create `path` if nobody has: True iff this call did. Safe where replies get lost (NFS).
+    """Creates `path` exclusively; returns True if and only if this call did. Safe if NFS loses replies.
 
     Raises:
-        OSError: the filesystem refused for another reason than that `path` is there.
+        OSError: the filesystem failed for another reason than that `path` exists.
     """
     temporary = _write_temporary(path, (data,))
     try:
         try:
             os.link(temporary, path)
-        except OSError as error:  # what the reply says is not believed; what is there counts
+        except OSError as error:  # the reply may be wrong; the file itself decides
             found = read_or_none(path)
             if found is None and error.errno not in _PASSING:
                 raise
@@ -124,7 +126,7 @@ def claim(path: Path, data: bytes) -> bool:
 
 
 def read_or_none(path: Path) -> bytes | None:
-    """Content, or None while the file is not (yet) visible here."""
+    """Returns the content, or None while the file is not (yet) visible here."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -134,8 +136,8 @@ def read_or_none(path: Path) -> bytes | None:
 
 
 def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
-    """Temporary files below `root`, left by writers that were killed or still at work; not those in the
-    folders called `skip`."""
+    """Returns temporary files below `root`, of killed or active writers, except in the folders named
+    `skip`."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in skip]
@@ -144,7 +146,7 @@ def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line in a single write."""
+    """Appends one line in a single write."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(descriptor, line.encode() + b"\n")
@@ -153,16 +155,16 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sealed(content: dict[str, Any], attempt: int) -> bytes:
-    """A record with its attempt and a checksum over all of it."""
+    """Encodes a record with its attempt number and a checksum."""
     body = json.dumps({**content, "attempt": attempt}, sort_keys=True)
     return f"{hashlib.sha256(body.encode()).hexdigest()} {body}\n".encode()
 
 
 def unsealed(data: bytes | None, attempt: int) -> dict[str, Any] | None:
-    """The record, or None if it is torn, absent or of another attempt.
+    """Returns the record, or None if it is damaged, missing or of another attempt.
 
     Raises:
-        StaleAttempt: it is of a newer attempt than ours.
+        StaleAttempt: it is of a newer attempt.
     """
     record = unsealed_any(data)
     if record is None:
@@ -173,7 +175,7 @@ def unsealed(data: bytes | None, attempt: int) -> dict[str, Any] | None:
 
 
 def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
-    """The record of whatever attempt, or None if it is torn or absent."""
+    """Returns the record of any attempt, or None if it is damaged or missing."""
     digest, _, body = (data or b"").decode(errors="replace").rstrip("\n").partition(" ")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         return None

@@ -9,14 +9,14 @@ from pathlib import Path
 SIOCGIFADDR = 0x8915
 IF_INET6 = Path("/proc/net/if_inet6")
 LINK_LOCAL = 0x20
-"""A scope that needs more than an address to be reached."""
+"""Scope of link-local addresses, which also need an interface to be reached."""
 
 
 def address_of(interface: str, version: int = 0) -> str:
-    """Address of an interface: IPv4, and IPv6 where it has no IPv4 one, unless a version is asked for.
+    """Returns the address of an interface: IPv4, or IPv6 if it has no IPv4 address, unless `version` is set.
 
     Raises:
-        OSError: there is no such interface, or it has no such address.
+        OSError: the interface does not exist, or has no such address.
     """
     missing = OSError(0, "no IPv6 address")
     if version != 6:
@@ -30,7 +30,7 @@ def address_of(interface: str, version: int = 0) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Name of the interface with this address; empty if none has it."""
+    """Returns the name of the interface with this address; empty if none has it."""
     version = 6 if ":" in address else 4
     for _, name in socket.if_nameindex():
         try:
@@ -48,7 +48,7 @@ def _ipv4_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """The first one that is not link-local; empty if there is none, or no IPv6 at all."""
+    """Returns the first IPv6 address that is not link-local; empty if there is none."""
     try:
         lines = IF_INET6.read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Which Slurm job is a run's, and who may submit one: `RUN/job`, and the claim around check and sbatch.
+"""The Slurm job of a run (`RUN/job`), and the lock that is held while a job is submitted.
 
-A job is told by its id and its command. Slurm gives ids anew one day, and other clusters have the same ones;
-names and comments are changed by users and sites; the command of a job is not, and ours is a script in the
-run folder with a name of its own.
+A job is identified by its id and its command. Slurm reuses ids, and other clusters have the same ones; users
+and sites change names and comments. The command of a job does not change, and ours is a script in the run
+folder with a unique name.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ from yatt.errors import DeadlineExceeded
 from yatt.paths import RunPaths
 
 WAIT_S = 60.0
-"""How long another submitter of the same run is waited for."""
+"""Longest wait for another submitter of the same run."""
 
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class JobNote:
-    """The run's newest job. `command` as Slurm shows it; empty where Slurm did not say."""
+    """The run's newest job. `command`: as Slurm shows it; empty if Slurm did not answer."""
 
     job: str
     command: str = ""
 
 
 def noted_job(paths: RunPaths) -> JobNote | None:
-    """What is noted; None if the run was never submitted, or what is there is no note.
+    """Returns the recorded job; None if the run was never submitted, or if the record is not valid.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: the record exists but cannot be read.
     """
     text = (read_or_none(paths.job) or b"").decode(errors="replace").strip()
     try:
@@ -54,7 +54,7 @@ def noted_job(paths: RunPaths) -> JobNote | None:
 
 
 def note_job(paths: RunPaths, job: str, shown: list[Fields] | None) -> None:
-    """Note the run's newest job. `shown`: its components as Slurm shows them, if it does."""
+    """Records the run's newest job. `shown`: its components as Slurm shows them, None without an answer."""
     command = shown[0].get("Command", "") if shown else ""
     publish(paths.job, (json.dumps(asdict(JobNote(job, command))) + "\n").encode())
 
@@ -65,8 +65,8 @@ def names_run(command: str, root: Path) -> bool:
 
 
 def is_same_job(noted: JobNote, shown: list[Fields], root: Path) -> bool:
-    """Whether the job that Slurm shows under the noted id is the noted one. Where the command is not known,
-    the comment has to do: ids are given anew."""
+    """Whether the job that Slurm shows under the recorded id is the recorded one. Ids are reused, so the
+    command is compared, or the comment if the command is not known."""
     if not shown:
         return False
     command = shown[0].get("Command", "")
@@ -77,11 +77,11 @@ def is_same_job(noted: JobNote, shown: list[Fields], root: Path) -> bool:
 
 @contextlib.contextmanager
 def only_submitter(paths: RunPaths) -> Iterator[None]:
-    """Be the only one who looks for a job of this run and submits one, on whatever machine.
+    """Context manager: only one process on any machine checks for a job of this run and submits one.
 
     Raises:
-        DeadlineExceeded: another submits, or was killed on another machine while it did.
-        OSError: the run folder refuses.
+        DeadlineExceeded: another process submits, or was killed on another machine while it did.
+        OSError: the run folder cannot be written.
     """
     place = paths.root / "submitting"
     until_s = clock.monotonic_s() + WAIT_S
@@ -89,19 +89,19 @@ def only_submitter(paths: RunPaths) -> Iterator[None]:
     mine = json.dumps({**(asdict(here) if here else {}), "host": socket.gethostname()}).encode()
     with _only_here(paths.root, until_s):
         while not claim(place, mine):
-            # Whoever submits here has the lock that we have: a claim of this machine is a dead one's.
+            # We hold this machine's lock, so another claim of this machine is that of a dead process.
             if (holder := _holder(place)) is not None and holder.is_gone():
                 place.unlink(missing_ok=True)
             elif clock.monotonic_s() > until_s:
                 raise DeadlineExceeded(
-                    f"another `yatt submit` of this run is at work elsewhere, or died there; nothing was "
-                    f"queued. If it is gone, remove {place} and try again."
+                    f"another `yatt submit` of this run is active on another machine, or was killed there; "
+                    f"nothing was queued. If it is not running, remove {place} and try again."
                 )
             time.sleep(POLL_S)
         try:
             yield
         finally:
-            if read_or_none(place) == mine:  # not another's, where the folder was removed and made anew
+            if read_or_none(place) == mine:  # not another process's, if the folder was recreated
                 place.unlink(missing_ok=True)
 
 
@@ -115,13 +115,13 @@ def _holder(place: Path) -> Identity | None:
 
 @contextlib.contextmanager
 def _only_here(root: Path, until_s: float) -> Iterator[None]:
-    """One of this machine's processes at a time, by an address that only one can have and the kernel frees at
-    a process's end: file locks are not to be had on every shared filesystem."""
+    """Lock for the processes of this machine: an abstract socket address, which the kernel frees when the
+    process ends. Not every shared filesystem has file locks."""
     name = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
     with socket.socket(socket.AF_UNIX) as lock:
         while not _is_bound(lock, f"\0yatt-submit-{os.getuid()}-{name}"):
             if clock.monotonic_s() > until_s:
-                raise DeadlineExceeded("another `yatt submit` of this run is at work; nothing was queued.")
+                raise DeadlineExceeded("another `yatt submit` of this run is active; nothing was queued.")
             time.sleep(POLL_S)
         yield
 

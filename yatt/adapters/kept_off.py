@@ -1,7 +1,7 @@
-"""Which nodes a job is kept off: those that were lost or found unfit, beside what others have asked for.
+"""Nodes that a job excludes: lost and unfit ones, in addition to those that others have excluded.
 
-What is added to a job's list of excluded nodes is noted in the run folder first. So the next start can take
-away what the last one added, and nothing that came from a site file, a command line or an administrator.
+Additions to a job's list of excluded nodes are first recorded in the run folder. So the next start can remove
+them, and nothing that came from a site file, a command line or an administrator.
 """
 
 import logging
@@ -20,26 +20,26 @@ from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
 _GPUS = re.compile(r"gres[:/]gpu(?::([^:,]*[^:,\d][^:,]*))?:(\d+)")
-"""Newer versions write gres/gpu:a100:8, older ones gres:gpu:a100:8; the type may not be there."""
+"""Newer versions write gres/gpu:a100:8, older ones gres:gpu:a100:8; the type may be missing."""
 
 _ASKED_NODES = re.compile(r"(?:^|,)node=(\d+)")
 
 UNFIT_FOR = 32
-"""For so many attempts a job is kept off a node; then it may have been repaired."""
+"""Number of attempts for which an unfit node is excluded; after that it may have been repaired."""
 
 TRIES, PAUSE_S = 10, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOff:
-    """The list of one run's jobs."""
+    """The excluded nodes of one run's jobs."""
 
     paths: RunPaths
     slurm: Slurm
 
     def renew(self, job_id: str, gone: list[str], attempt: int) -> None:
-        """Before the next start: off `gone` and what was found unfit, as far as the job can do without. A job
-        whose list cannot be changed may be given such a node again, which costs it a start."""
+        """Excludes `gone` and unfit nodes from the next start, as far as the job can do without them. If the
+        list cannot be changed, the job may get such a node again, which costs it one start."""
         try:
             unfit = patiently(partial(lately_unfit, self.paths))
             exclude = list(dict.fromkeys([*filter(None, gone), *unfit]))
@@ -47,13 +47,13 @@ class KeptOff:
             added = noted.get("nodes", []) if noted.get("job") == job_id else []
             if exclude or any(added):
                 self._renew(job_id, exclude, added, attempt)
-        except Exception as error:  # noqa: BLE001 (the start is asked for already: nothing may go wrong with it)
-            _LOG.warning("the nodes to keep job %s off are not known: %s", job_id, words_of(error))
+        except Exception as error:  # noqa: BLE001 (the start is requested already and must not fail)
+            _LOG.warning("the nodes to exclude from job %s are not known: %s", job_id, words_of(error))
 
     def _renew(self, job_id: str, exclude: list[str], added: list[list[str]], attempt: int) -> None:
         parts, nodes = self.slurm.show_job(job_id), self.slurm.show_nodes()
         if not parts or nodes is None:
-            _LOG.warning("Slurm does not say what job %s may be kept off", job_id)
+            _LOG.warning("Slurm does not answer: the excluded nodes of job %s stay unchanged", job_id)
             return
         mine = [{*names} for names in (*added, *[[]] * len(parts))][: len(parts)]
         before = [expand(value_of(part, "ExcNodeList")) for part in parts]
@@ -61,7 +61,7 @@ class KeptOff:
             [name for name in names if name not in own] for names, own in zip(before, mine, strict=True)
         ]
         adding = affordable(exclude, parts, [self._within(part, nodes) for part in parts], others)
-        # Until the lists are changed both may be in them; whoever comes next has to know all that is ours.
+        # Record old and new additions first, so that the next start knows all of ours.
         self._note(job_id, [[*own, *new] for own, new in zip(mine, adding, strict=True)], attempt)
         lists = [[*theirs, *new] for theirs, new in zip(others, adding, strict=True)]
         changed = [
@@ -76,7 +76,7 @@ class KeptOff:
         patiently(partial(publish, self.paths.kept_off, sealed({"job": job_id, "nodes": nodes}, attempt)))
 
     def _within(self, part: Fields, nodes: Mapping[str, Fields]) -> Mapping[str, Fields]:
-        """Of all nodes those of its reservation, if it has one."""
+        """Returns the nodes of the component's reservation; all nodes if it has none."""
         if not (reservation := value_of(part, "Reservation")):
             return nodes
         names = self.slurm.reserved(reservation)
@@ -87,13 +87,13 @@ class KeptOff:
             reply = self.slurm.exclude(whose, names)
             if reply.code == 0:
                 return True
-            _LOG.warning("job %s is not kept off %s yet: %s", whose, names, reply.says)
+            _LOG.warning("job %s does not exclude %s yet: %s", whose, names, reply.says)
             time.sleep(PAUSE_S)
         return False
 
 
 def lately_unfit(paths: RunPaths) -> list[str]:
-    """Slurm's names of the nodes that recent attempts found unfit, though Slurm itself finds them good; the
+    """Returns Slurm's names of nodes that recent attempts found unfit although Slurm considers them good,
     newest first.
 
     Raises:
@@ -110,13 +110,13 @@ def lately_unfit(paths: RunPaths) -> list[str]:
 def affordable(
     exclude: list[str], parts: list[Fields], nodes: list[Mapping[str, Fields]], others: list[list[str]]
 ) -> list[list[str]]:
-    """Of each component, as many of the nodes `exclude`, from the first on, as it can do without: a job that
-    is kept off one too many waits for ever, and no launcher lives that could mend it. What Slurm knows to be
-    down is left to Slurm.
+    """Returns per component as many of the nodes `exclude`, in order, as it can do without: a job that
+    excludes too many nodes waits forever, and no launcher runs that could correct it. Nodes that are down are
+    left to Slurm.
 
     Args:
-        nodes: by component, those that it may be given.
-        others: by component, nodes that it is kept off already.
+        nodes: per component, the nodes that it may get.
+        others: per component, the nodes that are excluded already.
     """
     there = [
         {name for name, node in mine.items() if could_serve(node, part)} - {*off}
@@ -152,7 +152,7 @@ def _cpus(part: Fields) -> int:
 
 
 def _has_gpus(node: Fields, asked: str) -> bool:
-    """Of the type that is asked for; of any together where no type is."""
+    """Whether the node has enough GPUs of the requested type, or of all types together."""
     had, wanted = gpus_of(node), _GPUS.search(asked)
     if wanted is None:
         return "gpu" not in asked
@@ -161,7 +161,7 @@ def _has_gpus(node: Fields, asked: str) -> bool:
 
 
 def mebibytes(text: str) -> int:
-    """Memory as Slurm writes it: 1500G, 32000M, 0; without a unit in MiB."""
+    """Returns the MiB of a Slurm memory size: 1500G, 32000M, 0; without a unit in MiB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
     return int(float(found[1]) * _MEBIBYTES[found[2]]) if found else 0
 
@@ -170,11 +170,11 @@ _MEBIBYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 
 def value_of(part: Fields, key: str) -> str:
-    """A field, empty where Slurm writes that there is nothing."""
+    """Returns a field, empty if Slurm shows (null) or None."""
     return "" if (value := part.get(key, "")) in ("(null)", "None") else value
 
 
 def _num_nodes(part: Fields) -> int:
-    """Of one component. While a job is completing NumNodes counts only the nodes that are not free yet."""
+    """Returns the node count of one component. While a job is completing, NumNodes counts only busy nodes."""
     asked = _ASKED_NODES.search(part.get("ReqTRES", part.get("TRES", "")))
     return max(int(part.get("NumNodes", "1").partition("-")[0]), int(asked[1]) if asked else 0)

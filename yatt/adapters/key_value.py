@@ -1,8 +1,8 @@
-"""A small key-value service for the meeting of trainer ranks: over CURVE, for holders of the run's keys only.
+"""A small key-value service for the rendezvous of trainer ranks, over CURVE with the run's keys.
 
-One process serves, in a thread; every process calls. A caller that waits for a key is parked at the server,
-which answers as soon as all keys are there. Anyone without the run's client key is refused by ZAP before a
-frame of theirs is read. Frames are msgpack records, never pickles.
+One process runs the server in a thread; every process is a client. A call that waits for keys is parked at
+the server, which answers as soon as all keys exist. ZAP refuses clients without the run's client key before
+any of their frames is read. Frames are msgpack records, not pickles.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ POLL_S = 0.05
 LONGEST_PARK_S = 1.0
 MOST_COUNT = 1 << 63
 ANSWER_S = 30.0
-"""How long the server may take beyond what was asked to wait."""
+"""Time limit of an answer, in addition to the requested wait."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """One operation; `park_s` is how long it may wait for all `keys` to be there."""
+    """One operation; `park_s`: the longest wait for all `keys` to exist."""
 
     number: int
     kind: str
@@ -42,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_un
 
 
 class KeyValueReply(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """`found`: all keys were there, or the operation took place. `error`: why the operation is refused."""
+    """`found`: all keys existed, or the operation was carried out. `error`: why it was refused."""
 
     number: int
     found: bool
@@ -56,17 +56,17 @@ CALLS, REPLIES = msgspec.msgpack.Decoder(Call), msgspec.msgpack.Decoder(KeyValue
 
 
 class Table:
-    """The keys and what each operation does to them. No I/O."""
+    """The table of keys and values, and its operations. No I/O."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
 
     def has(self, keys: tuple[str, ...]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return self._values.keys() >= set(keys)
 
     def apply(self, call: Call) -> KeyValueReply:
-        """Carry out an operation."""
+        """Carries out an operation."""
         key = call.keys[0] if call.keys else ""
         found, value, count, error = True, b"", 0, ""
         match call.kind:
@@ -90,18 +90,18 @@ class Table:
         return KeyValueReply(number=call.number, found=found, value=value, count=count, error=error)
 
     def _add(self, key: str, amount: int) -> tuple[int, str]:
-        """The new count; or 0 and why there is none."""
+        """Returns the new count and ''; or 0 and the error."""
         held = self._values.get(key, b"0")
         if not _COUNT.fullmatch(held):
-            return 0, f"'{key}' holds no number to add to: {held[:40]!r}"
+            return 0, f"'{key}' is not a number, so nothing can be added: {held[:40]!r}"
         count = int(held) + amount
         if not -MOST_COUNT <= count < MOST_COUNT:
-            return 0, f"'{key}' would leave 64 bits: {held.decode()} + {amount}"
+            return 0, f"'{key}' would exceed 64 bits: {held.decode()} + {amount}"
         self._values[key] = str(count).encode()
         return count, ""
 
     def _compare_set(self, key: str, call: Call) -> bytes:
-        """torch's rule: an absent key takes the value iff nothing is expected of it."""
+        """Sets by torch's rule: a missing key takes the value if and only if `expected` is empty."""
         held = self._values.get(key)
         if held == call.expected or (held is None and not call.expected):
             self._values[key] = call.value
@@ -116,10 +116,10 @@ class _Parked:
 
 
 class KeyValueServer:
-    """Serves from its making until `close`.
+    """Serves from its construction until `close`.
 
     Args:
-        host: the address to bind; the port is a free one.
+        host: the address to bind, on a free port.
     """
 
     def __init__(self, host: str, keys: CurveKeys) -> None:
@@ -129,13 +129,13 @@ class KeyValueServer:
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._table, self._parked = Table(), list[_Parked]()
         self.num_dropped = 0
-        """Frames that were no calls."""
+        """Number of invalid frames."""
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="key-value", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stops serving."""
         self._ends.set()
         self._thread.join()
         self._gate.close()
@@ -149,7 +149,7 @@ class KeyValueServer:
             self._answer_parked()
 
     def _take(self, frames: list[bytes]) -> None:
-        """A frame that is no call is dropped: its sender has the run's key, and its own defect."""
+        """Handles one frame. An invalid one is dropped: its sender has the run's key and a bug."""
         try:
             sender, body = frames
             call = CALLS.decode(body)
@@ -158,7 +158,7 @@ class KeyValueServer:
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             self.num_dropped += 1
             if self.num_dropped & (self.num_dropped - 1) == 0:  # the first, second, fourth ...
-                _LOG.warning("dropped %d calls that are none; the last: %s", self.num_dropped, error)
+                _LOG.warning("dropped %d invalid calls; the last: %s", self.num_dropped, error)
             return
         if call.park_s and not self._table.has(call.keys):
             park_s = min(call.park_s, LONGEST_PARK_S)
@@ -181,7 +181,7 @@ class KeyValueServer:
 
 
 class KeyValueClient:
-    """Calls the service; may be used by several threads, each of which has a socket of its own."""
+    """A client of the service, for use by several threads; each has its own socket."""
 
     def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
         self._address, self._keys = tcp(host, port), keys
@@ -192,11 +192,11 @@ class KeyValueClient:
         self, kind: str, *keys: str, value: bytes = b"", expected: bytes = b"", amount: int = 0,
         park_s: float = 0.0,
     ) -> KeyValueReply:  # fmt: skip
-        """One operation.
+        """Sends one operation and waits for its reply.
 
         Raises:
-            ValueError: the service refuses it, as an addition to what is no number.
-            DeadlineExceeded: the server does not answer; its process is gone, or has other keys.
+            ValueError: the service refuses it, for example an addition to a text.
+            DeadlineExceeded: the server does not answer; its process has ended, or has other keys.
         """
         socket, number = self._socket()
         call = Call(
@@ -213,11 +213,11 @@ class KeyValueClient:
                     return reply
         raise DeadlineExceeded(
             f"the key-value service of the first trainer rank at {self._address} did not answer '{kind}' "
-            f"within {ANSWER_S:g} s. Is its process alive? Do all nodes see the same keys in the run folder?"
+            f"within {ANSWER_S:g} s. Check that its process runs, and that all nodes see the same keys/."
         )
 
     def close(self) -> None:
-        """Close the sockets of all threads; none of them may be calling."""
+        """Closes the sockets of all threads; no call may be active."""
         for socket in self._sockets:
             socket.close(linger=0)
         self._context.destroy(linger=0)

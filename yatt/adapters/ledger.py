@@ -1,7 +1,7 @@
-"""The attempt ledger in the run folder: who started, what came of it, whether the run is over.
+"""The attempt ledger in the run folder: starts and ends of attempts, and whether the run is finished.
 
-``attempts/E/started.json`` is written before anything of attempt E runs, ``ended.json`` after it; an
-attempt with only the first was cut off. Every record carries its attempt and a checksum.
+``attempts/E/started.json`` is written before attempt E runs, ``ended.json`` after it; an attempt with only
+the first was cut off. Every record contains its attempt number and a checksum.
 """
 
 import logging
@@ -19,12 +19,12 @@ from yatt.paths import RunPaths
 _LOG = logging.getLogger(__name__)
 STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
 COMMITTED = "committed.json"
-"""Written by the leader after each commit, and after it resumed: the newest checkpoint of the attempt."""
+"""Written by the leader after each commit and after a resume: the newest checkpoint of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt as its ledger has it; `ended` is empty while it runs, or if it was cut off."""
+    """The ledger's records of one attempt; `ended` is empty while it runs, or if it was cut off."""
 
     number: int
     started: dict[str, Any] = field(default_factory=dict)
@@ -32,30 +32,30 @@ class Attempt:
 
 
 def newest_attempt(paths: RunPaths) -> int:
-    """Highest attempt that was claimed, 0 if none."""
+    """Returns the highest claimed attempt number, 0 if none."""
     if not paths.claims.is_dir():
         return 0
     return max((int(p.name) for p in paths.claims.iterdir() if p.name.isdigit()), default=0)
 
 
 def run_is_finished(paths: RunPaths) -> bool:
-    """Whether the run is over. A note that a stale attempt left does not count."""
+    """Whether the run is finished. A record written by a stale attempt does not count."""
     record = unsealed_any(read_or_none(paths.finished))
     return is_finished(None if record is None else int(record["attempt"]), newest_attempt(paths))
 
 
 def look_whether_finished(paths: RunPaths) -> bool:
-    """`run_is_finished` for who would start another attempt: a note that cannot be read is not an absent one.
+    """Like `run_is_finished`, for the launcher: an unreadable record is an error, not an absent one.
 
     Raises:
-        OSError: the folder does not say.
+        OSError: the record cannot be read.
     """
     found = _record_if_there(paths.finished)
     return is_finished(int(found["attempt"]) if found else None, newest_attempt(paths))
 
 
 def note(paths: RunPaths, attempt: int, name: str, content: dict[str, Any]) -> None:
-    """Write one record of an attempt, whole; again and again for a while if the folder is in trouble."""
+    """Writes one record of an attempt atomically; retries for a while if the folder fails."""
     folder = paths.attempt(attempt)
 
     def write() -> None:
@@ -66,13 +66,13 @@ def note(paths: RunPaths, attempt: int, name: str, content: dict[str, Any]) -> N
 
 
 def record(paths: RunPaths, attempt: int, name: str) -> dict[str, Any]:
-    """One record of an attempt, empty if it is not there, or if a folder is in its place."""
+    """Returns one record of an attempt; empty if it does not exist, or if a folder is in its place."""
     path = paths.attempt(attempt) / name
     return _unless_folder(path, lambda: unsealed_any(read_or_none(path)) or {})
 
 
 def attempts(paths: RunPaths) -> list[Attempt]:
-    """Every attempt that began, oldest first."""
+    """Returns every attempt that has started, oldest first."""
     folder = paths.root / "attempts"
     numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
     found = [Attempt(n, record(paths, n, STARTED), record(paths, n, ENDED)) for n in numbers]
@@ -80,13 +80,13 @@ def attempts(paths: RunPaths) -> list[Attempt]:
 
 
 def known_commit(paths: RunPaths) -> tuple[int, int]:
-    """The highest iteration that the ledger says was committed, and the attempt whose record says so.
+    """Returns the highest committed iteration recorded in the ledger, and the attempt that recorded it.
 
-    (0, 0) if no checkpoint was ever committed, as far as the run folder knows.
+    (0, 0) if the run folder has no record of a commit.
 
     Raises:
-        OSError: a record is there and cannot be read; it counts as unknown, not as absent. A folder in its
-            place is no record, and will not become one: it is passed over with a warning.
+        OSError: a record exists but cannot be read; it is unknown, not absent. A folder in its place is
+            skipped with a warning, because it will never become a record.
     """
     folder, best = paths.root / "attempts", (0, 0)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -106,9 +106,9 @@ def _record_if_there(path: Path) -> dict[str, Any]:
 
 
 def _unless_folder(path: Path, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `read` gives; empty if a folder is where a record should be, which no waiting makes readable."""
+    """Returns the result of `read`; empty if a folder is in the record's place."""
     try:
         return read()
     except IsADirectoryError:
-        _LOG.warning("%s is a folder, where a record should be; it is passed over", path)
+        _LOG.warning("%s should be a record, but is a folder; it is skipped", path)
         return {}

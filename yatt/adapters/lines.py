@@ -1,8 +1,8 @@
-"""Files of JSON lines that are for people: read with tolerance, since nothing depends on any one line.
+"""Files of JSON lines for users: read with tolerance, because nothing depends on any one line.
 
-A line that is torn, not UTF-8, not a JSON object or longer than `MAX_LINE_BYTES` is skipped and counted; so
-is a file that cannot be opened, or is none. Nothing here raises for what a file holds. What decides about a
-run is never kept in such files (see `yatt.adapters.ledger`, `yatt.checkpoint.manifest`).
+A line that is incomplete, not UTF-8, not a JSON object or longer than `MAX_LINE_BYTES` is skipped and
+counted; so is a file that cannot be opened. The content of a file never raises an error. Data that a run
+depends on is kept elsewhere (see `yatt.adapters.ledger`, `yatt.checkpoint.manifest`).
 """
 
 import contextlib
@@ -19,29 +19,29 @@ from yatt.adapters.patience import is_passing
 Record = dict[str, Any]
 MAX_LINE_BYTES = 16 << 20
 MOST = 1 << 63
-"""Whole numbers beyond it are damage; floats cannot hold all of them."""
+"""Larger integers count as damage; floats cannot represent all of them."""
 
 
 def accept_all(record: Record) -> Record | None:
-    """Take every object as it is."""
+    """Accepts every object unchanged."""
     return record
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number that arithmetic and formatting can take."""
+    """Whether the value is a number that arithmetic and formatting can handle."""
     return type(value) is float or (type(value) is int and abs(value) < MOST)
 
 
 class Tail:
-    """New whole lines of a growing file, at each call. Starts over if the file was rewritten.
+    """Reads new complete lines of a growing file. Starts again if the file was rewritten.
 
     Args:
-        accept: gives the record to keep, or None for one that is none of this file's.
+        accept: returns the record to keep, or None for an invalid one.
 
     Attributes:
-        skipped: lines that could not be read so far, in this file.
-        has_torn_end: whether the file ended in a part of a line at the last call.
-        has_more: whether the last call ended before the file did.
+        skipped: number of unreadable lines so far, in this file.
+        has_torn_end: whether the file ended with an incomplete line at the last call.
+        has_more: whether the last call stopped before the end of the file.
     """
 
     def __init__(self, path: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
@@ -53,14 +53,14 @@ class Tail:
 
     @property
     def skipped(self) -> int:
-        """Lines that could not be read; a file that could not be counts as one."""
+        """Number of unreadable lines; an unreadable file counts as one."""
         return self._num_skipped + self._is_no_file
 
     def read(self, most_bytes: int = MOST) -> tuple[list[Record], bool]:
-        """The new lines as records, and whether the file was started over.
+        """Returns the new lines as records, and whether the file was rewritten.
 
         Args:
-            most_bytes: ends after the line that reaches so many.
+            most_bytes: stops after the line that reaches this number of bytes.
         """
         self.has_more = False
         try:
@@ -98,10 +98,10 @@ class Tail:
 def read_records(
     path: Path, accept: Callable[[Record], Record | None] = accept_all, *, may_lack: bool = True
 ) -> tuple[list[Record], int]:
-    """Every readable record of a file, and how many lines could not be read; nothing of an absent file.
+    """Returns every readable record of a file, and the number of unreadable lines; empty for a missing file.
 
     Raises:
-        OSError: unless `may_lack`, a passing trouble of the filesystem: what is read may be written back.
+        OSError: a transient filesystem error, unless `may_lack`; the records may be written back.
     """
     records, skipped = [], 0
     try:
@@ -121,7 +121,7 @@ def read_records(
 
 
 def last_records(path: Path, num_bytes: int) -> list[Record]:
-    """The readable records among a file's last `num_bytes`, in order."""
+    """Returns the readable records in a file's last `num_bytes`, in order."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
         found = [parsed(line, accept_all)[0] for line in lines_of(file)]
@@ -130,9 +130,9 @@ def last_records(path: Path, num_bytes: int) -> list[Record]:
 
 
 def parsed(line: bytes | None, accept: Callable[[Record], Record | None]) -> tuple[Record | None, int]:
-    """The record of one line, and 1 if anything of the line was bad. An empty line is neither.
+    """Returns the record of one line, and 1 if any part of the line was damaged. An empty line has neither.
 
-    A filesystem that lost its last blocks leaves NUL bytes; what follows them on the line is still read.
+    A filesystem that lost its last blocks leaves NUL bytes; text after them on the line is still read.
     """
     if line is None:
         return None, 1
@@ -149,7 +149,7 @@ def parsed(line: bytes | None, accept: Callable[[Record], Record | None]) -> tup
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes | None]:
-    """Each line with its end; None for one that is too long to be taken in."""
+    """Yields each line with its newline; None for a line that is too long."""
     while line := file.readline(MAX_LINE_BYTES):
         if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
             yield line
@@ -160,23 +160,23 @@ def lines_of(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open for reading, without waiting for a FIFO.
+    """Opens a file for reading, without blocking on a FIFO.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 
 def make_ready(path: Path) -> str:
-    """Prepare a file for appending: what is no file is renamed, a torn last line is ended.
+    """Prepares a path for appending: renames anything that is not a file, ends an incomplete last line.
 
     Returns:
-        What was done that a person should know of; empty if nothing.
+        A message for the user about a change or an error; empty if there is none.
     """
     try:
         if not os.path.lexists(path):
@@ -186,10 +186,10 @@ def make_ready(path: Path) -> str:
                 p for n in range(1, 1000) if not (p := path.with_name(f"{path.name}.aside-{n}")).exists()
             )
             os.rename(path, aside)
-            return f"{path} was no file; it is {aside.name} now"
+            return f"{path} was not a file; it was renamed to {aside.name}"
         with open(path, "rb+") as file:
             if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
     except OSError as error:
-        return f"{path} cannot be written to ({error.strerror}); the run goes on without it"
+        return f"{path} cannot be written to ({error.strerror}); the run continues without it"
     return ""

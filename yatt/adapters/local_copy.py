@@ -1,8 +1,8 @@
-"""Copies of files and folders on this node's own disk, shared by all processes of this user on it.
+"""Copies of files and folders on this node's local disk, shared by all processes of this user.
 
-A copy is known by where its source is, and by the names, sizes and times of its files: a source that changes
-has another copy. It appears whole, by a rename. Who uses it holds a lock on it that ends with the process, so
-what nobody uses can be told from what somebody does, also after a crash.
+A copy is identified by the path of its source, and by the names, sizes and times of its files: a changed
+source gets another copy. It appears complete, by a rename. A process that uses it holds a lock that ends with
+the process, so unused copies can be detected, also after a crash.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ from yatt.adapters.local_folder import is_ours
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4
-"""Files that are copied at a time: one stream seldom fills a parallel filesystem's line."""
+"""Number of files copied in parallel: one stream rarely uses the full bandwidth of a parallel filesystem."""
 
 SPARE_BYTES = 1 << 30
-"""What a copy leaves free on the disk."""
+"""Bytes that a copy must leave free on the disk."""
 
 WAIT_S = 0.2
 BROKEN_LOOKS = 25
-"""A copy that is not whole, and that nobody makes, is in use by somebody who began before it was damaged."""
+"""Number of checks after which an incomplete copy that no process is making counts as damaged and in use."""
 
 SETTLE_S = 600.0
-"""So long after it was taken a copy may be used by somebody who holds no lock: a container's runtime."""
+"""Time for which a copy may be used without a lock after it was taken, for example by a container runtime."""
 
 OTHER_FORMS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Weights that no loader reads where there are safetensors."""
+"""Weight formats that no loader reads if there are safetensors."""
 
 
 class GivenUp(Exception):
-    """Nobody waits for this copy any more."""
+    """The caller does not wait for this copy any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of a source: its name in it, bytes, time of its last change in ns."""
+    """One file of a source: its relative name, its bytes, its modification time in ns."""
 
     name: str
     size: int
@@ -60,7 +60,7 @@ class LocalCopies:
     """This user's copies in one folder.
 
     Attributes:
-        is_over: told once nobody waits any more.
+        is_over: returns True once the caller does not wait any more.
     """
 
     folder: Path
@@ -69,37 +69,37 @@ class LocalCopies:
 
     @classmethod
     def within(cls, folder: Path, is_over: Callable[[], bool]) -> "LocalCopies":
-        """In a folder of this user's own in `folder`, which others may be able to write to.
+        """Returns the copies in this user's own subfolder of `folder`, which may be writable by others.
 
         Raises:
-            OSError: there is none that is surely this user's.
+            OSError: there is no subfolder that certainly belongs to this user.
         """
         if not folder.is_absolute():
-            raise OSError(errno.EINVAL, f"'{folder}' is no absolute path")
+            raise OSError(errno.EINVAL, f"'{folder}' is not an absolute path")
         mode = folder.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise PermissionError(errno.EPERM, "others can rename what is in it", str(folder))
+            raise PermissionError(errno.EPERM, "other users can rename files in it", str(folder))
         own = folder / f"yatt-stage-{os.getuid()}"
         with contextlib.suppress(FileExistsError):
             own.mkdir(mode=0o700)
         if not is_ours(own) or stat.S_IMODE(own.lstat().st_mode) & 0o077:
-            raise PermissionError(errno.EPERM, "not a folder of this user alone", str(own))
+            raise PermissionError(errno.EPERM, "it is not a private folder of this user", str(own))
         return cls(own, is_over)
 
     def take(self, source: Path) -> Path:
-        """The copy of a file or folder, which stays while this process lives. Made unless it is there; if
-        another process makes it, that is waited for.
+        """Returns the copy of a file or folder, which stays while this process lives. Makes it if it is
+        missing; waits if another process is making it.
 
         Raises:
-            OSError: it cannot be made, there is no room for it, or the source changes meanwhile.
-            GivenUp: `is_over` before it was there.
+            OSError: it cannot be made, the disk is full, or the source changes meanwhile.
+            GivenUp: `is_over` returned True first.
         """
         if not (parts := parts_of(source)):
-            raise OSError(errno.ENOENT, "there is nothing in it", str(source))
+            raise OSError(errno.ENOENT, "the folder is empty", str(source))
         name, place, broken = _name_of(source, parts), leaf_of(source), 0
         while not self.is_over():
             descriptor = self._locked(name, fcntl.LOCK_SH)
-            is_made = descriptor is None  # by another, who has the lock alone
+            is_made = descriptor is None  # by another process, which holds the exclusive lock
             if descriptor is not None and self._is_whole(self.folder / name / place, parts):
                 _unlock(self._locks.pop(name, None))
                 self._locks[name] = descriptor
@@ -121,16 +121,16 @@ class LocalCopies:
         raise GivenUp
 
     def prune(self, keep_s: float) -> None:
-        """Remove what nobody uses and was last used more than `keep_s` ago."""
+        """Removes unused copies that were last used more than `keep_s` ago."""
         for name in self._oldest():
             if self._age_s(name) >= max(keep_s, SETTLE_S):
                 self._remove(name)
 
     def release(self, *, keep: bool) -> None:
-        """No copy is used by this process any more.
+        """Releases all copies of this process.
 
         Args:
-            keep: False removes those that nobody else uses.
+            keep: False also removes copies that no other process uses.
         """
         while self._locks:
             name, descriptor = self._locks.popitem()
@@ -144,19 +144,19 @@ class LocalCopies:
         os.utime(self.folder / name)
 
     def _oldest(self) -> list[str]:
-        """Names of all copies and parts of copies, the one first that was not used for the longest time."""
+        """Returns the names of all complete and partial copies, least recently used first."""
         found = {name.removesuffix(_LOCK).removesuffix(_PARTIAL) for name in os.listdir(self.folder)}
         return sorted(found, key=self._age_s, reverse=True)
 
     def _age_s(self, name: str) -> float:
-        """Since its last use; of one that is not there, since its lock was made."""
+        """Returns the seconds since its last use; if it does not exist, since its lock was made."""
         for path in (self.folder / name, self.folder / f"{name}{_PARTIAL}", self._lock_file(name)):
             with contextlib.suppress(OSError):
                 return time.time() - path.stat().st_mtime
         return 0.0
 
     def _remove(self, name: str) -> None:
-        """Remove one that nobody uses."""
+        """Removes a copy if no process uses it."""
         with contextlib.suppress(OSError):
             descriptor = self._locked(name, fcntl.LOCK_EX)
             if descriptor is not None:
@@ -169,7 +169,7 @@ class LocalCopies:
         return self.folder / f"{name}{_LOCK}"
 
     def _locked(self, name: str, how: int) -> int | None:
-        """A descriptor with the lock; None if another has it, or has removed it just now."""
+        """Returns a descriptor with the lock; None if another process holds it or has just removed it."""
         path = self._lock_file(name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -182,13 +182,13 @@ class LocalCopies:
         return None
 
     def _is_whole(self, root: Path, parts: list[SourceFile]) -> bool:
-        """Whether it is there, with files of the right sizes: a crash may have left less."""
+        """Whether all files exist with the right sizes; after a crash they may not."""
         with contextlib.suppress(OSError):
             return all((root / part.name).stat().st_size == part.size for part in parts)
         return False
 
     def _make(self, name: str, place: str, source: Path, parts: list[SourceFile]) -> None:
-        """What another has begun is gone on with; its whole files have their names already."""
+        """Makes a copy, or completes a partial one, whose complete files have their final names already."""
         target, partial = self.folder / name, self.folder / f"{name}{_PARTIAL}"
         if target.exists():
             shutil.rmtree(target)
@@ -210,7 +210,7 @@ class LocalCopies:
         old = (name for name in self._oldest() if name != but and self._age_s(name) >= SETTLE_S)
         while shutil.disk_usage(self.folder).free < size + SPARE_BYTES:
             if (name := next(old, None)) is None:
-                raise OSError(errno.ENOSPC, f"no room for {size / 1e9:.1f} GB", str(self.folder))
+                raise OSError(errno.ENOSPC, f"not enough space for {size / 1e9:.1f} GB", str(self.folder))
             self._remove(name)
 
 
@@ -218,7 +218,7 @@ _PARTIAL, _LOCK, _UNFINISHED = ".partial", ".lock", ".unfinished"
 
 
 class _Copying:
-    """Some files of one source at a time, each in a daemon thread: a read that never returns holds nobody."""
+    """Copies files of one source in parallel daemon threads: a read that never returns blocks nothing."""
 
     def __init__(
         self, source: Path, target: Path, parts: list[SourceFile], is_over: Callable[[], bool]
@@ -250,18 +250,18 @@ class _Copying:
                 part = self._waiting.get_nowait()
                 try:
                     self._copy(self._source / part.name, self._target / part.name, part.size)
-                except Exception as error:  # noqa: BLE001 (told by who waits)
+                except Exception as error:  # noqa: BLE001 (raised again by `run`)
                     self._errors.append(error)
 
     def _copy(self, source: Path, target: Path, size: int) -> None:
-        """A file has its name once it is whole."""
+        """Copies one file; it gets its final name once it is complete."""
         target.parent.mkdir(parents=True, exist_ok=True)
         buffer, copied = memoryview(bytearray(min(size, CHUNK_BYTES) or 1)), 0
         unfinished = target.with_name(f"{secrets.token_hex(8)}{_UNFINISHED}")
         try:
             with source.open("rb", buffering=0) as here, unfinished.open("xb") as there:
                 if size:
-                    os.posix_fallocate(there.fileno(), 0, size)  # a full disk says so now
+                    os.posix_fallocate(there.fileno(), 0, size)  # fails now if the disk is full
                 while count := here.readinto(buffer):
                     there.write(buffer[:count])
                     copied += count
@@ -277,15 +277,15 @@ class _Copying:
 
 
 def leaf_of(source: Path) -> str:
-    """What a copy is called: as its source, if that has a name of its own."""
+    """Returns the name of a copy: that of its source, if it has one."""
     return source.name if source.name not in ("", "..") else "copy"
 
 
 def parts_of(source: Path) -> list[SourceFile]:
-    """The files of a folder that a loader may read, at any depth, by name; of a file itself, named "".
+    """Returns the files of a folder that a loader may read, at any depth, by name; of a file, itself as "".
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: the source does not exist, or cannot be read.
     """
     if not source.is_dir():
         return [_part(source, "")]
@@ -299,7 +299,7 @@ def _parts_below(folder: Path, prefix: str) -> Iterator[SourceFile]:
     for entry in entries:
         name = entry.name
         if name.startswith((".", "checkpoint-")) or name == "original":
-            continue  # no loader reads the same weights in another form, nor a training run's states
+            continue  # original weights in another format, and checkpoints of training runs, are not read
         if entry.is_dir():
             yield from _parts_below(Path(entry.path), f"{prefix}{name}/")
         elif not (has_safetensors and name.endswith(OTHER_FORMS)):

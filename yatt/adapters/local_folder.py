@@ -1,8 +1,8 @@
-"""Node-local folders in places that everybody may write to (/tmp, /dev/shm): made, recognised, removed.
+"""Node-local folders in world-writable places (/tmp, /dev/shm): created, recognised, removed.
 
-A folder has a name that nobody can guess, is created exclusively with mode 0700, and holds a file that says
-which process owns it. Links are never followed, what belongs to another user is never touched, and what is
-removed is only what its own file says is ours, and is dead. Names that others planted are left alone.
+A folder has an unguessable name, is created exclusively with mode 0700, and contains a file that names its
+owner process. Links are never followed, files of other users are never changed, and a folder is removed only
+if its file names a dead process of this user. Folders that others created with such names are left alone.
 """
 
 import json
@@ -24,18 +24,18 @@ SHARED = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "wekafs", "panfs", "glusterfs", "orangefs",
     "pvfs2", "cifs", "smb3", "afs", "9p", "virtiofs", "vastnfs", "daos", "quobyte",
 })  # fmt: skip
-"""Filesystems that several machines see at once; of FUSE ones the part after `fuse.`."""
+"""Filesystems that several machines can share; for FUSE, the part after `fuse.`."""
 MAX_OWNER_BYTES = 1 << 16
 
 
 def create(folder: Path, about: dict[str, Any]) -> None:
-    """Create a folder that must not be there, and note this process as its owner.
+    """Creates a folder that must not exist, and records this process as its owner.
 
     Args:
-        about: noted too, for people: run folder, attempt, node.
+        about: recorded as well, for users: run folder, attempt, node.
 
     Raises:
-        ConfigError: it cannot be created there.
+        ConfigError: the folder cannot be created.
     """
     mine = Identity.of(os.getpid())
     assert mine is not None, "this process runs"
@@ -46,19 +46,19 @@ def create(folder: Path, about: dict[str, Any]) -> None:
             json.dump({**about, "owner": asdict(mine)}, file)
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be created ({error.strerror}). Name a folder of this node that you may write "
-            "to in launch.scratch_dir and launch.shm_dir (or the site's)."
+            f"{folder} cannot be created ({error.strerror}). Write a node-local folder that you can write "
+            "to in launch.scratch_dir and launch.shm_dir (or in the site file)."
         ) from error
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ours, whoever owns it by its file; a link or another user's folder stays."""
+    """Removes a folder of this user, also one of another process; a link or another user's folder stays."""
     if is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether it is a real folder that belongs to this user."""
+    """Whether the path is a real folder that belongs to this user."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -67,7 +67,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def owner_of(folder: Path) -> Identity | None:
-    """Who made the folder, by its file; None if that cannot be read."""
+    """Returns the owner process from the folder's file; None if that cannot be read."""
     try:
         descriptor = os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -82,20 +82,20 @@ def owner_of(folder: Path) -> Identity | None:
 
 
 def prefix() -> str:
-    """What the names of this user's folders begin with."""
+    """Returns the prefix of the names of this user's folders."""
     return f"yatt-{os.getuid()}-"
 
 
 def new_name() -> str:
-    """A name that was never used and cannot be guessed."""
+    """Returns a new, unguessable name."""
     return f"{prefix()}{secrets.token_hex(8)}"
 
 
 def dead(root: Path) -> Iterator[Path]:
-    """Folders of this user in `root` whose owner has surely ended.
+    """Yields folders of this user in `root` whose owner process has certainly ended.
 
-    Surely: it was a process of this boot and of this view of processes, and is there no more. Folders
-    without a readable owner, or of an owner that cannot be seen from here, are left out.
+    Certainly: it was a process of this boot and this pid namespace, and does not exist any more. Folders
+    without a readable owner, or with an owner that cannot be seen from here, are skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.name.startswith(prefix()))
@@ -108,23 +108,23 @@ def dead(root: Path) -> Iterator[Path]:
 
 
 def check_memory(folder: Path, key: str) -> None:
-    """Refuse a folder that is not in memory: weights pass through it.
+    """Refuses a folder that is not in memory, because weights are transferred through it.
 
     Raises:
-        ConfigError: it is missing, or on another kind of filesystem.
+        ConfigError: it is missing, or on a disk filesystem.
     """
     if not folder.is_dir():
         raise ConfigError(f"{key}: there is no folder {folder}. Write /dev/shm.")
     kind = mount_of(os.path.realpath(folder), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     if kind not in MEMORY:
         raise ConfigError(
-            f"{key}: {folder} is on {kind}, which is no memory filesystem; weights would go through a disk. "
-            "Write /dev/shm."
+            f"{key}: {folder} is on {kind}, which is not a memory filesystem; weights would go through a "
+            "disk. Write /dev/shm."
         )
 
 
 def mount_of(path: str, mounts: str) -> str:
-    """The type of the filesystem that the absolute `path` lies on, by the text of /proc/self/mounts."""
+    """Returns the type of the filesystem of the absolute `path`, by the text of /proc/self/mounts."""
     best = ("", "unknown")
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split()

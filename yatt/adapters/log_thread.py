@@ -1,6 +1,6 @@
-"""A process's log, written by a thread: an event loop must not wait for the filesystem of its log.
+"""Writes a process's log in a thread, because an event loop must not wait for the log's filesystem.
 
-A log that cannot be written costs lines, counted in the log itself, and never the process or its end.
+If the log cannot be written, lines are dropped and counted in it; the process is not affected.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 MOST_WAITING = 10_000
 LAST_S = 5.0
-"""How long the last lines may take at the end."""
+"""Time limit for writing the last lines at the end."""
 
 _Waiting = queue.Queue[logging.LogRecord | None]
 
 
 class _Handler(logging.handlers.QueueHandler):
-    """Drops what does not fit, and says how much it was as soon as there is room."""
+    """Drops lines when the queue is full, and logs their number once there is room."""
 
     def __init__(self, waiting: _Waiting) -> None:
         super().__init__(waiting)
@@ -42,11 +42,11 @@ class _Handler(logging.handlers.QueueHandler):
 
 @contextlib.contextmanager
 def logging_by_a_thread(level: int = logging.INFO, most_waiting: int = MOST_WAITING) -> Iterator[None]:
-    """Within it what is logged goes to standard error by a thread; what still waits is written at the end, if
-    that takes at most `LAST_S`."""
+    """Context manager: log lines go to standard error by a thread; the remaining lines are written at the
+    end, within `LAST_S`."""
     waiting: _Waiting = queue.Queue(most_waiting)
     root, handler = logging.getLogger(), _Handler(waiting)
-    # Not by sys.stderr: a write that hangs would hold its lock, and the interpreter would wait at its end.
+    # Not through sys.stderr: a hanging write would hold its lock, and the interpreter's exit would hang too.
     writer = threading.Thread(target=_write, args=(waiting, sys.stderr.fileno()), name="log", daemon=True)
     root.setLevel(level)
     root.addHandler(handler)

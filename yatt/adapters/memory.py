@@ -1,8 +1,8 @@
-"""How much memory process groups really keep, by the kernel's count. Measured, never asked.
+"""Resident memory of process groups, measured from the kernel's counters.
 
-Who is in a group is asked of the kernel for every process of the machine, thousands on a large node. That is
-done anew only after a process was started anywhere: the kernel counts those (`processes` in /proc/stat), and
-while the count stands still nobody can have come in by birth. How much each keeps is read every time.
+The members of a group are read for every process of the machine, thousands on a large node. This is repeated
+only after a process was started anywhere: the kernel counts starts (`processes` in /proc/stat), and while the
+count is unchanged no process was started since. The memory is read every time.
 """
 
 import contextlib
@@ -11,24 +11,24 @@ import re
 from collections.abc import Callable, Iterable
 
 FRESH_S = 1.0
-"""A look at all processes is used no longer than this: one may also change its group."""
+"""Maximum age of the list of processes, because a process may also change its group."""
 
 _HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 _BORN = re.compile(rb"^processes (\d+)$", re.MULTILINE)
 
 
 def num_born() -> int:
-    """Processes and threads started since the machine did; 0 where the kernel does not tell."""
+    """Returns the number of processes and threads started since boot; 0 if the kernel does not report it."""
     with open("/proc/stat", "rb", buffering=0) as stat:
         found = _BORN.search(stat.readall())
     return int(found[1]) if found else 0
 
 
 class ProcessGroups:
-    """Which processes are in which process group.
+    """Lists the processes of each process group.
 
     Args:
-        count: how many processes were started since the machine was.
+        count: returns the number of processes started since boot.
     """
 
     def __init__(self, count: Callable[[], int] = num_born) -> None:
@@ -36,22 +36,22 @@ class ProcessGroups:
         self._groups: dict[int, list[int]] = {}
         self._num_born, self._looked_s = 0, 0.0
         self._counts = False
-        """Whether the count was seen to move: in some sandboxes it is a mere constant, and says nothing."""
+        """Whether the count has changed: in some sandboxes it is constant and cannot be used."""
 
     def resident_bytes(self, process_groups: Iterable[int], now_s: float) -> dict[int, int]:
-        """Anonymous and shared-memory resident bytes of each process group, summed over its processes."""
+        """Returns the anonymous and shared-memory resident bytes of each process group."""
         held = dict.fromkeys(process_groups, 0)
         for pid, group in self.members(held, now_s).items():
-            with contextlib.suppress(OSError):  # the process ended while we looked
+            with contextlib.suppress(OSError):  # the process ended meanwhile
                 held[group] += _resident(pid)
         return held
 
     def members(self, process_groups: Iterable[int], now_s: float) -> dict[int, int]:
-        """Every process of these process groups now: pid to group."""
+        """Returns every process of these process groups now: pid to group."""
         born = self._count()
         if not self._counts or born != self._num_born or now_s - self._looked_s > FRESH_S:
             self._counts |= 0 < self._num_born < born
-            self._num_born, self._looked_s = born, now_s  # both from before the look
+            self._num_born, self._looked_s = born, now_s  # values from before the scan
             self._groups = _look()
         return {
             pid: group
@@ -62,14 +62,14 @@ class ProcessGroups:
 
 
 def _look() -> dict[int, list[int]]:
-    """The processes of every process group."""
+    """Returns the processes of every process group."""
     groups: dict[int, list[int]] = {}
     # 20 times faster than reading /proc/*/stat.
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             group = os.getpgid(pid)
         except OSError:
-            continue  # the process ended while we looked
+            continue  # the process ended meanwhile
         if group in groups:
             groups[group].append(pid)
         else:
@@ -78,7 +78,7 @@ def _look() -> dict[int, list[int]]:
 
 
 def _group_of(pid: int) -> int:
-    """Its process group; 0, which is nobody's, once it has ended."""
+    """Returns the process's group; 0, which no group has, once it has ended."""
     try:
         return os.getpgid(pid)
     except OSError:

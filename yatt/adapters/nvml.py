@@ -1,7 +1,7 @@
-"""What is on the GPUs, by NVML through nvidia-ml-py: bytes in use and the processes that compute there.
+"""Reads the state of GPUs with NVML (nvidia-ml-py): bytes in use and compute processes.
 
-Devices are named as CUDA names them to this job (`visible_devices`), so that a slab's GPU i is the
-i-th device of the job wherever Slurm or a person put it. The only module that imports pynvml.
+Devices are named as in CUDA_VISIBLE_DEVICES of this job (`visible_devices`), so that a slab's GPU i is the
+i-th device of the job, wherever it is on the node. This is the only module that imports pynvml.
 """
 
 import os
@@ -14,18 +14,18 @@ from yatt.adapters.affinity import SYS, cpus_near, own_cpus
 from yatt.errors import ConfigError, WorkerFailed
 
 HOST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
+"""Inode of the initial pid namespace (PROC_PID_INIT_INO of the kernel)."""
 
 TAKEN = 0.1
-"""Of a device's memory: more than a driver keeps for itself. Who has it will not give it back to us."""
+"""Fraction of a device's memory; more than this is used by a process, not by the driver itself."""
 
 TOO_HOT = 0x40
-"""nvmlClocksThrottleReasonHwThermalSlowdown, of a GPU that has nothing to do."""
+"""nvmlClocksThrottleReasonHwThermalSlowdown, on an idle GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What some devices hold. `processes`: bytes by pid, 0 where the driver does not tell."""
+    """Memory use of some devices. `processes`: bytes by pid, 0 if the driver does not report them."""
 
     used_bytes: int
     processes: dict[int, int]
@@ -54,17 +54,17 @@ class Nvml:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise ConfigError(
-                f"the GPUs' memory cannot be measured: NVML says '{error}'. Check that nvidia-smi works on "
-                "this node, or write launch.device: cpu."
+                f"the GPUs' memory cannot be measured: NVML reports '{error}'. Check that nvidia-smi works "
+                "on this node, or write launch.device: cpu."
             ) from error
         self._names = tuple(devices)
         self._handles = [self._handle(name) for name in devices]
 
     def occupancy(self, gpus: Sequence[int]) -> Occupancy:
-        """Bytes in use on the devices at these places, and who computes there.
+        """Returns the bytes in use on the devices at these positions, and their compute processes.
 
         Raises:
-            WorkerFailed: NVML cannot say, for instance because a GPU was lost.
+            WorkerFailed: NVML reports an error, for example because a GPU was lost.
         """
         used_bytes, processes = 0, dict[int, int]()
         try:
@@ -78,22 +78,22 @@ class Nvml:
         return Occupancy(used_bytes, processes)
 
     def bus_ids(self) -> tuple[str, ...]:
-        """Where each device hangs on the PCI bus, as the kernel writes it: 0000:65:00.0.
+        """Returns each device's PCI bus id, in the kernel's form: 0000:65:00.0.
 
         Raises:
-            WorkerFailed: NVML cannot say.
+            WorkerFailed: NVML reports an error.
         """
         try:
             infos = [self._nvml.nvmlDeviceGetPciInfo(handle) for handle in self._handles]
         except self._nvml.NVMLError as error:
-            raise WorkerFailed(f"NVML does not say where the GPUs are: {error}") from error
+            raise WorkerFailed(f"NVML cannot report the GPUs' bus ids: {error}") from error
         return tuple(f"{i.domain:04x}:{i.bus:02x}:{i.device:02x}.0" for i in infos)
 
     def faults(self) -> tuple[str, ...]:
-        """Why the devices are not fit for work, in words: lost, memory that waits for a reset or cannot be
-        repaired, held back for heat by the board itself, or memory in use already.
+        """Returns the faults of the devices: lost, memory that needs a reset or cannot be repaired, thermal
+        slowdown by the board, or memory in use already.
 
-        What this driver or device cannot say is not looked at.
+        Properties that this driver or device does not support are skipped.
         """
         return tuple(
             f"GPU {name} {said}"
@@ -114,21 +114,21 @@ class Nvml:
         if is_pending or self._said("nvmlDeviceGetRetiredPagesPendingStatus", handle):
             yield "has memory errors and waits for a reset"
         if int(self._said("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0) & TOO_HOT:
-            yield "is held back by its board: too hot"
+            yield "is slowed down by its board: too hot"
         if memory.used > TAKEN * memory.total:
             users = [p.pid for p in self._said("nvmlDeviceGetComputeRunningProcesses", handle) or ()]
-            whose = ", ".join(f"{pid} ({process_name(pid)})" for pid in users) or "nobody who is seen"
+            whose = ", ".join(f"{pid} ({process_name(pid)})" for pid in users) or "no visible process"
             yield f"has {memory.used >> 20} of {memory.total >> 20} MiB in use already, by {whose}"
 
     def _said(self, function: str, handle: Any) -> Any:
-        """An answer, or None where this driver or device has none to give."""
+        """Returns the answer, or None if this driver or device does not support the function."""
         try:
             return getattr(self._nvml, function)(handle)
         except (self._nvml.NVMLError, AttributeError):
             return None
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Shuts NVML down."""
         self._nvml.nvmlShutdown()
 
     def _handle(self, name: str) -> Any:
@@ -138,31 +138,30 @@ class Nvml:
             return self._nvml.nvmlDeviceGetHandleByUUID(name)
         except self._nvml.NVMLError as error:
             raise ConfigError(
-                f"NVML finds no GPU '{name}' ({error}); it is named by CUDA_VISIBLE_DEVICES or counted by "
-                "launch.gpus_per_node."
+                f"NVML finds no GPU '{name}' ({error}); correct CUDA_VISIBLE_DEVICES or launch.gpus_per_node."
             ) from error
 
 
 def cpus_by_device(devices: Sequence[str], sys: Path = SYS) -> tuple[frozenset[int], ...]:
-    """For each device the CPUs near it, out of this process's own; all of those where nothing is known.
+    """Returns for each device the CPUs near it that this process may use; all of them if nothing is known.
 
     Raises:
-        ConfigError: as `Nvml`.
+        ConfigError: see `Nvml`.
     """
     nvml, own = Nvml(devices), own_cpus()
     try:
         return tuple(cpus_near(bus_id, sys) & own or own for bus_id in nvml.bus_ids())
-    except WorkerFailed:  # where a worker runs is worth no attempt
+    except WorkerFailed:  # binding is optional
         return (own,) * len(devices)
     finally:
         nvml.close()
 
 
 def visible_devices(inherited: str | None, count: int) -> tuple[str, ...]:
-    """The job's first `count` devices, by the CUDA_VISIBLE_DEVICES it was given; None if it was given none.
+    """Returns the first `count` devices of the inherited CUDA_VISIBLE_DEVICES (None: not set).
 
     Raises:
-        ConfigError: it names fewer.
+        ConfigError: it has fewer devices.
     """
     if inherited is None:
         return tuple(map(str, range(count)))
@@ -170,19 +169,19 @@ def visible_devices(inherited: str | None, count: int) -> tuple[str, ...]:
     if len(names) < count:
         raise ConfigError(
             f"{count} GPUs are needed on this node (launch.gpus_per_node), but CUDA_VISIBLE_DEVICES is "
-            f"'{inherited}'. Ask Slurm for more, or write launch.gpus_per_node: {max(1, len(names))}."
+            f"'{inherited}'. Request more from Slurm, or write launch.gpus_per_node: {max(1, len(names))}."
         )
     return names[:count]
 
 
 def sees_host_pids() -> bool:
-    """Whether this process counts pids as the driver does: not so inside most containers."""
+    """Whether this process has the driver's pid namespace, unlike in most containers."""
     return os.stat("/proc/self/ns/pid").st_ino == HOST_PID_NAMESPACE
 
 
 def process_name(pid: int) -> str:
-    """What a process is called, for a message."""
+    """Returns the name of a process, for a message."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
-        return "not visible from here"
+        return "not visible in this pid namespace"

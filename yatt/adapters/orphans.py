@@ -1,9 +1,9 @@
-"""Processes that were started by this process's children, and whose parent has ended.
+"""Orphans: processes started by this process's children, whose parent has ended.
 
-After `adopt_orphans` the kernel makes them children of this process's main thread, instead of init's. They
-are told from that thread's own children by their session: a process cannot join another session, and a child
-that is started here stays in this session, unless it is among those that the caller names. What other threads
-have started (`yatt.adapters.process.ChildStart`) is no orphan.
+After `adopt_orphans` the kernel makes them children of this process's main thread instead of init's. They
+differ from that thread's own children by their session: a process cannot join another session, and a child
+that is started here stays in this session, unless the caller names it. Children of other threads
+(`yatt.adapters.process.ChildStart`) are not orphans.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CHECK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Stray:
-    """A child of this process that it has not started, or not any more."""
+    """A child of this process that it has not started itself."""
 
     pid: int
     session: int
@@ -33,11 +33,11 @@ class _Stray:
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of every descendant whose parent ends. Where the kernel refuses, init stays it.
+    """Becomes the parent of every orphaned descendant (subreaper). If the kernel refuses, init remains it.
 
     Returns:
-        Whether every orphan will come from what this process starts. A shell that became it by `exec` may
-        have left it children, which may have others; and process 1 of a container gets everybody's.
+        Whether every orphan will descend from this process's own children. If a shell became this process by
+        `exec`, it may have left other children; and process 1 of a container gets all orphans.
     """
     is_alone = os.getpid() != 1 and not _children()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -46,7 +46,7 @@ def adopt_orphans() -> bool:
 
 @contextlib.contextmanager
 def orphans_of_marked(limit_s: float) -> Iterator[None]:
-    """Adopt orphans meanwhile, and at the end kill those that have the mark."""
+    """Context manager: adopts orphans, and at the end kills those with the mark."""
     before = ctypes.c_int(0)
     ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     adopt_orphans()
@@ -58,11 +58,11 @@ def orphans_of_marked(limit_s: float) -> Iterator[None]:
 
 
 def orphans(own: Collection[int]) -> tuple[list[Orphan], list[int]]:
-    """The orphans that live, and those that have ended and are to be reaped. May block: it reads what belongs
-    to other processes.
+    """Returns the living orphans, and the ended ones to reap. May block, because it reads files of other
+    processes.
 
     Args:
-        own: children that this process has started in sessions of their own.
+        own: children that this process has started in new sessions.
     """
     found = list(_strays(own))
     living = [
@@ -74,16 +74,16 @@ def orphans(own: Collection[int]) -> tuple[list[Orphan], list[int]]:
 
 
 def end_orphans(own: Collection[int], limit_s: float, *, only_marked: bool = False) -> bool:
-    """Kill and reap all orphans, and what becomes an orphan by that; whether none is left after `limit_s`.
+    """Kills and reaps all orphans, including new ones; returns whether none is left after `limit_s`.
 
     Args:
-        only_marked: only those that a worker has started, by the mark in their environment.
+        only_marked: only descendants of workers, which have the mark in their environment.
     """
     until_s = clock.monotonic_s() + limit_s
     while True:
         found = list(_strays(own))
         ended = [each.pid for each in found if each.has_ended]
-        reap(ended)  # what these have left may have become an orphan since the look
+        reap(ended)  # their children may have become orphans meanwhile
         living = [each.pid for each in found if not each.has_ended]
         ours = [pid for pid in living if not only_marked or _worker(pid)]
         for pid in ours:
@@ -97,16 +97,16 @@ def end_orphans(own: Collection[int], limit_s: float, *, only_marked: bool = Fal
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Take note of the end of children, so that their numbers are free."""
+    """Reaps ended children, so that their pids are free."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def kill_orphan(pid: int) -> None:
-    """Kill a child of this process, if it still is one: its number is not given again before it is reaped."""
+    """Kills a child of this process. Its pid cannot be reused before it is reaped."""
     with contextlib.suppress(OSError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # of nobody else's child
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is not a child
         os.kill(pid, signal.SIGKILL)
 
 
@@ -120,12 +120,12 @@ def _strays(own: Collection[int]) -> Iterator[_Stray]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What follows the name, which may be half a character."""
+    """Returns the fields after the process name, which may not be valid UTF-8."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _children(task: str = "*") -> set[int]:
-    """This process's children, or those of one of its threads, by the kernel's own list."""
+    """Returns this process's children, or those of one of its threads, from the kernel's list."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for listed in Path("/proc/self/task").glob(f"{task}/children"):

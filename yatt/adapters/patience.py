@@ -1,4 +1,4 @@
-"""Calls that a passing trouble of a filesystem must not fail: tried again until a deadline."""
+"""Retries calls after transient filesystem errors, until a deadline."""
 
 import errno
 import math
@@ -22,14 +22,14 @@ PASSING = frozenset(
         "ENOMEM", "ENFILE",
     )
 )  # fmt: skip
-"""Errors that a shared filesystem, or a machine that is full for a moment, may give and take back."""
+"""Transient errors of a shared filesystem, or of a machine that is short of resources."""
 
 LIMIT_S = 120.0
 FIRST_S, MOST_S = 0.1, 5.0
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a filesystem or store gave it that may work again soon, told as it is or in other words."""
+    """Whether the error is, or was caused by, a transient error of a filesystem or store."""
     if isinstance(error, StoreUnreachable) and error.is_passing:
         return True
     cause = error if isinstance(error, OSError) else error.__cause__
@@ -37,12 +37,12 @@ def is_passing(error: BaseException) -> bool:
 
 
 def exit_code_of(error: YattError) -> int:
-    """Of who ends with it: what may pass is nobody's mistake, in whatever words it is told."""
+    """Returns the exit code for an error: a transient error is never a user error."""
     return EXIT_FAILED if is_passing(error) else error.exit_code
 
 
 def ended_by(error: YattError | OSError, who: str) -> int:
-    """Writes one line about it to stderr, for people; the exit code of a process that ends with it."""
+    """Writes one line about the error to stderr; returns the exit code for it."""
     if isinstance(error, YattError):
         sys.stderr.write(f"{who}: {error}\n")
         return exit_code_of(error)
@@ -56,15 +56,15 @@ def patiently(
     limit_s: float = LIMIT_S,
     on_failure: Callable[[Exception], None] = lambda _: None,
 ) -> T:
-    """The result of `work`, which is called again after a passing error. Blocks: not for an event loop.
+    """Returns the result of `work`; retries after transient errors. Blocks: not for an event loop.
 
     Args:
-        limit_s: from the first failure on; a call that took long before it failed is tried again too.
-        on_failure: called with each error that is waited for.
+        limit_s: time limit from the first failure on, also if the failed call was slow.
+        on_failure: called with each error that is retried.
 
     Raises:
-        OSError: another error than a passing one, or the last one after `limit_s`.
-        YattError: one that was not made from a passing error, or the last one after `limit_s`.
+        OSError: an error that is not transient, or the last one after `limit_s`.
+        YattError: an error not caused by a transient one, or the last one after `limit_s`.
     """
     until_s, pause_s = math.inf, FIRST_S
     while True:
@@ -80,7 +80,7 @@ def patiently(
 
 
 QUIET_S = 10.0
-"""A first call that has not ended after so long is said to people."""
+"""Time after which a first call that has not ended is reported."""
 
 TOLD_S = 0.2
 
@@ -93,7 +93,7 @@ def until_answered(
     is_told: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
 ) -> T | None:
-    """The result of `work`, which is called again after one of `errors`; None once `is_told()`.
+    """Returns the result of `work`; retries after `errors`; returns None once `is_told()`.
 
     Each call runs in a daemon thread: while one hangs, a signal still ends the wait.
 
@@ -130,7 +130,7 @@ def _pause(seconds: float, is_told: Callable[[], bool]) -> None:
 
 
 class _Call(Generic[T]):
-    """One call in a thread of its own, which nobody has to wait for."""
+    """One call in its own daemon thread."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -146,7 +146,7 @@ class _Call(Generic[T]):
             self._ends.put((None, error))
 
     def has_ended(self, limit_s: float) -> bool:
-        """Whether it has, waiting so long for it."""
+        """Waits up to `limit_s` for the end of the call; returns whether it has ended."""
         try:
             self._value, self.error = self._ends.get(timeout=limit_s)
         except queue.Empty:
@@ -154,7 +154,7 @@ class _Call(Generic[T]):
         return True
 
     def result(self) -> T | None:
-        """Of a call that has ended; raises what it raised."""
+        """Returns the result of an ended call, or raises its exception."""
         if self.error is not None:
             raise self.error
         return self._value

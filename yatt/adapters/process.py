@@ -1,7 +1,7 @@
-"""Child processes of a controller: started in a group of their own, ended by that group, reaped.
+"""Child processes of a controller: started in their own process group, ended by that group, reaped.
 
-A child dies with its controller (`yatt.adapters.bound`), and its end is seen at once. Nothing here finds a
-process by name.
+A child dies with its controller (`yatt.adapters.bound`), and its end is detected at once. No process is
+searched by name.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from yatt.adapters import bound
 
 TAIL_BYTES = 64 << 10
 END = signal.SIGHUP
-"""Ends a worker. Not SIGTERM: Slurm sends that to every process of a step, as a notice to its controller."""
+"""Signal that ends a worker. Not SIGTERM: Slurm sends that to all processes of a step, for the controller."""
 
 
 def leave_notice_to_controller() -> None:
-    """Let Slurm's SIGTERM do nothing here, and whatever it does by default in this process's children."""
+    """Ignores Slurm's SIGTERM in this process; its children have the default action."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process for good: its number can be given again, this cannot. `place` is where the number counts."""
+    """Identifies a process even if its pid is reused. `place`: the boot and pid namespace of the pid."""
 
     pid: int
     begun: str
@@ -39,7 +39,7 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> "Identity | None":
-        """Of a process seen from here, None if there is none."""
+        """Returns the identity of a visible process, None if it does not exist."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
         except OSError:
@@ -50,17 +50,17 @@ class Identity:
         return cls(pid, fields[19], f"{boot} {Path('/proc/self/ns/pid').readlink()}")
 
     def is_of_here(self) -> bool:
-        """Whether it is or was of this boot of this machine, where its end can be seen."""
+        """Whether the process belongs to this boot of this machine, where its end can be seen."""
         here = Identity.of(os.getpid())
         return here is not None and here.place == self.place
 
     def is_gone(self) -> bool:
-        """Whether it has surely ended; False also if it cannot be seen from here."""
+        """Whether the process has certainly ended; False also if it cannot be seen from here."""
         return self.is_of_here() and Identity.of(self.pid) != self
 
 
 def open_log(log: Path) -> int:
-    """A descriptor that appends to `log`."""
+    """Opens `log` for appending; returns the descriptor."""
     log.parent.mkdir(exist_ok=True)
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
@@ -68,7 +68,7 @@ def open_log(log: Path) -> int:
 def spawn(
     argv: list[str], *, env: Mapping[str, str], log: Path, dies_with_us: bool = True
 ) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output appended to `log`; the rest as `spawn_to`."""
+    """Starts a child in its own process group, with output appended to `log`; see `spawn_to`."""
     descriptor = open_log(log)
     try:
         return spawn_to(argv, env=env, output=descriptor, dies_with_us=dies_with_us)
@@ -79,16 +79,16 @@ def spawn(
 def spawn_to(
     argv: list[str], *, env: Mapping[str, str], output: int, dies_with_us: bool = True
 ) -> "subprocess.Popen[bytes]":
-    """Start a child in a process group of its own, output to a descriptor.
+    """Starts a child in its own process group, with output to a descriptor.
 
-    The child dies with the thread that calls this, unless told otherwise. The call returns once the child has
-    begun, which takes as long as the filesystem of its program stands still; other threads go on meanwhile.
+    The child dies with the calling thread, unless `dies_with_us` is False. The call returns once the child
+    has been started, which takes as long as the filesystem of its program hangs; other threads continue.
 
     Raises:
-        OSError: there is no process to be had. Of a program that does not exist the child says so in `output`
-            and ends with `bound.NOT_STARTED`.
+        OSError: no process can be created. If the program does not exist, the child writes so to `output` and
+            ends with `bound.NOT_STARTED`.
     """
-    subprocess._USE_VFORK = False  # type: ignore[misc]  # it would keep the interpreter's lock meanwhile
+    subprocess._USE_VFORK = False  # type: ignore[misc]  # vfork would hold the GIL meanwhile
     parent = os.getpid() if dies_with_us else 0
     return subprocess.Popen(
         [sys.executable, "-P", "-S", bound.__file__, str(parent), *argv],
@@ -98,7 +98,7 @@ def spawn_to(
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A child that has begun. `ended` gets its return code in the event loop, once it is reaped."""
+    """A started child. `ended` gets its return code in the event loop, once it is reaped."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -107,29 +107,29 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """The pid, which is also the id of its process group."""
         return self.process.pid
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send to the whole group; a group that is gone is not an error."""
+        """Sends a signal to the whole group; a group that has ended is not an error."""
         with contextlib.suppress(ProcessLookupError):
-            if self.process.returncode is None:  # else its number may be another's by now
+            if self.process.returncode is None:  # else the pid may be reused
                 os.killpg(self.pid, number)
 
 
 class ChildStart:
-    """A child that is being started, in a thread of its own that lives as long as the child.
+    """Starts a child in its own thread, which lives as long as the child.
 
     Args:
-        output: descriptor of `log`; closed here, once the child has ended: that may take long.
+        output: descriptor of `log`; closed here after the child has ended, which may block.
 
     Attributes:
-        begun: the child; or OSError, it could not be started and nothing of it runs. It is waited for as long
-            as the filesystem of its program stands still.
-        over: nothing of it runs, or ever will.
+        begun: the child; or OSError if it could not be started. Waits as long as the filesystem of its
+            program hangs.
+        over: done once no process of it runs or will run.
 
     Raises:
-        OSError: EAGAIN, this process may have no more threads now.
+        OSError: EAGAIN, this process cannot start a thread now.
     """
 
     def __init__(self, name: str, argv: list[str], *, env: Mapping[str, str], output: int, log: Path) -> None:
@@ -141,46 +141,46 @@ class ChildStart:
         self._thread = threading.Thread(target=self._live, name=f"child-{name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # what Python makes of it
+        except RuntimeError as error:  # Python reports a failed thread start so
             os.close(output)
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def give_up(self) -> None:
-        """Kill what has been started of it; what cannot be killed yet, as soon as it can."""
+        """Kills the child; one that cannot be killed yet is killed as soon as possible."""
         self._is_unwanted = True
         if not self.begun.cancel():
             if not self.begun.cancelled() and self.begun.exception() is None:
                 self.begun.result().signal_group(signal.SIGKILL)
             return
         children = Path(f"/proc/self/task/{self._thread.native_id}/children")
-        with contextlib.suppress(OSError, ValueError):  # not forked yet, or gone by itself
+        with contextlib.suppress(OSError, ValueError):  # not forked yet, or ended
             os.kill(int(children.read_text()), signal.SIGKILL)
 
     def _live(self) -> None:
-        """The thread: a child dies with the one that started it."""
+        """Runs in the thread, because a child dies with the thread that started it."""
         try:
             self._live_with_child()
         finally:
-            with contextlib.suppress(OSError):  # nothing was written by us
+            with contextlib.suppress(OSError):  # this process wrote nothing to it
                 os.close(self._output)
 
     def _live_with_child(self) -> None:
         try:
             process = spawn_to(self._argv, env=self._env, output=self._output)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the child hears of it
+        except Exception as error:  # noqa: BLE001 - passed on to the waiter
             is_os = isinstance(error, OSError)
             self._tell(self._failed, error if is_os else OSError(errno.EINVAL, str(error)))
             return
         child = Child(self._name, process, self._log, self._loop.create_future())
         if not self._tell(self._has_begun, child):
             child.signal_group(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored the kernel has reaped it
+        with contextlib.suppress(ChildProcessError):  # if SIGCHLD is ignored, the kernel has reaped it
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         if not self._tell(self._reap, child):
             child.process.wait()
 
     def _tell(self, callback: Callable[[Any], None], argument: object) -> bool:
-        """Whether the event loop is there to hear it."""
+        """Schedules a callback in the event loop; returns False if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
@@ -199,13 +199,13 @@ class ChildStart:
             self.begun.set_result(child)
 
     def _reap(self, child: Child) -> None:
-        child.signal_group(signal.SIGKILL)  # what the leader of the group left behind
+        child.signal_group(signal.SIGKILL)  # remaining processes of its group
         child.ended.set_result(child.process.wait())
         self.over.set_result(None)
 
 
 def log_tail(log: Path, lines: int = 15) -> str:
-    """The end of a log, for an error message."""
+    """Returns the end of a log, for an error message."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -1,8 +1,8 @@
-"""How one start of a Slurm job is succeeded by the next, exactly once.
+"""Requests the next start of a Slurm job, exactly once.
 
-Whoever wants it (the launcher, or a surviving controller) first claims it in the shared folder, then asks
-Slurm to requeue the job; a site that forbids that gets a successor job that waits for this one (afterany).
-A refusal is looked into first: Slurm refuses as well when somebody else has requeued the job just now.
+The launcher, or a surviving controller, first claims the next start in the shared folder, then requests a
+requeue of the job. If the site forbids that, it submits a new job that waits for this one (afterany). A
+refusal is checked first: Slurm also refuses if another process has just requeued the job.
 """
 
 import logging
@@ -30,12 +30,12 @@ _JOB_ID = re.compile(r"^(\d+)")
 _ENDING = {"COMPLETING", "FAILED", "OUT_OF_MEMORY"}
 SHELL_ADDS = 128
 SIGNALS = 64
-"""So many there are: 255 is no signal's, but of ssh and of those who end with -1."""
+"""Number of signals: exit code 255 is not a signal's, but that of ssh and of programs that exit with -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """One start of a job, and how it is succeeded.
+    """One start of a job, and the request for the next one.
 
     Attributes:
         restarts: SLURM_RESTART_COUNT of this start.
@@ -51,18 +51,18 @@ class Requeue:
 
     @classmethod
     def of_this_start(cls, paths: RunPaths, attempt: int, mode: str) -> "Requeue":
-        """Of the start that this process belongs to."""
+        """Returns the object for the start that this process belongs to."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         return cls(
             paths=paths, attempt=attempt, job_id=os.environ["SLURM_JOB_ID"], restarts=restarts, mode=mode
         )
 
     def can_ask(self) -> bool:
-        """Whether Slurm can be asked from here at all. Looks for its command in the folders of PATH."""
+        """Whether Slurm can be queried from this process: looks for scontrol on the PATH."""
         return self.slurm.has_scontrol
 
     def state(self) -> Job:
-        """Whether Slurm still runs this very start."""
+        """Returns whether Slurm still runs this start."""
         state = state_of(self.slurm.show_job(self.job_id), self.restarts)
         if state is not Job.DIED:
             return state
@@ -70,11 +70,11 @@ class Requeue:
             noted = noted_job(self.paths)
         except OSError:
             return Job.UNKNOWN
-        # A successor that was submitted in its place changes nothing of how slowly this one ends.
+        # If another job was submitted in its place, this start is over, although it is still ending.
         return Job.OVER if noted is not None and noted.job != self.job_id else state
 
     def claim(self, number: int) -> bool | None:
-        """Try to be the one who acts; None if the shared folder does not answer."""
+        """Claims the request; returns None if the shared folder does not answer."""
         path = self.paths.claimed_requeue(self.attempt, number)
         try:
             make_within(self.paths.root, path.parent)
@@ -84,8 +84,8 @@ class Requeue:
             return None
 
     def succeed(self, gone: list[str], env: Mapping[str, str]) -> Reply:
-        """Ask Slurm for the next start, off the nodes `gone` and those that were found unfit, as far as the
-        job can do without them. What it prints is a successor's job id."""
+        """Requests the next start from Slurm, excluding the nodes `gone` and unfit nodes as far as the job
+        can do without them. The reply's output is the id of a new job, if one was submitted."""
         with children_without_term():
             return self._succeed(gone, env)
 
@@ -105,7 +105,7 @@ class Requeue:
         return self._chain(gone, env)
 
     def _chain(self, gone: list[str], env: Mapping[str, str]) -> Reply:
-        """Submit the same script again, to begin when this job has ended."""
+        """Submits the same script again, to start when this job has ended."""
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "job.sh"
             written = self.slurm.call("scontrol", "write", "batch_script", self.job_id, str(script))
@@ -115,7 +115,7 @@ class Requeue:
             reply = self.slurm.call("sbatch", "--parsable", waits, str(script))
         if reply.code != 0 or (match := _JOB_ID.match(reply.out)) is None:
             return reply
-        # First of all who comes after: whoever else asks for the next start looks there.
+        # Record it first: other processes that want the next start look there.
         patiently(partial(note_job, self.paths, match[1], [{"Command": str(script)}]))
         if pickles := env.get("SUBMITIT_FOLDER"):
             mine, its = (Path(pickles) / f"{job}_submitted.pkl" for job in (self.job_id, match[1]))
@@ -125,7 +125,7 @@ class Requeue:
 
 
 def state_of(components: list[Fields] | None, restarts: int) -> Job:
-    """What `scontrol show job` says about the start with this restart count."""
+    """Returns the state of the start with this restart count, from `scontrol show job`."""
     if components is None:
         return Job.UNKNOWN
     if not components:
@@ -140,10 +140,10 @@ def state_of(components: list[Fields] | None, restarts: int) -> Job:
 
 
 def _was_killed(exit_code: str) -> bool:
-    """Whether Slurm's ``code:signal`` of a batch process is of a signal that neither Slurm nor yatt sends.
+    """Whether Slurm's ``code:signal`` of a batch process names a signal that neither Slurm nor yatt sends.
 
-    A shell around it makes 128 and the signal a code. Of a job that is cancelled, or has run out of time, it
-    is 0:0 while its steps are being ended.
+    A surrounding shell turns it into the exit code 128 + signal. For a job that is cancelled, or out of time,
+    it is 0:0 while its steps are being ended.
     """
     code, _, signalled = exit_code.partition(":")
     if not (code.isdigit() and signalled.isdigit()):

@@ -1,9 +1,9 @@
-"""A file of JSON lines that grows for ever, kept in segments: events.jsonl, events.000001.jsonl and so on.
+"""An unbounded file of JSON lines, kept in segments: events.jsonl, events.000001.jsonl and so on.
 
-The newest segment is appended to until it is full; then the next one is begun and the oldest beyond a limit
-are deleted. Nothing is renamed or truncated, so a writer that is killed leaves at most a torn last line, two
-writers at once lose nothing, and a reader keeps its place: it reads each segment to its end and goes on with
-the next.
+Lines are appended to the newest segment until it is full; then the next one is started and the oldest
+segments beyond a limit are deleted. Nothing is renamed or truncated: a killed writer leaves at most an
+incomplete last line, two concurrent writers lose nothing, and a reader keeps its position: it reads each
+segment to its end and continues with the next.
 """
 
 import os
@@ -16,15 +16,15 @@ from pathlib import Path
 from yatt.adapters.lines import Record, Tail, accept_all, last_records
 
 CHUNK_BYTES = 4 << 20
-"""Of lines that a reader holds as records at once."""
+"""Maximum bytes of lines that a reader holds as records at the same time."""
 
 WATCHED = 3
-"""Newest segments that a reader looks at again. A second writer may still append to the last but one, if it
-looked for the newest just before the next one was begun."""
+"""Number of newest segments that a reader checks again. A second writer may still append to the previous one,
+if it looked for the newest just before the next one was started."""
 
 
 def segments_of(first: Path) -> dict[int, Path]:
-    """The segments that are there, by number, oldest first; `first` has number 0."""
+    """Returns the existing segments by number, oldest first; `first` has number 0."""
     pattern = re.compile(rf"{re.escape(first.stem)}(?:\.(\d{{6}}))?{re.escape(first.suffix)}")
     try:
         found = map(pattern.fullmatch, os.listdir(first.parent))
@@ -35,23 +35,23 @@ def segments_of(first: Path) -> dict[int, Path]:
 
 
 def segment(first: Path, number: int) -> Path:
-    """The path of one segment."""
+    """Returns the path of one segment."""
     return first.with_name(f"{first.stem}.{number:06d}{first.suffix}") if number else first
 
 
 def newest_segment(first: Path) -> Path:
-    """The segment that is appended to; `first` if there is none."""
+    """Returns the segment to append to; `first` if there is none."""
     return next(reversed(segments_of(first).values()), first)
 
 
 @dataclass(slots=True)
 class Rotation:
-    """Tells a writer where to append.
+    """Selects the segment to which a writer appends.
 
     Args:
-        first: the first segment, by which the whole is named.
-        most_bytes: a segment that has so many is full.
-        keep: segments that are kept.
+        first: the first segment, which names the whole.
+        most_bytes: size at which a segment is full.
+        keep: number of segments to keep.
     """
 
     first: Path
@@ -60,14 +60,14 @@ class Rotation:
     _number: int = field(default=-1, init=False)
 
     def place(self, path: Path) -> Path:
-        """The segment to append to now, if `path` is `first`; any other path as it is.
+        """Returns the segment to append to if `path` is `first`; any other path unchanged.
 
         Raises:
             OSError: the folder does not answer.
         """
         if path != self.first:
             return path
-        if self._number < 0 or os.path.lexists(segment(path, self._number + 1)):  # another writer's
+        if self._number < 0 or os.path.lexists(segment(path, self._number + 1)):  # started by another writer
             self._number = max(segments_of(path), default=0)
         if self._is_full(segment(path, self._number)):
             there = segments_of(path)
@@ -86,25 +86,25 @@ class Rotation:
 
 
 class SegmentTail:
-    """New whole lines of all segments, in order, at each call; each line once.
+    """Reads new complete lines of all segments, in order, each line once.
 
     Args:
-        accept: as `Tail`'s.
+        accept: see `Tail`.
     """
 
     def __init__(self, first: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
         self._first, self._accept = first, accept
         self._tails: dict[int, Tail] = {}
         self._done = -1
-        self._num_skipped = 0  # in segments that are not looked at any more
+        self._num_skipped = 0  # in segments that are not read any more
 
     @property
     def unreadable(self) -> int:
-        """Lines that could not be read so far, and torn last ones."""
+        """Number of unreadable lines so far, including incomplete last lines."""
         return self._num_skipped + sum(tail.skipped + tail.has_torn_end for tail in self._tails.values())
 
     def batches(self) -> Iterator[list[Record]]:
-        """What is new; no batch is of much more than `CHUNK_BYTES`."""
+        """Yields new records in batches of at most about `CHUNK_BYTES`."""
         there = segments_of(self._first)
         for number, path in there.items():
             if number > self._done:
@@ -120,7 +120,7 @@ class SegmentTail:
 
 
 def newest_records(first: Path, num_bytes: int) -> Iterator[Record]:
-    """The readable records among the last `num_bytes` of all segments, newest first."""
+    """Yields the readable records in the last `num_bytes` of all segments, newest first."""
     for path in reversed(segments_of(first).values()):
         if num_bytes <= 0:
             return

@@ -1,8 +1,8 @@
-"""Measures what a shared folder really promises, with the same calls that a run makes on it.
+"""Measures the guarantees of a shared folder, with the same calls that a run makes on it.
 
-Several processes, on one node or on many, meet in the folder and try it: are claims exclusive, are renamed
-files seen whole, how late does one see what another wrote, how long does a durable write take. Times are
-round trips on one clock: clocks of two nodes are never compared.
+Several processes, on one or more nodes, use the folder together and measure: are exclusive creates exclusive,
+are renamed files complete, when does one process see another's write, how long does a durable write take.
+Times are round trips on one clock: clocks of two nodes are never compared.
 """
 
 import json
@@ -24,7 +24,7 @@ WHOLE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of several measurements, in seconds."""
+    """Median and maximum of several measurements, in seconds."""
 
     median_s: float
     longest_s: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What all members saw together."""
+    """The results of all members."""
 
     members: int
     nodes: int
@@ -42,32 +42,32 @@ class Report:
 
     reads: int
     torn: int
-    """Reads of half a file."""
+    """Number of reads of an incomplete file."""
 
     backward: int
-    """Reads of an older version than one read before."""
+    """Number of reads of an older version than a previous read."""
 
     new_name: Spread
-    """From writing a new file to seeing every answer to it: twice the delay, and the writing."""
+    """Seconds from writing a new file to seeing all answers: twice the delay, and the writing."""
 
     new_content: Spread
     """The same for a file that is replaced."""
 
     write: Spread
-    """One durable write of a small file: temporary file, fsync, rename, fsync of the folder."""
+    """Seconds of one durable write of a small file: temporary file, fsync, rename, fsync of the folder."""
 
 
 class Member:
-    """One of `count` processes that meet in `folder`; number 0 leads."""
+    """One of `count` processes that test `folder`; number 0 leads."""
 
     def __init__(self, folder: Path, *, index: int, count: int, node: str) -> None:
         self._folder, self._index, self._count, self._node = folder, index, count, node
 
     def measure(self) -> Report | None:
-        """Take part from beginning to end; the leader gets the report.
+        """Runs the whole test; returns the report in the leader, None in the others.
 
         Raises:
-            DeadlineExceeded: another member was not heard of in time.
+            DeadlineExceeded: another member did not answer in time.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._meet("start")
@@ -84,12 +84,12 @@ class Member:
             self._publish(f"end-{self._index}", "")
             return None
         report = self._summary()
-        for other in range(1, self._count):  # then nobody looks into the folder any more
+        for other in range(1, self._count):  # afterwards no member uses the folder
             self._text(f"end-{other}", owner=other)
         return report
 
     def _claims(self) -> list[int]:
-        """Rounds this member won. The leader opens each round and closes the last."""
+        """Returns the rounds that this member won. The leader opens each round and closes the last."""
         won, until_s = [], time.monotonic() + CLAIMS_S
         for turn in range(CLAIM_ROUNDS + 1):
             is_last = turn == CLAIM_ROUNDS or time.monotonic() > until_s
@@ -105,7 +105,8 @@ class Member:
         return won
 
     def _whole(self) -> tuple[int, int, int]:
-        """Reads, torn ones, and older ones than before, of a file that the leader replaces all the time."""
+        """Returns the numbers of all, incomplete and outdated reads of a file that the leader keeps
+        replacing."""
         reads = torn = backward = newest = version = 0
         path, until_s = self._folder / "whole", time.monotonic() + READING_S
         while time.monotonic() < until_s:
@@ -122,7 +123,7 @@ class Member:
         return reads, torn, backward
 
     def _echo(self, *, new_names: bool) -> list[float]:
-        """How long until the leader has everybody's answer to what it wrote."""
+        """Returns the seconds until the leader has all answers to its write."""
         took = []
         for turn in range(ECHO_ROUNDS):
             word = f"{turn}"
@@ -177,7 +178,7 @@ class Member:
         publish(self._folder / name, f"{text}\n".encode())
 
     def _text(self, name: str, *, owner: int, wanted: str | None = None) -> str:
-        """What a file says once it is there, and says `wanted` if that is given."""
+        """Waits for a file, with content `wanted` if given; returns its content."""
 
         def there() -> str | None:
             data = read_or_none(self._folder / name)
@@ -196,8 +197,8 @@ def _wait(there: Callable[[], str | None], *, who: str, where: Path) -> str:
     while (found := there()) is None:
         if time.monotonic() > until_s:
             raise DeadlineExceeded(
-                f"{who} was not heard of in {where} for {WAIT_S:g} s. Has it ended, or does its node have "
-                "another folder of this name? Then it is not a shared one."
+                f"{who} wrote nothing to {where} for {WAIT_S:g} s. It has ended, or its node has another "
+                "folder at this path, which is then not shared."
             )
         time.sleep(POLL_S)
     return found

@@ -1,8 +1,8 @@
-"""Named shared memory (/dev/shm) that libraries make, and leave behind when their processes are killed.
+"""Removes named shared memory (/dev/shm) that libraries leave behind when their processes are killed.
 
-Who made such a file is not written anywhere, so it is noted while its processes live: a file is theirs if
-they map it or have it open. It is removed when nobody uses it any more. Only names that multiprocessing,
-vLLM, torch and NCCL give are looked at, and only files of this user.
+Nothing records the creator of such a file, so it is recorded while its processes live: a file is theirs if
+they map it or have it open. It is removed when no process uses it. Only files of this user with names that
+multiprocessing, vLLM, torch and NCCL use are considered.
 """
 
 import contextlib
@@ -18,28 +18,28 @@ from yatt import clock
 FOLDER = Path("/dev/shm")
 _NAME = re.compile(r"(psm_|sem\.mp-|vllm_dist_|nccl-|torch_)[^/\n]*")
 _MAPPED = re.compile(rb" (\d+) +" + re.escape(os.fsencode(FOLDER)) + rb"/", re.MULTILINE)
-"""In /proc/PID/maps: the inode. The name there may be another: a semaphore's file is made under a temporary
+"""The inode in /proc/PID/maps. The name there may differ: a semaphore's file is created under a temporary
 name and linked."""
 
 CHECK_S = 0.1
 
 
 def listed() -> frozenset[str]:
-    """The files that there are now, by their names alone."""
+    """Returns the names of the files that exist now."""
     with contextlib.suppress(OSError):
         return frozenset(name for name in os.listdir(FOLDER) if _NAME.fullmatch(name))
     return frozenset()
 
 
 def used_by(pids: Iterable[int]) -> set[str]:
-    """The files of this user that these processes use, as far as they live and may be looked at."""
+    """Returns the files of this user that these processes use, as far as this can be read."""
     return _used(_own(listed()), pids)
 
 
 def remove_unused(names: Iterable[str], limit_s: float) -> set[str]:
-    """Remove these files, each once no process uses it; gives those still in use after `limit_s`.
+    """Removes these files, each once no process uses it; returns those still in use after `limit_s`.
 
-    A process that was killed uses its memory until the kernel has taken it apart.
+    A killed process uses its memory until the kernel has cleaned it up.
     """
     until_s = clock.monotonic_s() + limit_s
     left = _own(name for name in names if _NAME.fullmatch(name))
@@ -56,7 +56,7 @@ def remove_unused(names: Iterable[str], limit_s: float) -> set[str]:
 
 
 def _own(names: Iterable[str]) -> dict[str, int]:
-    """Those that are files of this user, with their inodes."""
+    """Returns those names that are files of this user, with their inodes."""
     found = {}
     for name in names:
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _used(files: dict[str, int], pids: Iterable[int]) -> set[str]:
 
 
 def _inodes(pid: int) -> set[int]:
-    """What a process maps or has open in the folder."""
+    """Returns the inodes that a process maps or has open in the folder."""
     found: set[int] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
         found |= {int(inode) for inode in _MAPPED.findall(maps.readall())}

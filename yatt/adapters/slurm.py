@@ -1,7 +1,7 @@
-"""Slurm's client commands: the only module that calls them and reads what they print.
+"""Slurm's client commands: the only module that runs them and parses their output.
 
-A call that failed to reach the controller is never taken for an answer: every question may be answered
-by None, "nobody knows". No shell is involved, and nothing needs slurmdbd.
+A call that did not reach the controller is never treated as an answer: every query may return None,
+"unknown". No shell is used, and slurmdbd is not needed.
 """
 
 import os
@@ -28,12 +28,12 @@ LIVING_STATES = {
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
     "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "SPECIAL_EXIT",
 }  # fmt: skip
-"""States of a job that is not over."""
+"""States of a job that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one call came to. `code` is None if the command is not there or gave no answer in time."""
+    """The result of one call. `code` is None if the command is missing or did not answer in time."""
 
     code: int | None
     out: str
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def says(self) -> str:
-        """The error without the command's own prefix, on one line."""
+        """The error text on one line, without the command's prefix."""
         lines = [re.sub(r"^\w+: (error: )?", "", line) for line in self.error.splitlines() if line.strip()]
         return "; ".join(lines) or f"exit code {self.code}"
 
@@ -55,26 +55,26 @@ Fields = dict[str, str]
 
 
 class Slurm:
-    """The commands of the Slurm installation this process sees.
+    """Runs the commands of the Slurm installation on the PATH.
 
     Args:
-        env: the commands' environment; None is this process's.
-        limit_s: how long one call may take.
+        env: environment of the commands; None: this process's.
+        limit_s: time limit of one call.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None, limit_s: float = CALL_LIMIT_S) -> None:
         inherited = os.environ if env is None else env
-        # What people have set for themselves to look at, and in which words, is not for us.
+        # The user's own output settings of squeue and times must not change what is parsed here.
         own = {k: v for k, v in inherited.items() if not k.startswith("SQUEUE_") and k != "SLURM_TIME_FORMAT"}
         self._env, self._limit_s = own, limit_s
 
     @property
     def has_scontrol(self) -> bool:
-        """Whether jobs can be asked about and requeued from here."""
+        """Whether jobs can be queried and requeued from this process."""
         return shutil.which("scontrol", path=self._env.get("PATH")) is not None
 
     def call(self, *argv: str, limit_s: float | None = None) -> Reply:
-        """Run one command to its end, for `limit_s` or as long as any call may take."""
+        """Runs one command to its end, within `limit_s` or the default limit."""
         limit_s = limit_s or self._limit_s
         try:
             done = subprocess.run(
@@ -90,20 +90,20 @@ class Slurm:
         return Reply(done.returncode, done.stdout, done.stderr)
 
     def ask(self, *argv: str) -> str | None:
-        """What a command printed, or None if it failed for whatever reason."""
+        """Returns a command's output, or None if it failed for any reason."""
         reply = self.call(*argv)
         return reply.out if reply.code == 0 else None
 
     def show_job(self, job_id: str, limit_s: float | None = None) -> list[Fields] | None:
-        """A job's components as `scontrol` shows them, the leader first; [] if Slurm knows no such job."""
+        """Returns a job's components from `scontrol`, the leader first; [] if Slurm has no such job."""
         reply = self.call("scontrol", "show", "job", job_id, limit_s=limit_s)
         if reply.code == 0:
             return parse_jobs(reply.out)
         return [] if any(text in reply.error for text in _UNKNOWN_JOB) else None
 
     def queue(self, *which: str, limit_s: float | None = None) -> dict[str, list[Fields]] | None:
-        """Jobs by id, each with its components, the leader first, by one call of squeue; None if it has no
-        answer. Of each: JobState, Partition, NodeList, NumNodes, Reason, JobName, Command.
+        """Returns jobs by id, each with its components, the leader first, with one call of squeue; None
+        without an answer. Fields: JobState, Partition, NodeList, NumNodes, Reason, JobName, Command.
 
         Args:
             which: squeue's own options: ``--me``, or ``--jobs=1,2`` with ``--states=all``.
@@ -114,23 +114,23 @@ class Slurm:
         return parse_queue(reply.out)
 
     def show_config(self) -> Fields | None:
-        """The controller's settings."""
+        """Returns the controller's settings."""
         text = self.ask("scontrol", "show", "config")
         return None if text is None else parse_config(text)
 
     def show_partitions(self) -> dict[str, Fields] | None:
-        """Every partition by its name."""
+        """Returns every partition by its name."""
         text = self.ask("scontrol", "show", "partition", "-o", "--all")
         return None if text is None else {f["PartitionName"]: f for f in parse_lines(text)}
 
     def show_nodes(self) -> dict[str, Fields] | None:
-        """Every node by its name."""
+        """Returns every node by its name."""
         text = self.ask("scontrol", "show", "node", "-o", "--all")
         return None if text is None else {f["NodeName"]: f for f in parse_lines(text)}
 
     def charged_gpu_s(self, job_ids: Iterable[str], limit_s: float) -> float | None:
-        """GPU seconds of these jobs, all starts of each, in Slurm's accounts; None where it keeps none, or
-        they are not to be had now."""
+        """Returns the GPU seconds of these jobs, all starts of each, from Slurm's accounting; None if it has
+        none or does not answer."""
         jobs = ",".join(sorted(set(job_ids)))
         if not jobs:
             return None
@@ -139,27 +139,27 @@ class Slurm:
         return gpu_seconds(reply.out) if reply.code == 0 else None
 
     def requeue(self, job_id: str) -> Reply:
-        """Put a job, all components of it, back into the queue under the same id."""
+        """Requeues a job with all of its components under the same id."""
         return self.call("scontrol", "requeue", job_id)
 
     def exclude(self, job_id: str, nodes: list[str]) -> Reply:
-        """Keep a waiting job off `nodes`, and off no others."""
+        """Sets the excluded nodes of a waiting job to `nodes`."""
         return self.call("scontrol", "update", f"jobid={job_id}", f"ExcNodeList={','.join(nodes)}")
 
     def reserved(self, reservation: str) -> list[str]:
-        """The nodes of a reservation; none if nobody says."""
+        """Returns the nodes of a reservation; empty without an answer."""
         found = parse_lines(self.ask("scontrol", "show", "reservation", "-o", reservation) or "")
         return expand(found[0].get("Nodes", "")) if found else []
 
 
 def is_up(node: Fields) -> bool:
-    """Whether Slurm would give the node to a job, now or when its present one is over."""
+    """Whether Slurm can allocate the node, now or after its current job."""
     state = node.get("State", "UNKNOWN")
     return not state.endswith("*") and not set(state.rstrip("*~#!%$@^-").split("+")) & _OUT
 
 
 def gpus_of(node: Fields) -> dict[str, int]:
-    """GPUs that a node is configured with, by type; "" for those without one."""
+    """Returns the configured GPUs of a node by type; "" for those without a type."""
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", node.get("Gres", "")).split(","):
         name, *rest = item.split(":")
@@ -172,8 +172,8 @@ def gpus_of(node: Fields) -> dict[str, int]:
 
 @contextmanager
 def children_without_term() -> Iterator[None]:
-    """What this thread starts meanwhile does not hear SIGTERM: Slurm sends it to every process of a job that
-    is requeued, to the command that asked for it as well, which then would not give its answer."""
+    """Context manager: blocks SIGTERM in children of this thread. Slurm sends it to every process of a
+    requeued job, also to the command that requested the requeue, which must still return its answer."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -182,18 +182,19 @@ def children_without_term() -> Iterator[None]:
 
 
 def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment to submit a job from: without what the job around it is, but on the same cluster."""
+    """Returns an environment to submit from: without a surrounding job's variables, but with SLURM_CONF."""
     inside = ("SLURM", "SBATCH_", "SRUN_", "SUBMITIT_")
     return {k: v for k, v in env.items() if not k.startswith(inside) or k == "SLURM_CONF"}
 
 
 def parse_lines(text: str) -> list[Fields]:
-    """``scontrol show ... -o``: one object a line, ``Key=value`` apart by blanks; values may hold blanks."""
+    """Parses ``scontrol show ... -o``: one object per line, ``Key=value`` pairs; values may contain
+    blanks."""
     return [fields for line in text.splitlines() if (fields := _parse_line(line))]
 
 
 def parse_jobs(text: str) -> list[Fields]:
-    """``scontrol show job``: paragraphs of lines. What people choose has a line of its own, whole."""
+    """Parses ``scontrol show job``: paragraphs of lines. Free-text fields have a line of their own."""
     jobs: list[Fields] = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         fields: Fields = {}
@@ -207,7 +208,7 @@ def parse_jobs(text: str) -> list[Fields]:
 
 
 def parse_queue(text: str) -> dict[str, list[Fields]]:
-    """What squeue prints in `QUEUE_FORMAT`."""
+    """Parses squeue's output in `QUEUE_FORMAT`."""
     jobs: dict[str, list[tuple[int, Fields]]] = {}
     for line in text.splitlines():
         job_id, _, rest = line.partition("|")
@@ -233,13 +234,13 @@ def _parse_line(line: str) -> Fields:
 
 
 def parse_config(text: str) -> Fields:
-    """``scontrol show config``: ``Key = value`` a line."""
+    """Parses ``scontrol show config``: one ``Key = value`` per line."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
 def gpu_seconds(text: str) -> float:
-    """The sum over lines of sacct, each ``SECONDS|cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    """Returns the sum over lines of sacct, each ``SECONDS|cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
     total_s = 0.0
     for line in text.splitlines():
         seconds, _, allocated = line.partition("|")
@@ -250,10 +251,10 @@ def gpu_seconds(text: str) -> float:
 
 
 def expand(node_list: str) -> list[str]:
-    """The names in a compressed node list, in its order.
+    """Returns the names in a compressed node list, in order.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     names: list[str] = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", node_list):
@@ -275,28 +276,28 @@ def _expand_one(part: str) -> list[str]:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """The numbers in a compressed list, in its order: ``72(x2),36`` is 72, 72, 36.
+    """Returns the numbers in a compressed list, in order: ``72(x2),36`` is 72, 72, 36.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     numbers: list[int] = []
     for part in filter(None, counts.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"'{counts}' is no list of counts")
+            raise ValueError(f"'{counts}' is not a list of counts")
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
 
 
 def keeps_accounts(config: Fields) -> bool:
-    """Whether the cluster with these settings has an accounting database; newer versions say (null)."""
+    """Whether the cluster has an accounting database; newer versions show (null) if not."""
     kind = config.get("AccountingStorageType", "")
     return not kind.endswith("/none") and kind not in ("", "(null)")
 
 
 def merged_state(components: list[Fields]) -> str:
-    """One state for a job of several components: alive if any of them is."""
+    """Returns one state for a job with several components: active if any of them is."""
     states = [fields.get("JobState", "UNKNOWN").split()[0] for fields in components]
     for state in ("RUNNING", "COMPLETING", "CONFIGURING", "PENDING", *sorted(LIVING_STATES)):
         if state in states:
@@ -305,7 +306,7 @@ def merged_state(components: list[Fields]) -> str:
 
 
 def seconds_of(duration: str) -> float | None:
-    """Slurm's ``days-hours:minutes:seconds``, or ``30 sec``; None for UNLIMITED and its like."""
+    """Parses Slurm's ``days-hours:minutes:seconds``, or ``30 sec``; None for UNLIMITED and similar."""
     text = duration.removesuffix(" sec").strip()
     if text.isdigit():
         return float(text)

@@ -1,4 +1,4 @@
-"""The config as a node's processes see it: with paths of copies on its own disk (`yatt.launch.staging`)."""
+"""The config of a node's processes: with the paths of copies on its local disk (`yatt.launch.staging`)."""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from yatt.paths import RunPaths
 
 
 def note_copies(paths: RunPaths, attempt: int, node: int, copies: Mapping[str, str]) -> None:
-    """Tell the processes of this node, in this attempt, which copy each source has.
+    """Records the copy of each source, for the processes of this node in this attempt.
 
     Raises:
-        OSError, ConfigError, FolderGone: it cannot be written; then the sources are read.
+        OSError, ConfigError, FolderGone: the record cannot be written; then the sources are read.
     """
     path = paths.staged(attempt, node)
     make_within(paths.root, path.parent)
@@ -23,17 +23,17 @@ def note_copies(paths: RunPaths, attempt: int, node: int, copies: Mapping[str, s
 
 
 def load_on_node(paths: RunPaths, attempt: int, node: int) -> RunConfig:
-    """As `load_attempt`, for a controller or worker.
+    """Like `load_attempt`, for a controller or worker.
 
     Raises:
-        ConfigError: as `load_attempt`.
+        ConfigError: see `load_attempt`.
         OSError: the run folder does not answer.
     """
     return on_node(load_attempt(paths, attempt), paths, attempt, node)
 
 
 def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunConfig:
-    """The same config, which reads this node's copies instead of their sources.
+    """Returns the config with the paths of this node's copies instead of their sources.
 
     Raises:
         OSError: the run folder does not answer.
@@ -42,7 +42,7 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
     copies = noted.get("copies", {})
 
     def place(source: str) -> str:
-        with contextlib.suppress(OSError):  # a disk that fails, or a copy that somebody has removed
+        with contextlib.suppress(OSError):  # the disk fails, or the copy was removed
             if source in copies and Path(copies[source]).exists():
                 return str(copies[source])
         return source

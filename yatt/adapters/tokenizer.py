@@ -1,11 +1,11 @@
-"""Text to token ids and back, without transformers: `tokenizer.json` and the chat template, read directly.
+"""Converts text to token ids and back, without transformers, from `tokenizer.json` and the chat template.
 
-A controller tokenises on nodes' host cores and must start in milliseconds, so it reads the fast
-tokenizer's own file. Equality with transformers' AutoTokenizer is tested on several kinds of tokenizer.
+A controller tokenises on the node's CPUs and must start in milliseconds, so it reads the fast tokenizer's own
+file. Tests compare it with transformers' AutoTokenizer for several kinds of tokenizer.
 
-Not promised: tokenizers that exist only as Python code or SentencePiece files; save those once with
-transformers' `save_pretrained`, which writes `tokenizer.json`. Nor is a `tokenizer_class` followed that
-contradicts `tokenizer.json` (transformers then rebuilds its own): the file counts.
+Not supported: tokenizers that exist only as Python code or SentencePiece files; save those once with
+transformers' `save_pretrained`, which writes `tokenizer.json`. A `tokenizer_class` that contradicts
+`tokenizer.json` is ignored (transformers then rebuilds its own tokenizer).
 """
 
 import io
@@ -32,7 +32,7 @@ Chat = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of text; special tokens in it count only if it is trusted."""
+    """A piece of text; special tokens in it are parsed only if it is trusted."""
 
     text: str
     is_trusted: bool
@@ -45,7 +45,7 @@ class Tokenizer:
     """The tokenizer of one Hugging Face folder.
 
     Args:
-        now: the moment that chat templates which ask for it are told, ISO 8601; empty is the clock's.
+        now: the current time for chat templates, ISO 8601; empty: the system clock.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
@@ -55,7 +55,7 @@ class Tokenizer:
         self._folder, self._now = Path(folder), now
         self._fast = _load_fast(self._folder)
         self._plain = _load_fast(self._folder)
-        self._plain.encode_special_tokens = True  # what spells a special token is ordinary text
+        self._plain.encode_special_tokens = True  # special tokens in text are ordinary text
         self._special = _special_pattern(self._fast)
         self._template: Template | None = None
         self._config = _read_json(self._folder / "tokenizer_config.json")
@@ -64,22 +64,22 @@ class Tokenizer:
         """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text that is trusted, with the special tokens the tokenizer adds (a BOS, say)."""
+        """Returns the ids of trusted text, with special tokens that the tokenizer adds (for example BOS)."""
         return list(self._fast.encode(text, add_special_tokens=True).ids)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of trusted text from `render_chat`, which holds its special tokens already."""
+        """Returns the ids of trusted text from `render_chat`, which contains its special tokens already."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def encode_parts(self, parts: Sequence[TextPart], *, adds_special: bool) -> list[int]:
-        """Ids of a text of which only some parts are trusted.
+        """Returns the ids of a text of which only some parts are trusted.
 
-        A special token counts only where it lies wholly in a trusted part. What the others spell is
-        ordinary text: data and completions cannot end a turn or begin one. Where they spell none, the ids
-        are those of the text as one piece.
+        A special token is parsed only if it lies completely in a trusted part. In other parts it is ordinary
+        text: data and completions cannot end or begin a turn. If they contain none, the ids are those of the
+        whole text.
 
         Args:
-            adds_special: whether the tokenizer's own special tokens (a BOS, say) are added.
+            adds_special: whether to add the tokenizer's own special tokens (for example BOS).
         """
         text = "".join(part.text for part in parts)
         matches = list(self._special.finditer(text)) if self._special else []
@@ -96,13 +96,13 @@ class Tokenizer:
         return ids + list(self._plain.encode(text[at:], add_special_tokens=False).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of chat messages whose contents are not trusted, with the model's template around them.
+        """Returns the ids of chat messages with untrusted contents, in the model's template.
 
         Args:
             messages: {role, content, ...}; a content is text, or a list of `TextPart`.
 
         Raises:
-            ConfigError: as `render_chat`.
+            ConfigError: see `render_chat`.
         """
         hidden: dict[str, str] = {}
 
@@ -120,22 +120,22 @@ class Tokenizer:
         rendered = self.render_chat(plain)
         parts = _unhidden(self.render_chat(marked), hidden)
         if "".join(part.text for part in parts) != rendered and not self._spells_special(hidden.values()):
-            return self.encode_rendered(rendered)  # the template trims contents, or looks into them
+            return self.encode_rendered(rendered)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
 
     def _spells_special(self, texts: Iterable[str]) -> bool:
         return self._special is not None and any(self._special.search(text) for text in texts)
 
     def has_special(self, text: str) -> bool:
-        """Whether `text` spells a special token of this tokenizer."""
+        """Whether `text` contains a special token of this tokenizer."""
         return self._spells_special([text])
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`."""
+        """Returns the text of `ids`."""
         return str(self._fast.decode(ids, skip_special_tokens=skip_special))
 
     def render_chat(self, messages: Chat, *, add_generation_prompt: bool = True) -> str:
-        """Messages as the model's chat template writes them.
+        """Renders messages with the model's chat template.
 
         Raises:
             ConfigError: the folder has no chat template, or the template refuses the messages.
@@ -161,10 +161,10 @@ class Tokenizer:
 
 
 def eos_ids(folder: str) -> tuple[int, ...]:
-    """Ids that end a completion: of generation_config.json, config.json and the tokenizer's EOS token.
+    """Ids that end a completion, by generation_config.json, config.json and the tokenizer's EOS token.
 
-    Instruction-tuned models name two of them (end of turn, end of text) in different files; an engine
-    that knows only one runs to the length limit.
+    Instruction-tuned models have two of them (end of turn, end of text) in different files; an engine with
+    only one of them samples up to the length limit.
 
     Raises:
         ConfigError: no file names one.
@@ -185,14 +185,14 @@ def eos_ids(folder: str) -> tuple[int, ...]:
 
 
 def _special_pattern(fast: tokenizers.Tokenizer) -> "re.Pattern[str] | None":
-    """Finds the tokenizer's special tokens in text, the longest first; None if it has none."""
+    """Returns a pattern of the tokenizer's special tokens, the longest first; None if it has none."""
     added = fast.get_added_tokens_decoder().values()
     texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
 def _is_trusted(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
-    """Whether a match lies wholly in one trusted part."""
+    """Whether a match lies completely in one trusted part."""
     ends = list(accumulate(len(part.text) for part in parts))
     return any(
         part.is_trusted and end - len(part.text) <= match.start() and match.end() <= end
@@ -201,7 +201,7 @@ def _is_trusted(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
 
 
 def _unhidden(text: str, hidden: Mapping[str, str]) -> list[TextPart]:
-    """The template's own text, trusted, and what was hidden from it, not trusted."""
+    """Splits rendered text into the template's own text (trusted) and the hidden contents (not trusted)."""
     if not hidden:
         return [TextPart(text, True)]
     pieces = re.split("(" + "|".join(map(re.escape, hidden)) + ")", text)
@@ -219,7 +219,7 @@ def _load_fast(root: Path) -> tokenizers.Tokenizer:
 
 
 def _fast_of(path: Path, data: bytes) -> tokenizers.Tokenizer:
-    """The tokenizer in a tokenizer.json's content."""
+    """Parses the content of a tokenizer.json."""
     try:
         fast = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:
@@ -230,10 +230,10 @@ def _fast_of(path: Path, data: bytes) -> tokenizers.Tokenizer:
 
 
 def _bytes_or_none(path: Path) -> bytes | None:
-    """Content, None if there is no such file. Not read by a library: that one tells no error as it is.
+    """Returns the content, None if there is no file. Not read by the library, which hides the error.
 
     Raises:
-        ConfigError: it cannot be read; `patience.is_passing` tells whether it may be later.
+        ConfigError: it cannot be read; `patience.is_passing` tells whether the error is transient.
     """
     try:
         return path.read_bytes()
@@ -254,7 +254,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(entry: Any) -> str:
-    """A special token is written as text or as an object with `content`."""
+    """Returns a special token's text, written as text or as an object with `content`."""
     value = entry.get("content") if isinstance(entry, dict) else entry
     return value if isinstance(value, str) else ""
 
@@ -263,7 +263,7 @@ def _chat_template(root: Path, config: dict[str, Any]) -> str:
     own_file = root / "chat_template.jinja"
     if (data := _bytes_or_none(own_file)) is not None:
         try:
-            return io.StringIO(data.decode(), newline=None).read()  # as a text file is read
+            return io.StringIO(data.decode(), newline=None).read()  # with universal newlines
         except ValueError as error:
             raise ConfigError(f"{own_file} is not UTF-8: {error}") from error
     entry = config.get("chat_template")
@@ -272,7 +272,7 @@ def _chat_template(root: Path, config: dict[str, Any]) -> str:
             named = {item["name"]: item["template"] for item in entry}
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{root / 'tokenizer_config.json'}: chat_template is a list whose entries are not all "
+                f"{root / 'tokenizer_config.json'}: every entry of the list chat_template must be "
                 "{name, template}."
             ) from error
         return str(named.get("default", ""))
@@ -280,7 +280,7 @@ def _chat_template(root: Path, config: dict[str, Any]) -> str:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``: marks the assistant's text for trainers; here its content is just text."""
+    """The tag ``{% generation %}``, which marks the assistant's text for trainers; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own convention
 
@@ -290,7 +290,7 @@ class _GenerationTag(Extension):
 
 
 def _environment(now: str) -> ImmutableSandboxedEnvironment:
-    """As transformers sets it up, so that published templates render the same."""
+    """Returns a jinja environment as in transformers, so that published templates render the same."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )

@@ -1,4 +1,4 @@
-"""A message to whoever waits for a run: one HTTP POST of JSON, which costs the run nothing if it fails."""
+"""Sends a notification: one HTTP POST of JSON. A failure has no effect on the run."""
 
 import json
 import threading
@@ -10,11 +10,11 @@ LIMIT_S = 10.0
 
 
 def post(url: str, content: dict[str, Any], limit_s: float = LIMIT_S) -> str:
-    """Send the content; gives what went wrong, empty if nothing did.
+    """Sends the content; returns the error, or '' on success.
 
     Args:
-        url: of http or https.
-        limit_s: for all of it; looking up the host's name has no limit of its own.
+        url: an http or https URL.
+        limit_s: time limit of the whole call, also if the lookup of the host name hangs.
     """
     told = ["no answer"]
     thread = threading.Thread(target=_send, args=(url, content, limit_s, told), name="webhook", daemon=True)
@@ -24,7 +24,7 @@ def post(url: str, content: dict[str, Any], limit_s: float = LIMIT_S) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A page to log in at is no place for a message."""
+    """Refuses redirects, which may lead to a login page."""
 
     def redirect_request(self, *_arguments: Any) -> None:
         return None
@@ -41,6 +41,6 @@ def _send(url: str, content: dict[str, Any], limit_s: float, told: list[str]) ->
     except urllib.error.HTTPError as error:
         told.append(f"HTTP {error.code}")
         error.close()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
-        # Other errors than of the line may quote the URL, which may hold a secret.
+    except Exception as error:  # noqa: BLE001 - any error is only reported
+        # Errors other than network errors may quote the URL, which may contain a secret.
         told.append(str(getattr(error, "reason", "")) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""The command line that a controller starts its engine and reward processes with."""
+"""The command line with which a controller starts its engine and reward processes."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
-    """The command line of every worker process, and the number of the process that has started it."""
+    """The command line of a worker process, and the pid of its controller."""
 
     run: str
     attempt: int
@@ -19,11 +19,11 @@ class WorkerArguments:
 
 
 def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerArguments:
-    """Read the command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run", required=True, help="run folder")
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--worker", required=True, help="this worker's name, unique to this start of it")
+    parser.add_argument("--worker", required=True, help="this worker's name, unique per start of the worker")
     parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")

@@ -1,6 +1,6 @@
-"""A worker's end of the connection to its controller: blocking calls, the fence, the heartbeat's thread.
+"""A worker's end of the connection to its controller: blocking calls, fencing, heartbeat thread.
 
-Two numbers fence a worker off. A frame of another attempt is dropped (`yatt.adapters.channel.Fence`). An
+Two numbers fence a worker off. A frame of another attempt is dropped (`yatt.adapters.fence`). An
 order under a lease is refused if its token is out of date, or if the worker sleeps
 (`yatt.core.lease.WorkerLease`). Both are checked here, once, for every kind of worker.
 """
@@ -14,20 +14,21 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from yatt.adapters.channel import LINGER_MS, Fence
+from yatt.adapters.channel import LINGER_MS
 from yatt.adapters.curve import Socket
+from yatt.adapters.fence import Fence
 from yatt.core.lease import WorkerLease
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
 _LOG = logging.getLogger(__name__)
 MOST_SAID = 500
-"""Characters of an error that a heartbeat carries."""
+"""Maximum length of an error text in a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from the controller, with its lease's token and the seq an answer refers to."""
+    """A message from the controller, with its lease token and the seq to which an answer refers."""
 
     seq: int
     token: int
@@ -35,11 +36,11 @@ class Received:
 
 
 class WorkerLink:
-    """A worker's line to its controller: blocking, one thread.
+    """A worker's connection to its controller: blocking, for one thread.
 
     Args:
         endpoint: the controller's ``ipc://`` address.
-        worker: this worker's name, unique to this start of it.
+        worker: this worker's name, unique per start of the worker.
     """
 
     def __init__(self, endpoint: str, *, worker: str, attempt: int) -> None:
@@ -50,19 +51,19 @@ class WorkerLink:
         self._socket.connect(endpoint)
         self._fence, self._seq = Fence(attempt), itertools.count(1)
         self.lease = WorkerLease()
-        """What this worker may do now."""
+        """The lease state of this worker."""
 
         self.turns = 0
-        """How often the main loop came by: it lives."""
+        """Number of turns of the main loop, which show that it is alive."""
 
         self.work = 0
-        """How often it did something: orders, turns of an engine that has requests, ticks."""
+        """Number of work units: orders, turns of an engine with requests, ticks."""
 
         self.waits_for = ""
-        """The error of a checkpoint store that the main loop waits for; the heartbeat reports it too."""
+        """The error of a checkpoint store for which the main loop waits; reported by the heartbeat."""
 
     def receive(self, wait_s: float) -> Received | None:
-        """The next order, or None after `wait_s`."""
+        """Returns the next order, or None after `wait_s`."""
         self.turns += 1
         if not self._socket.poll(int(wait_s * 1000)):
             return None
@@ -71,7 +72,7 @@ class WorkerLink:
             frame = decode_frame(data)
             body = decode_body(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            _LOG.warning("dropped a frame of the controller that is none: %s", error)
+            _LOG.warning("dropped an invalid frame of the controller: %s", error)
             return None
         if not self._fence.admits("controller", frame):
             return None
@@ -82,15 +83,15 @@ class WorkerLink:
         self, order: Received, do: Callable[[m.Message], m.Message | None],
         failed: Callable[[m.Message, Exception], m.Message],
     ) -> m.Message | None:  # fmt: skip
-        """Act on one order, if the lease allows it.
+        """Carries out one order, if the lease allows it.
 
         Args:
-            do: gives the answer.
-            failed: gives it for an order that was refused or raised an error.
+            do: returns the answer.
+            failed: returns the answer for an order that was refused or raised an error.
         """
         try:
             return self._fenced(order, do)
-        except Exception as error:  # noqa: BLE001 (told: the controller decides whether this worker is still good)
+        except Exception as error:  # noqa: BLE001 (reported: the controller decides whether to keep this worker)
             _LOG.exception("order %s failed", type(order.body).__name__)
             return failed(order.body, error)
 
@@ -113,22 +114,22 @@ class WorkerLink:
         return answer
 
     def send(self, body: m.Message, reply_to: int = 0) -> None:
-        """Send a message, or the answer to the order with that seq."""
+        """Sends a message, or the answer to the order with seq `reply_to`."""
         self._socket.send(encode_frame(self._fence.attempt, next(self._seq), reply_to, body))
 
     def close(self) -> None:
-        """Flush for `LINGER_MS` at most, and close: what was sent arrives also if the process ends now."""
+        """Flushes for at most `LINGER_MS`, then closes: sent messages arrive even if the process ends now."""
         self._socket.close()
         self._context.term()
 
 
 class Heartbeat(threading.Thread):
-    """Renews the lease from a thread of its own, so that a long computation does not lose it.
+    """The heartbeat: renews the lease in a separate thread, so that a long computation does not lose it.
 
-    A stopped process stops this thread too: then the lease runs out, which is what it is for.
+    If the process is stopped, this thread stops too, and the lease expires, as intended.
 
     Args:
-        beat: called each time; gives what is to be told.
+        beat: called each time; returns the message to send.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Heartbeat(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Send a Renew every `renew_s` while a token is held, and one when a wait is over."""
+        """Sends a Renew every `renew_s` while a token is held, and one when a wait is over."""
         link = WorkerLink(self._endpoint, worker=f"{self._worker}/heartbeat", attempt=self._attempt)
         told = ""
         while not self._ended.wait(self._renew_s):
@@ -157,6 +158,6 @@ class Heartbeat(threading.Thread):
         link.close()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Ends the thread and waits for it."""
         self._ended.set()
         self.join(timeout=self._renew_s + 1)

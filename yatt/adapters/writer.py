@@ -1,9 +1,9 @@
-"""Writes for people, by a thread: a filesystem that is slow, full or away costs lines, counted, and nothing
-else.
+"""Writes files for users in a thread: if the filesystem is slow, full or missing, lines are dropped and
+counted, and nothing else fails.
 
-Lines wait in memory up to a bound; beyond it the oldest are lost. An error is tried again for ever, with a
-pause: whoever needs a line to be there asks `flush`, with a deadline. After an error the file itself says how
-much of a batch is there: each line ends up in it whole once, also if a write was short.
+Lines wait in memory up to a limit; beyond it the oldest are dropped. A failed write is retried forever, with
+a pause: a caller that needs a line to be written calls `flush`, with a deadline. After an error, the file is
+read to find how much of a batch was written: each line is written exactly once, also after a short write.
 """
 
 import logging
@@ -23,7 +23,7 @@ HANG_S = 2.0
 """A write that takes longer counts as failing."""
 
 AT_ONCE = 512
-"""Lines of one file that go in one write."""
+"""Maximum number of lines of one file per write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Batch:
-    """What is being written: one call, or lines of one file and where the last try began."""
+    """The current write: one call, or lines of one file with the offset of the last try."""
 
     jobs: list[_Job]
     inode: int = 0
@@ -43,8 +43,8 @@ class _Batch:
     lead: bytes = b""
 
     def drop_landed(self, descriptor: int) -> None:
-        """Forget the lines that the last try brought into the file, whatever it said. One that lacks only its
-        end is there: what is written next ends it first."""
+        """Removes the lines that the last try has written, even if it reported an error. If only the newline
+        of a line is missing, the next write adds it first."""
         sent = self.lead + b"".join(job.data for job in self.jobs)
         num_landed = _num_equal(os.pread(descriptor, len(sent), self.begin), sent) - len(self.lead)
         while self.jobs and num_landed >= len(self.jobs[0].data) - 1:
@@ -52,12 +52,12 @@ class _Batch:
 
 
 class BackgroundWriter:
-    """One thread that appends lines and does other small writes, in order.
+    """A thread that appends lines and makes other small writes, in order.
 
     Args:
-        most_bytes: of lines that wait.
-        place: gives the file to append to in place of the one that was named (`yatt.adapters.segments`);
-            called in the thread, before each write.
+        most_bytes: limit of the waiting lines.
+        place: returns the file to append to instead of the given one (`yatt.adapters.segments`); called in
+            the thread, before each write.
     """
 
     def __init__(
@@ -71,34 +71,34 @@ class BackgroundWriter:
         self._failing_since_s: float | None = None
         self._writing_since_s: float | None = None
         self.num_lost = 0
-        """Lines that were dropped because too much waited, and writes that cannot be done at all."""
+        """Number of lines dropped because too many waited, and of writes that failed permanently."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a file, soon; or several, which are several to the bound and after an error."""
+        """Queues lines for a file; several lines in `line` count separately."""
         for each in line.encode(errors="replace").split(b"\n"):
             self._put(_Job(path, each + b"\n", None))
 
     def call(self, work: Callable[[], None]) -> None:
-        """Do another write, in its turn; it is called again if it raises OSError."""
+        """Queues another write; it is called again if it raises OSError."""
         self._put(_Job(None, b"", work))
 
     @property
     def failing_s(self) -> float:
-        """Since when nothing can be written, because of errors or of a write that hangs; 0 if it can."""
+        """Seconds without a successful write, because of errors or a hanging write; 0 if writing works."""
         now_s, failing_s, writing_s = clock.monotonic_s(), self._failing_since_s, self._writing_since_s
         if failing_s is not None:
             return now_s - failing_s
         return now_s - writing_s if writing_s is not None and now_s - writing_s > HANG_S else 0.0
 
     def flush(self, limit_s: float) -> bool:
-        """Wait until all is written; False if it is not in time. Blocks: not for an event loop."""
+        """Waits until everything is written; returns False after `limit_s`. Blocks: not for an event loop."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._jobs and self._batch is None, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Flush and end the thread; False if something was not written in time."""
+        """Flushes and ends the thread; returns False if something was not written in time."""
         is_done = self.flush(limit_s)
         with self._changed:
             self._is_closing = True
@@ -137,7 +137,7 @@ class BackgroundWriter:
                 self._changed.notify_all()
 
     def _taken(self) -> _Batch:
-        """The first job, and lines of the same file that follow it. From now on they are not dropped."""
+        """Takes the first job, and following lines of the same file. From now on they are not dropped."""
         first = self._jobs.popleft()
         batch = [first]
         while first.path and self._jobs and self._jobs[0].path == first.path and len(batch) < AT_ONCE:
@@ -146,21 +146,21 @@ class BackgroundWriter:
         return _Batch(batch)
 
     def _is_over(self, batch: _Batch) -> bool:
-        """Try to write it; True also if it never can be, which must not end the thread."""
+        """Tries to write the batch; returns True also if it can never be written."""
         self._writing_since_s = clock.monotonic_s()
         try:
             self._write(batch)
         except OSError:
             return False
-        except Exception:  # noqa: BLE001 - told, and the next write must not suffer from it
+        except Exception:  # noqa: BLE001 - logged; the next write must still be made
             self.num_lost += len(batch.jobs)
-            _LOG.exception("a write for people failed for good; it is left out")
+            _LOG.exception("a write of events or metrics failed permanently; it is skipped")
         finally:
             self._writing_since_s = None
         return True
 
     def _write(self, batch: _Batch) -> None:
-        if not batch.jobs:  # all of it had landed
+        if not batch.jobs:  # everything was written
             return
         first = batch.jobs[0]
         if first.work is not None:
@@ -182,6 +182,6 @@ class BackgroundWriter:
 
 
 def _num_equal(left: bytes, right: bytes) -> int:
-    """Length of the longest common beginning."""
+    """Returns the length of the longest common prefix."""
     shorter = min(len(left), len(right))
     return next((i for i in range(shorter) if left[i] != right[i]), shorter)

@@ -69,7 +69,7 @@ def place_of(store: Store, holder: Holder) -> Place:
 
 
 def check_held(store: Store, folder_id: str, run_id: str) -> None:
-    """Refuse to go on if another folder has taken the store over.
+    """Refuses to go on if another folder has taken the store over.
 
     Raises:
         StoreTakenOver: it is so.
@@ -86,7 +86,7 @@ def check_held(store: Store, folder_id: str, run_id: str) -> None:
 
 
 def hold(store: Store, folder_id: str, place: Place, *, takes_over: bool) -> Place | None:
-    """Note that this folder has the store, unless it has it already.
+    """Records that this folder has the store, unless it has it already.
 
     Args:
         takes_over: from whatever other folder has it; else only a store that no folder has is taken.

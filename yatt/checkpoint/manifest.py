@@ -116,7 +116,7 @@ class Checkpoints:
         return f"global_step_{iteration}/{self._attempt:06d}-{secrets.token_hex(4)}"
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the checkpoint exist.
+        """Commits the checkpoint.
 
         Raises:
             CheckpointError: a file is not there as promised, or another attempt committed this iteration.
@@ -169,7 +169,7 @@ class Checkpoints:
         return manifest
 
     def adopt(self, manifest: Manifest | None) -> None:
-        """Note what this start goes on from; from then on only its own commits, and older ones, count.
+        """Notes what this start goes on from; from then on only its own commits, and older ones, count.
 
         Raises:
             CheckpointError: this start has noted something else before.
@@ -220,7 +220,7 @@ class Checkpoints:
             return ""
 
     def note_origin(self, name: str) -> None:
-        """Note what this run started from.
+        """Records the checkpoint from which this run started.
 
         Raises:
             CheckpointError: another attempt started from something else.
@@ -239,8 +239,9 @@ class Checkpoints:
         )
 
     def retain(self, keep: int) -> list[int]:
-        """Delete what a newer committed checkpoint supersedes, all but the newest `keep`, what stale attempts
-        committed below that, and files of former starts that none committed; gives the iterations."""
+        """Deletes what a newer committed checkpoint supersedes, all but the newest `keep`, what stale
+        attempts committed below that, and files of former starts that none committed. Returns the
+        iterations."""
         commits = self._commits()
         adopted = self._adopted(commits)
         line = lineage(commits, adopted)
@@ -259,7 +260,7 @@ class Checkpoints:
         return [commit.iteration for commit in reversed(superseded)]
 
     def _clear(self, iteration: int, kept: set[Commit], gone: set[Commit]) -> None:
-        """Delete one iteration's folders of `gone` commits, and of former starts that did not commit it."""
+        """Deletes one iteration's folders of `gone` commits, and of former starts that did not commit it."""
         folder = f"global_step_{iteration}"
         names = self._store.names(folder)
         for name in names:

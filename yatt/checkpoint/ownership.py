@@ -25,7 +25,7 @@ def owner_of(store: Store) -> str:
 
 
 def check_owner(store: Store, url: str, run_id: str) -> None:
-    """Refuse a store of another run; changes nothing.
+    """Refuses a store of another run; changes nothing.
 
     Raises:
         ConfigError: the store belongs to another run, or holds checkpoints of an unknown one.
@@ -47,7 +47,7 @@ def check_owner(store: Store, url: str, run_id: str) -> None:
 
 
 def claim_store(store: Store, url: str, run_id: str) -> None:
-    """Make the store this run's, if it is not yet.
+    """Makes the store this run's, if it is not yet.
 
     Raises:
         ConfigError: as `check_owner`.

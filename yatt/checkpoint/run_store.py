@@ -91,7 +91,7 @@ def claimed_run_store(config: RunConfig, root: Path, say: Callable[[str], None])
 
 
 def take_hold(store: Store, paths: RunPaths, run_id: str) -> Place | None:
-    """Make the store this folder's. One that has not begun takes it over from another folder.
+    """Makes the store this folder's. One that has not begun takes it over from another folder.
 
     Returns:
         The folder it was taken from, if any.
@@ -134,7 +134,7 @@ def _folder_id(paths: RunPaths) -> str:
 
 
 def check_presence(store: Store, url: str, paths: RunPaths) -> None:
-    """Refuse a store that lists no checkpoint if the run's ledger has a commit; changes nothing.
+    """Refuses a store that lists no checkpoint if the run's ledger has a commit; changes nothing.
 
     Raises:
         CheckpointsMissing: it is so.

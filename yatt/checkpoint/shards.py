@@ -46,7 +46,7 @@ class Shard:
 def write_shards(
     store: Store, path: str, shards: Sequence[Shard], tick: Callable[[], None] = _nothing
 ) -> ShardFile:
-    """Write these boxes as one safetensors file whose tensors are named by their index.
+    """Writes these boxes as one safetensors file whose tensors are named by their index.
 
     Args:
         tick: called after each piece.
@@ -74,7 +74,7 @@ def write_shards(
 def read_shards(
     store: Store, files: Sequence[ShardFile], wanted: Sequence[Shard], tick: Callable[[], None] = _nothing
 ) -> None:
-    """Fill the tensors of `wanted`, in place, from the files that hold parts of them.
+    """Fills the tensors of `wanted`, in place, from the files that hold parts of them.
 
     Args:
         tick: called after each piece.
@@ -185,7 +185,7 @@ def _verified(file: ShardFile, piece: TensorPiece, data: bytes) -> Tensor:
 
 
 def _fill(shard: Shard, piece: TensorPiece, saved: Tensor) -> int:
-    """Copy what both have; gives the number of elements."""
+    """Copies the common elements; returns their number."""
     ranges = _common(piece, shard)
     assert ranges is not None, "only boxes with something in common are paired"
     if piece.dtype != _dtype_name(shard.tensor):
@@ -199,7 +199,7 @@ def _fill(shard: Shard, piece: TensorPiece, saved: Tensor) -> int:
 
 
 def _common(piece: TensorPiece, shard: Shard) -> list[tuple[int, int]] | None:
-    """Begin and end of the common box in each dimension of the global tensor; None if there is none.
+    """Returns begin and end of the common box in each dimension of the global tensor; None if there is none.
 
     Raises:
         CheckpointError: they are of tensors of different shapes.

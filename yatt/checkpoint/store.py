@@ -33,7 +33,7 @@ class Store(Protocol):
     """Named bytes under one URL."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Create or replace, whole and durable."""
+        """Creates or replaces a name, atomically and durably."""
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
         """`write` of content that comes in chunks, of which at most a few are in memory at a time.
@@ -70,10 +70,10 @@ class Store(Protocol):
         """Names directly in `folder`, relative to it, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove one name, if it is there."""
+        """Removes one name, if it is there."""
 
     def delete_folder(self, folder: str) -> None:
-        """Remove everything under `folder`."""
+        """Removes everything under `folder`."""
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:

@@ -1,4 +1,4 @@
-"""`yatt clean`: remove what runs of yours that were killed left on this machine."""
+"""`yatt clean`: removes files that killed runs of this user left on this machine."""
 
 import sys
 from pathlib import Path
@@ -13,11 +13,11 @@ from yatt.printable import printable
 
 
 def clean(folders: list[Path], *, dry_run: bool) -> int:
-    """Remove folders of processes that are dead for certain, and say which.
+    """Removes folders whose process is certainly dead, and prints their names.
 
     Args:
-        folders: where to look; empty: /tmp, /dev/shm, and what your submitted runs name instead.
-        dry_run: only say what would be removed.
+        folders: where to look; empty: /tmp, /dev/shm, and the folders named in your submitted runs.
+        dry_run: only print what would be removed.
     """
     found = [folder for root in dict.fromkeys(folders or _usual()) for folder in local_folder.dead(root)]
     for folder in found:

@@ -1,4 +1,4 @@
-"""`yatt list`: one line a run."""
+"""`yatt list`: one line per run."""
 
 import sys
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from yatt.paths import RunPaths
 from yatt.printable import printable
 
 ANSWER_S = 1.2
-"""How long Slurm may take; without an answer the list is what the run folders say."""
+"""Timeout of the call to Slurm. Without an answer, the list shows only what the run folders contain."""
 
 
 def print_runs(folders: list[Path]) -> int:
-    """Runs in these folders, or all that this person has submitted."""
+    """Lists the runs in these folders; without folders, all runs that this user has submitted."""
     roots = list(dict.fromkeys(root for folder in folders for root in _runs_in(folder)))
     runs = [RunPaths(root) for root in (roots if folders else known_runs())]
-    with ThreadPoolExecutor(max_workers=1) as pool:  # Slurm is asked while the folders are read
+    with ThreadPoolExecutor(max_workers=1) as pool:  # query Slurm while the folders are read
         asked = pool.submit(queued_views, runs, Slurm(), ANSWER_S)
         totals = [_total(paths) for paths in runs]
         summaries = [_summary(paths, total) for paths, total in zip(runs, totals, strict=True)]
         jobs = asked.result()
     rows = [_row(*parts) for parts in zip(runs, totals, summaries, jobs, strict=True)]
     if any(job.state == "UNKNOWN" for job in jobs):
-        sys.stderr.write("yatt: Slurm does not answer: what is known of the runs is in their folders\n")
+        sys.stderr.write("yatt: Slurm does not answer: the list shows only what the run folders contain\n")
     if not rows:
         sys.stdout.write("no runs\n")
         return 0
@@ -43,7 +43,7 @@ def print_runs(folders: list[Path]) -> int:
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
-    """The folder itself if it is a run, else the runs directly below it.
+    """Yields the folder itself if it is a run folder, else the run folders directly below it.
 
     Raises:
         ConfigError: there is no such folder.

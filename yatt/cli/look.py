@@ -1,4 +1,4 @@
-"""Looking at a run from its folder: status, watch, logs."""
+"""The commands that read a run folder: status, watch, logs."""
 
 import json
 import os
@@ -27,19 +27,21 @@ OVER = ("finished", "stopped", "failed", "never began")
 
 
 def open_view(run: Path) -> RunView:
-    """The view of a run folder.
+    """Returns the view of a run folder.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a run folder.
     """
     paths = RunPaths(run)
     if not paths.config.exists():
-        raise ConfigError(f"{run} is not a run folder: it has no config.yaml. Give the folder of run.dir.")
+        raise ConfigError(
+            f"{run} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
+        )
     return RunView(paths, load_resolved(paths.config).trainer.total_iterations)
 
 
 def status(run: Path, *, as_json: bool) -> int:
-    """Print what a run is doing."""
+    """Prints the state of a run."""
     view = open_view(run)
     view.refresh()
     job = job_view(view.paths, Slurm())
@@ -59,7 +61,7 @@ def status(run: Path, *, as_json: bool) -> int:
     for slab, holder in summary["holders"].items():
         _say(f"  slab {slab:6} {holder}")
     if summary["unreadable_lines"]:
-        _say(f"  unreadable  {summary['unreadable_lines']} lines of events and metrics were left out")
+        _say(f"  unreadable  {summary['unreadable_lines']} damaged lines of events and metrics were skipped")
     _print_failure(summary)
     for worker, does in summary["workers"].items():
         _say(f"  {worker:24} {does}")
@@ -81,7 +83,7 @@ def _print_failure(summary: dict[str, Any]) -> None:
         others = f" and {len(summary['waits']) - 1} more" if len(summary["waits"]) > 1 else ""
         _say(f"  waits       {who}{others} for the checkpoint store: {error}")
     if dropped := summary["dropped_groups"]:
-        _say(f"  dropped     {dropped} prompt groups; metrics.jsonl and events.jsonl say why")
+        _say(f"  dropped     {dropped} prompt groups; see metrics.jsonl and events.jsonl for the reason")
     for sentence in counted(summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]):
         _say(f"  counted     {sentence}")
 
@@ -92,19 +94,19 @@ def _print_progress(summary: dict[str, Any]) -> None:
     if summary["reward"] is not None:
         _say(f"  reward      {summary['reward']:.4f}")
     if summary["throughput"] is not None and summary["step_s"] is not None:
-        _say(f"  throughput  {summary['throughput']:.0f} tokens/s a GPU, step {summary['step_s']:.1f} s")
+        _say(f"  throughput  {summary['throughput']:.0f} tokens/s per GPU, step {summary['step_s']:.1f} s")
     if summary["eta_s"]:
         _say(f"  left        {duration(summary['eta_s'])}")
     _say(f"  checkpoint  {summary['committed'] or 'none yet'}")
 
 
 def _say(text: str) -> None:
-    """A line or more; what comes from a run's files cannot steer the terminal."""
+    """Prints lines. Control characters from a run's files are escaped, so they cannot affect the terminal."""
     print(printable_lines(text))
 
 
 def watch(run: Path) -> int:
-    """Follow a run until it ends, or the person does."""
+    """Follows a run until it ends, or until Ctrl-C."""
     view = open_view(run)
     console = Console(view)
     asked_s, said = -JOB_S, ""
@@ -128,19 +130,19 @@ def watch(run: Path) -> int:
 
 
 def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
-    """Print the logs of the latest attempt, and the launcher's, whose role is `job`.
+    """Prints the logs of the latest attempt, and the launcher's log, which has the role `job`.
 
     Raises:
-        ConfigError: there are none, or none of that role.
+        ConfigError: there is no log, or none of that role.
     """
     paths = open_view(run).paths
     offsets: dict[Path, int] = {}
     found = _logs(paths)
     if not found and not follow:
-        raise ConfigError(f"{run} has no logs yet: nothing was started.")
+        raise ConfigError(f"{run} has no logs yet: the run was not started.")
     if not follow and not any(name.startswith(role) for name in found):
         known = ", ".join(sorted({name.partition(".")[0] for name in found}))
-        raise ConfigError(f"no log's name begins with '{role}'; there are {known}.")
+        raise ConfigError(f"--role {role}: no log has a name that begins so; there are {known}.")
     try:
         while True:
             for name, path in sorted(_logs(paths).items()):
@@ -154,7 +156,7 @@ def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
 
 
 def _logs(paths: RunPaths) -> dict[str, Path]:
-    """By name: the launcher's of the newest job, and the latest attempt's."""
+    """Maps names to log files: the launcher's of the newest job, and those of the latest attempt."""
     noted = noted_job(paths)
     launcher = paths.submitit / f"{noted.job if noted else ''}_0_log.out"
     found = {"job": launcher} if noted and launcher.exists() else {}
@@ -163,7 +165,7 @@ def _logs(paths: RunPaths) -> dict[str, Path]:
 
 
 def _print_new(name: str, path: Path, offsets: dict[Path, int], lines: int) -> None:
-    """Whole lines that came since the last look; at the first, the last so many."""
+    """Prints complete lines added since the last call; the first call prints the last `lines`."""
     text, known = path.read_bytes(), offsets.get(path)
     whole = text.rfind(b"\n") + 1
     new = text[known or 0 : whole].decode(errors="replace").splitlines()

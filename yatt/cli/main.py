@@ -21,10 +21,10 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
-    """Parse, run, and turn our own errors into a message and an exit code."""
+    """Runs the command. Prints an expected error as one message and returns its exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us, as by `yatt ... >&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+        if getattr(sys, name) is None:  # closed by the caller, as in `yatt ... >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until exit
     try:
         return _carried_out(_parsed())
     finally:
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _let_go_of_output() -> None:
-    """The interpreter writes what is left at its end: it shall find nobody to fail at."""
+    """Flushes stdout, or discards it: the interpreter flushes at exit and must not fail then."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -52,21 +52,25 @@ def _carried_out(arguments: argparse.Namespace) -> int:
         is_ours = is_passing(error) and not _is_full(error.__cause__)
         return EXIT_FAILED if is_ours else error.exit_code
     except OSError as error:
-        if error.errno == errno.EPIPE:  # whoever read our lines has gone; BrokenPipeError is ESHUTDOWN too
+        if (
+            error.errno == errno.EPIPE
+        ):  # the reader of our output has closed it; BrokenPipeError is ESHUTDOWN too
             return EXIT_FAILED if arguments.action in (_run, _resume) else 0
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
-        sys.stderr.write(f"yatt: {where}{error.strerror or error}. Free or fix it and run the same again.\n")
+        sys.stderr.write(
+            f"yatt: {where}{error.strerror or error}. Free space or fix it, then run the command again.\n"
+        )
         return EXIT_USER_MISTAKE if _is_full(error) or not is_passing(error) else EXIT_FAILED
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a disk is full: who typed the command makes room."""
+    """Whether a disk or quota is full, which the user has to fix."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parsed() -> argparse.Namespace:
-    """Overlays and settings may also stand after options, where argparse does not look for them."""
+    """Parses the arguments. Also accepts overlays and settings after options, which argparse does not."""
     parser = _parser()
     arguments, rest = parser.parse_known_args()
     if any(word.startswith("-") for word in rest) or (rest and "more" not in arguments):
@@ -82,17 +86,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"yatt {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    run = commands.add_parser("run", help="train here; run it again to go on")
+    run = commands.add_parser("run", help="train on this machine; run it again to resume")
     run.add_argument("config", type=Path, help="run file (YAML)")
     run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     run.set_defaults(action=_run)
     _add_take_over(run)
     _add_slurm(commands)
     for name, action, text in (
-        ("status", _status, "what a run is doing"),
+        ("status", _status, "show the state of a run"),
         ("watch", _watch, "follow a run on the terminal"),
-        ("report", _report, "one self-contained HTML page about a run"),
-        ("logs", _logs, "the logs of a run's processes"),
+        ("report", _report, "write one self-contained HTML page about a run"),
+        ("logs", _logs, "print the logs of a run's processes"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("run", type=Path, help="run folder")
@@ -100,33 +104,37 @@ def _parser() -> argparse.ArgumentParser:
         if name == "status":
             command.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "report":
-            command.add_argument("--out", type=Path, help="where to write it (default: RUN/report.html)")
+            command.add_argument("--out", type=Path, help="output file (default: RUN/report.html)")
         if name == "logs":
-            command.add_argument("--role", default="", help="only workers whose name begins so")
-            command.add_argument("-f", "--follow", action="store_true", help="go on as they grow")
-            command.add_argument("-n", "--lines", type=int, default=20, help="last lines of each (20)")
-    cleaning = commands.add_parser("clean", help="remove what your killed runs left on this machine")
-    cleaning.add_argument("folders", type=Path, nargs="*", help="node-local folders (/tmp and /dev/shm)")
+            command.add_argument("--role", default="", help="only processes whose name begins with ROLE")
+            command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
+            command.add_argument(
+                "-n", "--lines", type=int, default=20, help="last lines of each log (default: 20)"
+            )
+    cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
+    cleaning.add_argument(
+        "folders", type=Path, nargs="*", help="node-local folders (default: /tmp, /dev/shm)"
+    )
     cleaning.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     cleaning.set_defaults(action=_clean)
-    sft = commands.add_parser("sft", help="supervised training: make or warm up a model")
+    sft = commands.add_parser("sft", help="supervised fine-tuning: create or warm up a model")
     sft.add_argument("config", type=Path, help="SFT file (YAML)")
     sft.add_argument("more", nargs="*", help="overlay files (*.yaml) and key=value")
     sft.set_defaults(action=_sft)
-    diagnose = commands.add_parser("diagnose", help="what a run will meet on this cluster")
-    diagnose.add_argument("config", type=Path, nargs="?", help="run file, to look at what it needs as well")
+    diagnose = commands.add_parser("diagnose", help="check whether a run will work on this cluster")
+    diagnose.add_argument("config", type=Path, nargs="?", help="run file, to check its requirements as well")
     diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
     _add_set(diagnose)
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
-    diagnose.add_argument("--nodes", type=int, default=0, help="run a short job on so many nodes as well")
+    diagnose.add_argument("--nodes", type=int, default=0, help="run a short test job on this many nodes")
     diagnose.set_defaults(action=_diagnose)
     return parser
 
 
 def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """What has to do with jobs."""
-    submit = commands.add_parser("submit", help="train as a Slurm job that keeps itself going")
+    """Adds the commands that work with Slurm jobs."""
+    submit = commands.add_parser("submit", help="train as a Slurm job that requeues itself")
     submit.add_argument("config", type=Path, help="run file (YAML)")
     submit.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     submit.add_argument("--site", type=Path, required=True, help="site file (YAML)")
@@ -140,52 +148,52 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="KEY=A,B,C",
-        help="a run for each value; repeatable",
+        help="submit one run per value; repeatable",
     )
-    submit.add_argument("--prepare", action="store_true", help="only make the run folder, for slurm/*.sbatch")
+    submit.add_argument(
+        "--prepare", action="store_true", help="create the run folder only, for slurm/*.sbatch"
+    )
     _add_take_over(submit)
     submit.set_defaults(action=_submit)
-    resume = commands.add_parser("resume", help="go on with a run from its folder")
+    resume = commands.add_parser("resume", help="resume a run from its folder")
     resume.add_argument("run", type=Path, help="run folder")
-    resume.add_argument("--site", type=Path, help="submit with this site file (default: as before)")
+    resume.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
     _add_set(resume)
-    resume.add_argument(
-        "--nodes", type=int, default=0, help="on so many nodes (default: as the run file says)"
-    )
-    resume.add_argument("--trainer-nodes", type=int, default=0, help="so many of them train")
+    resume.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the run file)")
+    resume.add_argument("--trainer-nodes", type=int, default=0, help="number of trainer nodes")
     resume.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
     )
     _add_after(resume)
     _add_take_over(resume)
     resume.set_defaults(action=_resume)
-    cancel = commands.add_parser("cancel", help="stop a run with a checkpoint")
+    cancel = commands.add_parser("cancel", help="save a checkpoint and stop a run")
     cancel.add_argument("run", type=Path, help="run folder")
-    cancel.add_argument("--now", action="store_true", help="without one")
+    cancel.add_argument("--now", action="store_true", help="do not save a checkpoint first")
     cancel.set_defaults(action=_cancel)
-    attach = commands.add_parser("attach", help="a shell beside a run's workers")
+    attach = commands.add_parser("attach", help="open a shell on a node of a run, inside its job")
     attach.add_argument("run", type=Path, help="run folder")
-    attach.add_argument("node", type=int, nargs="?", default=0, help="of the run (0: the leader's)")
-    attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="a command, not a shell")
+    attach.add_argument("node", type=int, nargs="?", default=0, help="node of the run (0: the leader's)")
+    attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="run a command, not a shell")
     attach.set_defaults(action=_attach)
-    listing = commands.add_parser("list", help="your submitted runs")
-    listing.add_argument("folders", type=Path, nargs="*", help="run folders, or folders of them")
+    listing = commands.add_parser("list", help="list your submitted runs")
+    listing.add_argument("folders", type=Path, nargs="*", help="run folders, or parents of run folders")
     listing.set_defaults(action=_list)
 
 
 def _add_after(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--after", default="", metavar="JOB|RUN", help="begin when that job has ended")
+    command.add_argument("--after", default="", metavar="JOB|RUN", help="start after this job has ended")
 
 
 def _add_set(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the site file's value"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a site file key; repeatable"
     )
 
 
 def _add_take_over(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--take-over", action="store_true", help="if the run is going on, let it save and stop first"
+        "--take-over", action="store_true", help="if the run is active, let it save and stop first"
     )
 
 
@@ -205,7 +213,7 @@ def _resume(arguments: argparse.Namespace) -> int:
     resized, paths = Resized(arguments.nodes, arguments.trainer_nodes), RunPaths(arguments.run)
     if not arguments.site and not paths.plan.exists():
         if arguments.set or arguments.after or arguments.dry_run:
-            raise ConfigError(f"{paths.root} has no job: --set, --after and --dry-run want a --site as well.")
+            raise ConfigError(f"{paths.root} has no job: --set, --after and --dry-run also need --site FILE.")
         return resume_run(arguments.run, resized, take_over=arguments.take_over)
     from yatt.launch.submit import resume_submitted  # submitit takes a while to import
 
@@ -224,7 +232,9 @@ def _submit(arguments: argparse.Namespace) -> int:
 
     site = with_settings(load_site(arguments.site), arguments.set)
     if arguments.prepare and arguments.after:
-        raise ConfigError("--prepare submits nothing: give --after's job to sbatch, as --dependency.")
+        raise ConfigError(
+            "--prepare submits nothing: leave --after out, use sbatch --dependency=afterany:JOB."
+        )
     after = _after(arguments)
     if not arguments.sweep:
         return _submit_one(arguments, load_command(arguments.config, arguments.more), site, after)
@@ -260,7 +270,7 @@ def _attach(arguments: argparse.Namespace) -> int:
 def _cancel(arguments: argparse.Namespace) -> int:
     from yatt.adapters.slurm import Slurm
     from yatt.cli.look import open_view
-    from yatt.launch.jobs import cancel
+    from yatt.launch.cancel import cancel
 
     sys.stdout.write(cancel(open_view(arguments.run).paths, Slurm(), now=arguments.now) + "\n")
     return 0

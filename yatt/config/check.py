@@ -1,6 +1,6 @@
 """Rules between sections: sizes that must divide, roles that must fit, names that must exist.
 
-Pure: looks at values only. What needs the filesystem is checked by `yatt.launch.preflight`.
+Pure: uses only the config's values. `yatt.launch.preflight` checks everything on the filesystem.
 """
 
 import os
@@ -11,18 +11,18 @@ from yatt.config.schema import RunConfig
 from yatt.paths import HUB, LOCAL_NAME_BYTES
 
 SOCKET_PATH = 107
-"""Bytes that Linux has for the path of a socket."""
+"""Maximum bytes of a socket's path on Linux."""
 
 GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators whose advantage is relative to the other completions of the prompt."""
 
-Fault = tuple[str, str]  # key, what is wrong and what to write
+Fault = tuple[str, str]  # key; the mistake and what to write
 
 
 def relations(config: RunConfig) -> list[Fault]:
-    """Every broken rule between sections, with the key it is best mended at."""
+    """Returns every broken rule between sections, with the key that is best changed."""
     if faults := [*_nodes(config)]:
-        return faults  # sizes mean nothing before the nodes are divided
+        return faults  # sizes cannot be checked before the nodes are divided
     return [
         *_sockets(config),
         *_layout(config),
@@ -40,19 +40,19 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
         if not 1 <= place.trainer_nodes < nodes:
             yield (
                 "placement.trainer_nodes",
-                f"{place.trainer_nodes} of {nodes} nodes (launch.nodes): disaggregated needs one that "
-                f"trains and one that runs engines; write 1 to {nodes - 1} (more nodes if that is empty).",
+                f"{place.trainer_nodes} of {nodes} nodes (launch.nodes): disaggregated needs at least one "
+                f"trainer node and one engine node; write 1 to {nodes - 1}, or more launch.nodes.",
             )
         return
     if place.trainer_nodes:
         yield (
             "placement.trainer_nodes",
-            f"in {place.mode} every node trains; leave it out, or write mode: disaggregated.",
+            f"in {place.mode} every node trains; remove it, or write mode: disaggregated.",
         )
     if config.launch.engine_gpus_per_node:
         yield (
             "launch.engine_gpus_per_node",
-            f"in {place.mode} every node trains; leave it out, or write placement.mode: disaggregated.",
+            f"in {place.mode} every node trains; remove it, or write placement.mode: disaggregated.",
         )
 
 
@@ -62,25 +62,25 @@ def _sockets(config: RunConfig) -> Iterator[Fault]:
     if size > room:
         yield (
             "launch.scratch_dir",
-            f"{launch.scratch_dir} has {size} bytes; a socket's path may have "
-            f"{SOCKET_PATH}, so that {room} are left for the folder. Name a shorter one, /tmp say.",
+            f"{launch.scratch_dir} has {size} bytes; a socket's path may have {SOCKET_PATH}, which leaves "
+            f"{room} for the folder. Write a shorter one, for example /tmp.",
         )
 
 
 def num_trainer_nodes(config: RunConfig) -> int:
-    """Nodes with trainer ranks; they are the first."""
+    """Returns the number of trainer nodes; they are the first nodes."""
     return config.placement.trainer_nodes if config.placement.mode == "disaggregated" else config.launch.nodes
 
 
 def node_gpus(config: RunConfig) -> tuple[int, ...]:
-    """GPUs of each node."""
+    """Returns the number of GPUs of each node."""
     launch, trainers = config.launch, num_trainer_nodes(config)
     rest = launch.engine_gpus_per_node or launch.gpus_per_node
     return (launch.gpus_per_node,) * trainers + (rest,) * (launch.nodes - trainers)
 
 
 def engine_nodes(config: RunConfig) -> range:
-    """Nodes that ever run engines."""
+    """Returns the nodes that run engines in any phase."""
     first = config.placement.trainer_nodes if config.placement.mode == "disaggregated" else 0
     return range(first, config.launch.nodes)
 
@@ -92,7 +92,7 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
         yield (
             "trainer.tensor_model_parallel_size",
             f"tensor x pipeline x context parallel = {model_parallel} does not divide the {world} GPUs "
-            f"(nodes that train x launch.gpus_per_node).",
+            f"(trainer nodes x launch.gpus_per_node); change these sizes.",
         )
     if t.virtual_pipeline_model_parallel_size > 1 and t.pipeline_model_parallel_size == 1:
         yield (
@@ -103,7 +103,7 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
     named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
     for key, size in _engine_sizes(config):
         if gpus % size:
-            yield key, f"{size} does not divide launch.{named} {gpus}."
+            yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
 
 
 def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
@@ -113,32 +113,35 @@ def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
 
 
 def slab_gpus(config: RunConfig) -> int:
-    """GPUs of a slab: the smallest set that one engine of either kind can use."""
+    """Returns the GPUs per slab: the smallest set that one engine of any kind can use."""
     return max(size for _, size in _engine_sizes(config))
 
 
 def num_slabs(config: RunConfig) -> int:
-    """Slabs that engines may hold, of all nodes together."""
+    """Returns the number of slabs that engines may hold, on all nodes together."""
     return sum(node_gpus(config)[node] // slab_gpus(config) for node in engine_nodes(config))
 
 
 def _placement(config: RunConfig) -> Iterator[Fault]:
     place = config.placement
     if place.mode == "colocated" and place.genrm_slabs:
-        yield "placement.genrm_slabs", "colocated has no split; leave it out, or write mode: partial."
+        yield "placement.genrm_slabs", "colocated does not split GPUs; remove it, or write mode: partial."
     if place.mode == "colocated":
         return
     if not config.genrms:
         if place.mode == "partial":
-            yield "placement.mode", "partial divides GPUs between rollout and GenRM, but genrms is empty."
+            yield (
+                "placement.mode",
+                "partial splits GPUs between rollout and GenRM, but genrms is empty; write colocated.",
+            )
         elif place.genrm_slabs:
-            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but genrms is empty; leave it out."
+            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but genrms is empty; remove it."
     elif not len(config.genrms) <= place.genrm_slabs < num_slabs(config):
         yield (
             "placement.genrm_slabs",
             f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(config.genrms)} GenRM(s): each GenRM "
             f"needs at least one slab and rollout at least one; write {len(config.genrms)} to "
-            f"{num_slabs(config) - 1} (more nodes or GPUs if that is empty).",
+            f"{num_slabs(config) - 1}, or use more nodes or GPUs.",
         )
 
 
@@ -148,13 +151,13 @@ def _rewards(config: RunConfig) -> Iterator[Fault]:
         yield "rewards", f"the name '{name}' is used twice among rewards and genrms; rename one."
     weights = [r.weight for r in config.rewards] + [g.weight for g in config.genrms]
     if not any(weights):
-        yield "rewards", "no reward with a weight other than 0; add one under rewards or genrms."
+        yield "rewards", "no reward has a weight other than 0; add one under rewards or genrms."
     wanted = config.validation.reward
     if wanted and wanted not in [r.name for r in config.rewards]:
         known = ", ".join(r.name for r in config.rewards) or "none"
-        yield "validation.reward", f"'{wanted}' is not among rewards (known: {known})."
+        yield "validation.reward", f"'{wanted}' is not the name of a reward; write one of: {known}."
     if wanted and not config.data.val_files:
-        yield "data.val_files", "validation.reward is set, but there are no val_files."
+        yield "data.val_files", "validation.reward is set, but val_files is empty; write at least one file."
 
 
 def _batches(config: RunConfig) -> Iterator[Fault]:
@@ -162,7 +165,7 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
     if config.trainer.max_tokens_per_micro_batch < longest:
         yield (
             "trainer.max_tokens_per_micro_batch",
-            f"{config.trainer.max_tokens_per_micro_batch} cannot hold one longest sample of {longest} tokens "
+            f"{config.trainer.max_tokens_per_micro_batch} cannot hold the longest sample of {longest} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); write {longest} or more.",
         )
     if config.rollout.n < 2 and config.algorithm.adv_estimator in GROUP_BASELINES:
@@ -175,28 +178,31 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
 def _learning(config: RunConfig) -> Iterator[Fault]:
     a, o = config.algorithm, config.optimizer
     if a.kl_in != "none" and a.kl_coef == 0:
-        yield "algorithm.kl_coef", "kl_in is on but kl_coef is 0; write a coefficient or kl_in: none."
+        yield "algorithm.kl_coef", "kl_in is set but kl_coef is 0; write a coefficient, or kl_in: none."
     if a.kl_in == "loss" and a.kl_type == "k1":
         yield (
             "algorithm.kl_type",
-            "k1 in the loss has no gradient in expectation, so it holds nothing back; write k2 or k3, or "
+            "the expected gradient of k1 in the loss is 0, so it has no effect; write k2 or k3, or "
             "kl_in: reward.",
         )
     if o.min_lr > o.lr:
         yield (
             "optimizer.min_lr",
-            f"{o.min_lr:g} is above lr {o.lr:g}, so the learning rate would rise while it decays; write at "
-            f"most {o.lr:g}.",
+            f"{o.min_lr:g} is above lr {o.lr:g}, so the learning rate would increase during the decay; write "
+            f"{o.lr:g} or less.",
         )
 
 
 def _modes(config: RunConfig) -> Iterator[Fault]:
     origin = config.run.from_checkpoint.url
     if origin and origin.rstrip("/") == config.checkpoint.url.rstrip("/"):
-        yield "run.from_checkpoint.url", "is checkpoint.url as well; a new run needs a store of its own."
+        yield (
+            "run.from_checkpoint.url",
+            "equals checkpoint.url; a new run needs its own store: change one of them.",
+        )
     if config.validation.every and not config.validation.reward:
-        yield "validation.reward", "validation.every is set; name the reward that validates."
+        yield "validation.reward", "is empty, but validation.every is set; write the name of a reward."
     if (url := config.logging.webhook_url) and not re.fullmatch(r"https?://[^/\s]+\S*", url):
-        yield "logging.webhook_url", "is no URL that begins with https:// or http://."
+        yield "logging.webhook_url", "is not a URL; write one that begins with https:// or http://."
     if config.launch.device == "cpu" and config.model.spec == "te":
         yield "model.spec", "Transformer Engine needs CUDA; write torch or auto."

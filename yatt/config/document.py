@@ -1,8 +1,8 @@
-"""Documents made from the config's classes: `docs/configuration.md`, and JSON schemas for editors.
+"""Generates documents from the config's classes: `docs/configuration.md`, and JSON schemas for editors.
 
     python -m yatt.config.document        writes them (`make docs`)
 
-A key's meaning is the text below it in the class. A test compares the files with what would be written.
+A key's meaning is the text below it in the class. A test checks that the generated files are up to date.
 """
 
 import ast
@@ -28,7 +28,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file that people write."""
+    """One kind of file that users write."""
 
     name: str
     config: type
@@ -44,17 +44,17 @@ FILE_KINDS = (
 
 HEAD = """# Configuration
 
-Every key of the files that yatt reads, made from the classes that read them by `make docs`. A key that is not
+Every key of the files that yatt reads, generated from the config classes by `make docs`. A key that is not
 listed is refused. Values are written as YAML: `1.0e-6`, not `1e-6`, which YAML reads as text.
 
 Editors with a YAML language server complete keys and show these texts if a file begins with
-`# yaml-language-server: $schema=PATH`, where PATH leads to `run.json`, `site.json` or `sft.json` in
-`configs/schema/`; to `overlay.json` for a file that is laid over a run file and need not be complete.
+`# yaml-language-server: $schema=PATH`, where PATH is that of `run.json`, `site.json` or `sft.json` in
+`configs/schema/`, or of `overlay.json` for an overlay of a run file, which has no required keys.
 """
 
 
 def markdown() -> str:
-    """All files' keys, section by section."""
+    """Returns the keys of all files, section by section."""
     parts = [HEAD]
     for kind in FILE_KINDS:
         parts.append(f"\n## {kind.title}\n\n{kind.about}\n")
@@ -63,14 +63,14 @@ def markdown() -> str:
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:
-    """What an editor checks and completes; the loader checks more."""
+    """Returns the schema with which an editor checks and completes a file; the loader checks more."""
     return {"$schema": DRAFT, "title": f"yatt: {kind.title.lower()}", **_object(kind.config)}
 
 
 def overlay_schema() -> dict[str, Any]:
-    """Of a file that is laid over a run file: no key has to be there."""
+    """Returns the schema of an overlay of a run file: no key is required."""
     found: dict[str, Any] = _without_required(json_schema(FILE_KINDS[0]))
-    return {**found, "title": "yatt: a file laid over a run file"}
+    return {**found, "title": "yatt: an overlay of a run file"}
 
 
 def _without_required(schema: Any) -> Any:
@@ -82,7 +82,7 @@ def _without_required(schema: Any) -> Any:
 
 @cache
 def meanings(cls: type) -> dict[str, str]:
-    """The text below each key of a section, on one line."""
+    """Returns the text below each key of a section, on one line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef), "a class has one definition"
     found = {}
@@ -95,7 +95,7 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def _sections(cls: type, prefix: str) -> Iterator[str]:
-    """A table of the section's own keys, then those below it."""
+    """Yields a table of the section's own keys, then those of its subsections."""
     plain = [f for f in fields(cls) if _section_of(_hints(cls)[f.name]) is None]
     if plain:
         heading = f"\n### `{prefix}`\n" if prefix else ""
@@ -138,7 +138,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _section_of(hint: Any) -> type | None:
-    """The class of a section, or of a list's or dictionary's sections."""
+    """Returns the class of a section, or of the sections in a list or dictionary."""
     hint = _bare(hint)
     if get_origin(hint) in (tuple, dict):
         hint = _bare(get_args(hint)[0 if get_origin(hint) is tuple else 1])
@@ -149,7 +149,7 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 
 def _kind(hint: Any) -> str:
-    """In words, with the allowed range."""
+    """Returns the type in words, with the allowed range."""
     if hint == Free:
         return "any plain value"
     rules = [rule for rule in get_args(hint)[1:] if isinstance(rule, Range)] if _is_annotated(hint) else []
@@ -220,7 +220,7 @@ def _limited(found: dict[str, Any], rules: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def documents() -> dict[Path, str]:
-    """Every file and what belongs into it."""
+    """Returns the path and the text of every generated file."""
     schemas = {kind.name: json_schema(kind) for kind in FILE_KINDS} | {"overlay": overlay_schema()}
     folder = ROOT / "configs" / "schema"
     return {
@@ -230,7 +230,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files."""
+    """Writes the files."""
     for path, text in documents().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

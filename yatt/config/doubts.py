@@ -1,14 +1,14 @@
-"""Settings that are allowed but often not meant. Pure; shown once when a run is started."""
+"""Notes about settings that are allowed but rarely intended. Pure; shown once when a run is started."""
 
 from collections.abc import Iterator
 
 from yatt.config.schema import RunConfig
 
-Doubt = tuple[str, str]  # key, what follows from its value
+Doubt = tuple[str, str]  # key, consequence of its value
 
 
 def doubts(config: RunConfig) -> list[Doubt]:
-    """Every setting that a person may not have meant, with what follows from it."""
+    """Returns every setting that may be unintended, with its consequence."""
     return [*_sampling(config), *_learning(config), *_rewards(config)]
 
 
@@ -21,14 +21,14 @@ def _sampling(config: RunConfig) -> Iterator[Doubt]:
         if cuts:
             yield (
                 f"rollout.{key}",
-                f"{value:g} cuts the distribution: the sampler's log-probs are of what is left, the "
-                "trainer's of all tokens, so importance weights and KL are biased.",
+                f"is {value:g} and truncates the distribution: the sampler's log-probs are of the remaining "
+                "tokens, the trainer's of all tokens, so importance weights and KL are biased.",
             )
     if rollout.temperature != 1 and config.algorithm.kl_in != "none":
         yield (
             "rollout.temperature",
-            f"{rollout.temperature:g} with algorithm.kl_in: {config.algorithm.kl_in}: the KL is of the "
-            "policy at this temperature, not of the one that is saved.",
+            f"is {rollout.temperature:g} with algorithm.kl_in: {config.algorithm.kl_in}: the KL is of the "
+            "policy at this temperature, not of the saved policy.",
         )
 
 
@@ -38,9 +38,12 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
         yield "optimizer.lr", "is 0: nothing is learned."
     for key, value in (("clip_ratio_low", a.clip_ratio_low), ("clip_ratio_high", a.clip_ratio_high)):
         if value == 0:
-            yield f"algorithm.{key}", "is 0: after the first optimizer step of an iteration all is clipped."
+            yield (
+                f"algorithm.{key}",
+                "is 0: after the first optimizer step of an iteration every token is clipped.",
+            )
     if a.entropy_coeff < 0:
-        yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: entropy is pushed down."
+        yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: the loss reduces the entropy."
     if 0 < a.tis_clip < 1:
         yield "algorithm.tis_clip", f"is {a.tis_clip:g}: below 1 it scales down every update."
     warmed = config.trainer.total_iterations * config.trainer.ppo_epochs
@@ -48,7 +51,7 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
     if o.lr_warmup_steps >= warmed:
         yield (
             "optimizer.lr_warmup_steps",
-            f"is {o.lr_warmup_steps} of {warmed} optimizer steps: lr is reached at the end or never.",
+            f"is {o.lr_warmup_steps} of {warmed} optimizer steps: lr is reached only at the end, or never.",
         )
 
 
@@ -57,17 +60,20 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
     weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
     limits = [(f"rewards[{i}]", r.timeout_s) for i, r in enumerate(config.rewards)]
     limits += [(f"genrms[{i}]", g.timeout_s) for i, g in enumerate(config.genrms) if g.path]
-    again = ", four times that when a call is asked again" if config.run.deterministic else ""
+    again = ", up to four times that when a call is repeated" if config.run.deterministic else ""
     for key, timeout_s in limits:
         longest_s = 4 * timeout_s if again else timeout_s
         if longest_s >= config.launch.phase_timeout_s:
             yield (
                 f"{key}.timeout_s",
-                f"is {timeout_s:g}{again}, launch.phase_timeout_s {config.launch.phase_timeout_s:g}: if "
-                "nothing else gets on meanwhile, a call ends the attempt before its own limit ends the call.",
+                f"is {timeout_s:g}{again}; launch.phase_timeout_s is {config.launch.phase_timeout_s:g}: if "
+                "nothing else makes progress, the attempt ends before the call reaches its own limit.",
             )
     for key, weight in weighed:
         if weight < 0:
-            yield f"{key}.weight", f"is {weight:g}: what it scores high is unlearned."
+            yield f"{key}.weight", f"is {weight:g}: completions with high scores are made less likely."
     if config.rollout.n == 1 and config.algorithm.filter_groups:
-        yield "algorithm.filter_groups", "with rollout.n: 1 every prompt group is flat and is replaced."
+        yield (
+            "algorithm.filter_groups",
+            "with rollout.n: 1, all rewards of a group are equal, so every group is replaced.",
+        )

@@ -1,7 +1,7 @@
-"""Run files to a frozen config: strict, complete, and kind about mistakes.
+"""Loads run files into a frozen config: strict, complete, and with helpful messages.
 
-Strict: a key nobody reads is an error, so a typo never trains with a default. Complete: every
-mistake in all files is reported at once, because a Slurm queue makes each further try expensive.
+Strict: an unknown key is an error, so a typo never trains with a default. Complete: all mistakes in all files
+are reported at once, because each further try may wait in the Slurm queue.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from yatt.printable import printable
 C = TypeVar("C")
 _REFUSED = object()
 MAX_SHOWN = 120
-"""Characters of a wrong value that a message repeats."""
+"""Maximum number of characters of a wrong value that a message repeats."""
 
 
 def load(files: list[Path], arguments: list[str]) -> RunConfig:
-    """Read the first file, lay the others and the ``a.b=c`` arguments over it.
+    """Reads the first file and merges the others and the ``a.b=c`` arguments over it.
 
     Raises:
-        ConfigError: naming every wrong key, its file and line, the rule and what to write instead.
+        ConfigError: names every wrong key, its file and line, the rule and what to write instead.
     """
     return load_as(RunConfig, files, arguments, relations)
 
 
 def load_command(file: Path, more: Sequence[str]) -> RunConfig:
-    """As `load`, with what follows the run file on a command line: overlay files and ``a.b=c``, mixed.
+    """Like `load`, with the words after the run file on a command line: overlay files and ``a.b=c``, mixed.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     overlays = [Path(part) for part in more if "=" not in part]
     return load([file, *overlays], [part for part in more if "=" in part])
@@ -52,10 +52,10 @@ def load_command(file: Path, more: Sequence[str]) -> RunConfig:
 def load_as(
     cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
 ) -> C:
-    """As `load`, for any config dataclass; `rules` gives (key, what is wrong) between its sections.
+    """Like `load`, for any config dataclass; `rules` yields (key, mistake) between its sections.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     faults: list[str] = []
     tree = read_tree(files[0], faults)
@@ -67,10 +67,10 @@ def load_as(
 
 
 def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]) -> C:
-    """`config` with what the arguments, ``key=value`` each, say in its place.
+    """Returns `config` with the values of the arguments, ``key=value`` each.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     faults: list[str] = []
     tree = parse_tree(resolved_text(config), "as it was", faults)
@@ -80,31 +80,31 @@ def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tup
 
 
 def load_resolved(path: Path) -> RunConfig:
-    """Read the resolved config of a run folder.
+    """Reads the resolved config of a run folder.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     return load([path], [])
 
 
 def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
-    """What one attempt runs with: the run's config, unless its launcher wrote another for it.
+    """Returns the config of one attempt: the run's config, unless its launcher wrote another one.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     own = paths.attempt_config(attempt)
     return load_resolved(own if own.exists() else paths.config)
 
 
 def resolved_text(config: Any) -> str:
-    """The whole config as YAML: what `load_resolved` reads back to an equal config."""
+    """Returns the complete config as YAML, which `load_resolved` reads back to an equal config."""
     return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=False)
 
 
 def config_hash(config: RunConfig) -> str:
-    """First 16 hex digits of the SHA-256 of the resolved text."""
+    """Returns the first 16 hex digits of the SHA-256 of the resolved text."""
     return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
 
 
@@ -135,7 +135,7 @@ def _finish(
 
 
 def _place(tree: YamlNode, key: str) -> str:
-    """Where the deepest written part of `key` is."""
+    """Returns the place of the deepest part of `key` that is written in a file."""
     node = tree
     for part in key.replace("]", "").replace("[", ".").split("."):
         child = node.value.get(part) if isinstance(node.value, dict) else None
@@ -151,9 +151,7 @@ def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     if node.value is UNREADABLE:
         return _REFUSED
     if not isinstance(node.value, dict):
-        faults.append(
-            f"{node.at}: {key or 'the file'}: a section of keys is needed, not {_shown(node.value)}."
-        )
+        faults.append(f"{node.at}: {key or 'the file'}: must be a section of keys, not {_shown(node.value)}.")
         return _REFUSED
     hints, known = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
     before = len(faults)
@@ -168,7 +166,7 @@ def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
         if name in node.value
     }
     faults += [
-        f"{node.at}: {_join(key, name)}: missing, and it has no default."
+        f"{node.at}: {_join(key, name)}: missing, and it has no default; write it."
         for name, field in known.items()
         if name not in node.value and _is_required(field)
     ]
@@ -192,7 +190,7 @@ def _unknown(key: str, name: str, known: list[str]) -> str:
 
 
 def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
-    """What `node` means for a key of type `hint`; `_REFUSED` where it is a fault."""
+    """Converts `node` for a key of type `hint`; returns `_REFUSED` after reporting a mistake."""
     if node.value is UNREADABLE:
         return _REFUSED
     if is_dataclass(hint):
@@ -213,7 +211,7 @@ def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
 
 
 def _values(origin: Any, args: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
-    """A list's or a dictionary's values."""
+    """Converts a list's or a dictionary's values."""
     if origin is tuple:
         listed = [_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(node.value)]
         return _REFUSED if any(value is _REFUSED for value in listed) else tuple(listed)
@@ -222,7 +220,7 @@ def _values(origin: Any, args: tuple[Any, ...], node: YamlNode, key: str, faults
 
 
 def _scalar(hint: Any, value: Any) -> Any:
-    """`value` as a `hint`; a whole number is also a number."""
+    """Returns `value` as a `hint`; an int is also accepted as a float."""
     if get_origin(hint) is Literal:
         return value if value in get_args(hint) else _REFUSED
     if hint is float and type(value) is int:
@@ -231,7 +229,7 @@ def _scalar(hint: Any, value: Any) -> Any:
 
 
 def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
-    """`value` if it is within its ranges."""
+    """Returns `value` if its rules allow it."""
     for limit in rules:
         if isinstance(limit, Range) and value not in limit:
             says = f"{key} is {_shown(value)}; write {limit}."
@@ -245,14 +243,14 @@ def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faul
 
 
 def _choice(hint: Any, value: Any) -> Any:
-    """Of several types the one that `value` has; else all of them."""
+    """Selects the union member that fits the value's type; else returns the whole union."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     return next((choice for choice in get_args(hint) if type(value) is _plain_type(choice)), hint)
 
 
 def _plain_type(hint: Any) -> Any:
-    """The type without its rules."""
+    """Returns the type without its rules."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
@@ -283,7 +281,7 @@ def _wanted(hint: Any) -> str:
 
 
 def _yaml_trap(hint: Any, value: Any) -> str:
-    """The ways YAML 1.1 turns what a person wrote into something else."""
+    """Returns a hint if YAML 1.1 has read the text as another type."""
     if hint in (float, int) and isinstance(value, str) and _is_number(value):
         return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
     if get_origin(hint) is tuple and isinstance(value, str):

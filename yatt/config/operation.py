@@ -1,6 +1,6 @@
-"""The run file's sections about operation: where and how a run runs, not what it learns.
+"""The run file's sections about operation: where and how a run runs.
 
-The other sections, and the whole, are in `yatt.config.schema`.
+The other sections and the complete config are in `yatt.config.schema`.
 """
 
 import re
@@ -23,7 +23,7 @@ from yatt.config.ranges import (
 
 
 def rule(holds: bool, says: str) -> None:
-    """Refuse a section: `says` is what is wrong and what to write.
+    """Refuses a section; `says` is the mistake and what to write.
 
     Raises:
         ValueError: the rule does not hold.
@@ -34,22 +34,24 @@ def rule(holds: bool, says: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromCheckpointSection:
-    """Another run's checkpoint from which this run starts. It is read, never changed."""
+    """A checkpoint of another run from which this run starts. It is only read."""
 
     url: Annotated[str, LINE] = ""
     """The other run's checkpoint store: a folder or any fsspec URL. Empty: start from `model.path`."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Handed to fsspec."""
+    """Options passed to fsspec."""
 
     iteration: Annotated[int, COUNT_OR_NONE] = 0
-    """Which checkpoint; 0 is the newest whole one."""
+    """Iteration of the checkpoint; 0 is the newest complete one."""
 
     take: Literal["weights", "state"] = "weights"
-    """weights: fresh optimizer, iteration 0. state: optimizer, schedule, data position and count go on."""
+    """weights: new optimizer, iteration 0. state: also optimizer, schedule, data position, iteration."""
 
     def __post_init__(self) -> None:
-        rule(bool(self.url) or not self.iteration, "iteration is set, but url is empty; name the store.")
+        rule(
+            bool(self.url) or not self.iteration, "iteration is set, but url is empty; write the store's url."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,105 +59,106 @@ class RunSection:
     """The run itself."""
 
     dir: Annotated[str, FILE]
-    """The run folder, on a filesystem every node sees. Relative paths start where the command runs."""
+    """The run folder, on a filesystem that all nodes see. Relative paths start in the working folder."""
 
     share: Literal["private", "group"] = "private"
-    """Who can read the run folder: only you, or your group too. Keys and sockets are always private."""
+    """Readers of the run folder: only you, or also your group. Keys and sockets are always private."""
 
     seed: Annotated[int, SEED] = 0
-    """Everything random is drawn from (seed, iteration, prompt group, rollout)."""
+    """Seed of all randomness, which is drawn from (seed, iteration, prompt group, rollout)."""
 
     deterministic: bool = False
-    """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower. Where ends of
-    engines or reward processes would cost a prompt group, the attempt ends instead. A reward call that
-    meets its `timeout_s` is asked twice more, with two and four times that."""
+    """Make a killed and resumed run end bit-equal to an undisturbed one; sampling gets slower. If an engine
+    or reward process ends and a prompt group would be dropped, the attempt ends instead. A reward call that
+    exceeds its `timeout_s` is repeated with two and then four times the limit."""
 
     max_attempts_without_progress: Annotated[int, COUNT] = 3
-    """After so many attempts in a row with no new checkpoint the run stops with exit code 93."""
+    """Number of attempts in a row without a new checkpoint after which the run stops with exit code 93."""
 
     id: Annotated[str, LINE] = ""
-    """Identifies the run, and owns its checkpoint store. Empty: drawn when the run folder is made. Name the
-    id of a run whose folder is gone to go on with it in a new folder."""
+    """Identifies the run and the owner of its checkpoint store. Empty: generated when the run folder is made.
+    To continue a run whose folder is lost in a new folder, write its id."""
 
     from_checkpoint: FromCheckpointSection = field(default_factory=FromCheckpointSection)
     """Start from another run's checkpoint."""
 
     def __post_init__(self) -> None:
         is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", self.id) is not None
-        rule(not self.id or is_plain, "id may have letters, digits, '-' and '_', 64 at most.")
+        rule(not self.id or is_plain, "id may have letters, digits, '-' and '_', at most 64.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSection:
-    """Where processes run."""
+    """Placement of processes, and time limits."""
 
     nodes: Annotated[int, between(1, 65536)] = 1
-    """Nodes; with `yatt run` virtual ones, each with a controller of its own, on this machine."""
+    """Number of nodes; with `yatt run`, virtual nodes on this machine, each with its own controller."""
 
     gpus_per_node: Annotated[int, between(1, 1024)] = 1
-    """GPUs of a node. Without GPUs these are slots: as many trainer ranks run beside each other."""
+    """GPUs per node. Without GPUs these are slots: the number of trainer ranks per node."""
 
     engine_gpus_per_node: Annotated[int, between(0, 1024)] = 0
-    """disaggregated: GPUs of a node that only runs engines; 0: as `gpus_per_node`."""
+    """disaggregated: GPUs of a node that only runs engines; 0: the same as `gpus_per_node`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA where it is."""
+    """auto uses CUDA if it is available."""
 
     threads_per_worker: Annotated[int, between(1, 65536)] = 1
-    """Computing threads of each worker process on CPU."""
+    """Compute threads of each worker process on CPU."""
 
     bind_workers: bool = True
-    """Engines and trainer ranks run on the CPUs of their GPUs' NUMA nodes, out of those the job has."""
+    """Bind engines and trainer ranks to the job's CPUs on their GPUs' NUMA nodes."""
 
     reward_processes: Annotated[int, COUNT_OR_NONE] = 0
-    """Processes of a trainer node that run reward functions; 0: one a core, 8 at most. A synchronous
-    function has its process to itself while it runs."""
+    """Processes per trainer node that run reward functions; 0: one per core, at most 8. A synchronous
+    function occupies its process while it runs."""
 
     scratch_dir: Annotated[str, FILE] = "/tmp"
     """Node-local folder for sockets."""
 
     shm_dir: Annotated[str, FILE] = "/dev/shm"
-    """Node-local memory filesystem; weights pass from trainer to engines through it."""
+    """Node-local memory filesystem, through which weights are transferred from trainer to engines."""
 
     start_timeout_s: Annotated[float, SECONDS] = 300.0
-    """How long workers may take to come up before the attempt is given up; a fork that fails is tried again
-    for as long, and an engine that builds itself is believed to get on for as long (then `lease.stall_s`)."""
+    """Time limit for workers to start before the attempt ends. Also the limit for retrying a failed fork, and
+    the time for which an engine that initializes counts as making progress (then `lease.stall_s` applies)."""
 
     phase_timeout_s: Annotated[float, SECONDS] = 3600.0
-    """How long nothing may get on at a node in a phase before it is named and the attempt is given up: no
-    token, tensor, micro-batch or reward call. And how long a checkpoint store, data or model files, or
-    (between attempts) the run folder that fail are waited for. One file of a checkpoint that alone cannot be
-    read is waited for two minutes at most, or half of this."""
+    """Time limit without progress at a node in a phase (no token, tensor, micro-batch or reward call) before
+    the attempt ends and the node is named. Also the longest wait while a checkpoint store, data or model
+    files, or (between attempts) the run folder fail. If a single checkpoint file cannot be read, the wait is
+    two minutes, or half of this if shorter."""
 
     node_silence_s: Annotated[float, SECONDS] = 10.0
-    """A controller not heard of by the leader for so long is lost; each gives a sign of life a second."""
+    """Time without a heartbeat after which the leader takes a controller for lost; one is sent every
+    second."""
 
     def __post_init__(self) -> None:
         rule(
             self.node_silence_s >= 3.0,
-            f"node_silence_s is {self.node_silence_s:g}, but three signs of life, one a second, must fit; "
-            "write 3 or more.",
+            f"node_silence_s is {self.node_silence_s:g}, but must allow for three heartbeats, one per "
+            "second; write 3 or more.",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSection:
-    """Whole state of the run, committed by manifest."""
+    """Checkpoints: the complete state of the run, committed by a manifest."""
 
     url: Annotated[str, LINE] = ""
-    """Folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints` in the run folder."""
+    """A folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints` in the run folder."""
 
     save_every: Annotated[int, COUNT_OR_NONE] = 0
     """Iterations between checkpoints; 0 saves only at the end."""
 
     keep: Annotated[int, COUNT] = 2
-    """Committed checkpoints that are kept."""
+    """Number of committed checkpoints that are kept."""
 
     export_final: bool = True
     """Write the trained policy as a Hugging Face folder, `model` in the run folder, at the end."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Handed to fsspec: endpoint_url, profile ... Secrets belong in the driver's own files."""
+    """Options passed to fsspec: endpoint_url, profile ... Keep secrets in the driver's own files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,82 +166,83 @@ class LeaseSection:
     """Timing of GPU leases."""
 
     renew_s: Annotated[float, SECONDS] = 2.0
-    """A holder's worker says so often that it lives."""
+    """Interval at which a holder's workers renew the lease."""
 
     ttl_s: Annotated[float, SECONDS] = 10.0
-    """A holder not heard of for this long has lost its lease."""
+    """Time without a renewal after which a holder loses its lease."""
 
     stall_s: Annotated[float, SECONDS] = 600.0
-    """A holder that is heard of but makes no progress for this long has lost it too."""
+    """Time without progress after which a holder loses its lease even if it renews."""
 
     ask_s: Annotated[float, SECONDS] = 5.0
-    """How long a holder may take to sleep after it was asked."""
+    """Time limit for a holder to sleep after the request."""
 
     term_s: Annotated[float, SECONDS] = 10.0
-    """How long it may take to end after SIGTERM."""
+    """Time limit for its processes to end after SIGTERM."""
 
     kill_s: Annotated[float, SECONDS] = 30.0
-    """How long it may take to be gone after SIGKILL; then the slab is quarantined."""
+    """Time limit for its processes to end after SIGKILL; then the slab is quarantined."""
 
     prove_s: Annotated[float, SECONDS] = 50.0
-    """How long memory may take to come back, measured, before the GPU is quarantined."""
+    """Time limit for measured memory to become free, before the GPU is quarantined."""
 
     slack_bytes: Annotated[int, SIZE_BYTES] = 512 << 20
-    """Memory a sleeping holder may keep beyond its declared sleeping memory and still count as released."""
+    """Memory that a sleeping holder may keep in addition to its sleeping memory and still count as
+    released."""
 
     max_sleeping_bytes: Annotated[int, SIZE_BYTES] = 8 << 30
-    """Device memory a worker may keep asleep on each of its GPUs (contexts, graphs, communicators): what it
-    keeps after its first sleep is allowed to it from then on, up to this."""
+    """Largest device memory of a sleeping worker per GPU (contexts, graphs, communicators). What it keeps
+    after its first sleep is its allowance from then on."""
 
     def __post_init__(self) -> None:
         rule(
             self.ttl_s >= 3 * self.renew_s,
-            f"ttl_s is {self.ttl_s:g}, but three renewals of renew_s {self.renew_s:g} must fit; "
+            f"ttl_s is {self.ttl_s:g}, but must allow for three renewals of renew_s {self.renew_s:g}; "
             f"write {3 * self.renew_s:g} or more.",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSection:
-    """The probe after each weight update."""
+    """The check after each weight update."""
 
     probe_prompts: Annotated[int, COUNT_OR_NONE] = 2
-    """Prompts of the probe that compares engine and trainer after each weight transfer; 0 compares bits
-    only."""
+    """Number of prompts that compare the log-probs of engine and trainer after each weight update; 0: compare
+    only bits."""
 
     probe_tokens: Annotated[int, COUNT] = 16
-    """Tokens of each of these prompts."""
+    """Number of tokens of each of these prompts."""
 
     tolerance: Annotated[float, at_least(0)] = 0.0
-    """Mean difference of log-probs between engine and trainer that is allowed; 0: as rounding is measured."""
+    """Largest mean difference of log-probs between engine and trainer; 0: the measured rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSection:
-    """Where a run can be watched."""
+    """Metrics, events and notifications."""
 
     wandb_mode: Literal["disabled", "offline", "online"] = "disabled"
-    """Whether metrics are sent to Weights & Biases."""
+    """Send metrics to Weights & Biases."""
 
     wandb_project: Annotated[str, LINE] = "yatt"
-    """Its project."""
+    """Name of the project at Weights & Biases."""
 
     wandb_name: Annotated[str, LINE] = ""
-    """Name of the run there; empty: the run folder's."""
+    """Name of the run at Weights & Biases; empty: the run folder's name."""
 
     webhook_url: Annotated[str, LINE] = ""
-    """Gets a JSON message by HTTP POST (text, run, id, state) when the run is finished, has given up, or is
-    started again and again in vain. It stands in the run folder's config.yaml, for whoever may read that."""
+    """URL that gets a JSON message by HTTP POST (text, run, id, state) when the run has finished, has given
+    up, or restarts repeatedly without progress. Readers of the run folder can see it in config.yaml."""
 
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
-    """Completions with their verdicts kept for the report."""
+    """Number of completions with verdicts per iteration that are kept for the report."""
 
     events_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
-    """A file of events that has so many bytes is followed by the next: events.jsonl, events.000001.jsonl."""
+    """Size at which a file of events is continued in the next one: events.jsonl, events.000001.jsonl."""
 
     events_files: Annotated[int, at_least(2)] = 16
-    """Files of events that are kept. The oldest are deleted; the report does not show what was in them."""
+    """Number of event files to keep. The oldest are deleted; the report does not show their events."""
 
     alarm_iterations: Annotated[int, COUNT_OR_NONE] = 5
-    """After so many iterations in a row with a sign that nothing is learned (all rewards or all groups equal,
-    no gradient, every completion cut, the loss out of bounds) an alarm says so; 0 turns alarms off."""
+    """Number of iterations in a row without a learning signal (all rewards or all groups equal, no gradient,
+    every completion truncated, loss out of bounds) that raises an alarm; 0 turns alarms off."""

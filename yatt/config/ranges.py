@@ -1,4 +1,4 @@
-"""Which values a key may have, declared beside the key and checked by the loader.
+"""Allowed values of keys, declared beside the key and checked by the loader.
 
     lr: Annotated[float, between(0, 1)]
     dir: Annotated[str, LINE]
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 MOST = 2**31 - 1
-"""Largest count: what every library below can take."""
+"""Largest count that every library accepts."""
 
 _BREAKS = ("Cc", "Zl", "Zp")
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -25,7 +25,7 @@ MOST_S = 10 * 365 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The numbers from `low` to `high`, and `also`, a number outside with a meaning of its own.
+    """The numbers from `low` to `high`, and `also`, an extra value with a special meaning.
 
     Attributes:
         low_open: `low` itself is not allowed.
@@ -63,42 +63,42 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text without NUL and without half of a surrogate pair; more may be forbidden.
+    """A text without NUL and lone surrogates, and optionally with more rules.
 
     Attributes:
-        is_line: no newline and no other control character.
-        without: characters that are not allowed.
+        is_line: forbids newlines and other control characters.
+        without: forbidden characters.
     """
 
     is_line: bool = False
     without: str = ""
 
     def fault(self, value: str) -> str:
-        """The rule that `value` breaks, as the end of a sentence; empty if it breaks none."""
+        """Returns the rule that `value` breaks, as the end of a sentence; empty if it is valid."""
         if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-            return "has half of a surrogate pair in it, which is no text; delete it"
+            return "contains a lone surrogate, which is not valid text; delete it"
         if "\0" in value:
-            return "has a NUL character in it; delete it"
+            return "contains a NUL character; delete it"
         if self.is_line and any(unicodedata.category(c) in _BREAKS for c in value):
-            return "has a line break or another control character in it; delete it"
+            return "contains a line break or another control character; delete it"
         for forbidden in self.without:
             if forbidden in value:
-                return f"has a '{forbidden}' in it, which Slurm replaces in file names; write it without"
+                return f"contains '{forbidden}', which Slurm replaces in file names; remove it"
         return ""
 
 
 def at_least(low: float, *, most: float = MOST) -> Range:
-    """`low` or more."""
+    """Returns the range of `low` or more."""
     return Range(low=low, high=most)
 
 
 def above(low: float, *, most: float = MOST) -> Range:
-    """More than `low`."""
+    """Returns the range above `low`."""
     return Range(low=low, high=most, low_open=True)
 
 
 def between(low: float, high: float) -> Range:
-    """From `low` to `high`, both included."""
+    """Returns the range from `low` to `high`, both included."""
     return Range(low=low, high=high)
 
 
@@ -118,9 +118,9 @@ SHARE = Range(low=0.0, high=1.0, low_open=True)
 LINE = Text(is_line=True)
 FREE = Text()
 FILE = Text(is_line=True, without="%")
-"""A path that becomes part of a batch script and of names that Slurm expands."""
+"""A path that becomes part of a batch script and of file names that Slurm expands."""
 BETA = Range(low=0.0, high=1.0, high_open=True)
 """Decay of a running mean; below 1."""
 
 Free = Annotated[str, FREE] | int | Annotated[float, FINITE] | bool
-"""A value that is handed on to other people's code."""
+"""A value that is passed on to other libraries."""

@@ -1,8 +1,8 @@
-"""The run file's sections. One frozen dataclass a section; units are in the names.
+"""The run file's sections, one frozen dataclass each; units are in the names.
 
-Names follow verl's where the meaning is the same, megatron-core's for its own sizes. A value with no
-safe default has none. Rules inside one section are checked in its ``__post_init__``; rules between
-sections in `yatt.config.check`. Every section is complete after loading: nothing is decided later.
+Names follow verl's if the meaning is the same, and megatron-core's for its own sizes. A value without a safe
+default has none. Rules inside one section are checked in its ``__post_init__``; rules between sections in
+`yatt.config.check`. Every section is complete after loading.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ from yatt.config.scoring import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
-    """Prompts. verl's parquet and JSONL as they are; plain JSONL by naming its keys."""
+    """Prompts: verl's parquet and JSONL unchanged, or any JSONL by naming its columns."""
 
     train_files: tuple[Annotated[str, FILE], ...]
     """JSONL or parquet files."""
@@ -57,39 +57,38 @@ class DataSection:
     """Column of the prompt: text, or a list of chat messages."""
 
     ground_truth_key: Annotated[str, LINE] = "reward_model.ground_truth"
-    """Column of the reference answer, of any type; dots descend into objects. Empty: there is none.
+    """Column of the reference answer, of any type; dots select keys of nested objects. Empty: there is none.
 
-    Where a reward function or a template needs it and no row has it, the run is refused."""
+    If a reward function or a template needs it and no row has it, the run is refused."""
 
     data_source_key: Annotated[str, LINE] = "data_source"
-    """Column that names where a row is from, handed to reward functions."""
+    """Column that names the source of a row; passed to reward functions."""
 
     default_data_source: Annotated[str, LINE] = "default"
-    """What to call rows that have no data source column."""
+    """Data source of rows without that column."""
 
     apply_chat_template: bool = True
-    """Render chat messages by the model's template. A prompt that is plain text is used as it is."""
+    """Render chat messages by the model's template. A plain text prompt is used unchanged."""
 
     template_time: Annotated[str, LINE] = ""
-    """The moment that chat templates which ask for the date are told, as 2026-01-31T12:00:00; filled in when
-    the run is made, so that prompts do not change at midnight. Empty in older runs: the clock's."""
+    """The current time for chat templates that use the date, as 2026-01-31T12:00:00; filled in when the run
+    is created, so that prompts do not change at midnight. Empty in older runs: the system clock."""
 
     allow_special_tokens: bool = False
-    """Let prompts that are plain text spell the model's control tokens (prompts rendered beforehand).
-    Otherwise what they spell is ordinary text. The contents of chat messages never become control
-    tokens."""
+    """Parse the model's control tokens in plain text prompts (for prompts rendered beforehand). Otherwise
+    they are ordinary text. The contents of chat messages never become control tokens."""
 
     max_prompt_tokens: Annotated[int, COUNT] = 1024
-    """Longer prompts are left out and counted."""
+    """Maximum prompt length in tokens; longer prompts are skipped and counted."""
 
     shuffle: bool = True
-    """A new order each data epoch, drawn from (seed, data epoch)."""
+    """Shuffle the prompts in each data epoch, with the seed (seed, data epoch)."""
 
     def __post_init__(self) -> None:
-        rule(len(self.train_files) >= 1, "train_files is empty; name at least one file.")
+        rule(len(self.train_files) >= 1, "train_files is empty; write at least one file.")
         rule(
             _is_time(self.template_time or "2026-01-31"),
-            f"template_time {self.template_time!r} is no time; write it as 2026-01-31T12:00:00.",
+            f"template_time {self.template_time!r} is not a time; write it as 2026-01-31T12:00:00.",
         )
 
 
@@ -108,10 +107,10 @@ class ModelSection:
     """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3 and Llama families."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of parameters and activations; the optimizer's main copy is always float32."""
+    """Type of parameters and activations; the optimizer's main copy is always float32."""
 
     spec: Literal["auto", "te", "torch"] = "auto"
-    """Layers: Transformer Engine's, or plain torch. auto takes te where it can be imported."""
+    """Layer implementation: Transformer Engine or plain torch. auto uses te if it can be imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,93 +118,93 @@ class RolloutSection:
     """Sampling by the policy."""
 
     n: Annotated[int, COUNT] = 8
-    """Completions of one prompt: the size of a prompt group."""
+    """Completions per prompt: the size of a prompt group."""
 
     temperature: Annotated[float, above(0, most=100)] = 1.0
     """Sampling temperature."""
 
     top_p: Annotated[float, SHARE] = 1.0
-    """Sample from the most likely tokens whose probabilities sum up to this."""
+    """Sample from the most likely tokens whose probabilities sum up to this (nucleus sampling)."""
 
     top_k: Annotated[int, Range(low=1, high=MOST, also=-1, also_means="all")] = -1
     """Sample from this many most likely tokens."""
 
     max_response_tokens: Annotated[int, COUNT] = 1024
-    """Longest completion."""
+    """Maximum length of a completion, in tokens."""
 
     stop: tuple[Annotated[str, FREE], ...] = ()
-    """Texts that end a completion, beside the end-of-sequence token."""
+    """Texts that end a completion, in addition to the end-of-sequence token."""
 
     ignore_eos: bool = False
-    """Go on after the end-of-sequence token; for benchmarks."""
+    """Continue after the end-of-sequence token; for benchmarks."""
 
     engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
-    """auto is vllm where it can be imported, else transformers. scripted is for protocol tests."""
+    """Inference library. auto: vllm if it can be imported, else transformers. scripted: protocol tests."""
 
     tp_size: Annotated[int, COUNT] = 1
-    """GPUs of one engine."""
+    """GPUs per engine (tensor parallelism)."""
 
     max_num_seqs: Annotated[int, COUNT] = 256
-    """Requests an engine runs at once."""
+    """Maximum number of requests that an engine runs at the same time."""
 
     kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
-    """Size of an engine's KV cache; 0 means by `gpu_memory_utilization` (on CPU: 256 MiB)."""
+    """Size of an engine's KV cache; 0: by `gpu_memory_utilization` (on CPU: 256 MiB)."""
 
     gpu_memory_utilization: Annotated[float, SHARE] = 0.85
-    """Share of GPU memory that one engine may use."""
+    """Fraction of GPU memory that one engine may use."""
 
     enforce_eager: bool = False
-    """No graph capture: starts faster, samples slower."""
+    """Do not capture CUDA graphs: starts faster, samples slower."""
 
     max_policy_age: Annotated[int, COUNT_OR_NONE] = 1
-    """A prompt group is trained on at most so many policy versions after its oldest token was sampled: older
-    completions are begun anew, also those that are complete while others of their group are not."""
+    """Maximum number of policy versions between a group's oldest token and its training. Older completions
+    are sampled again, also complete ones whose group is not complete."""
 
     request_timeout_s: Annotated[float, SECONDS] = 600.0
-    """A completion of which nothing is heard for so long, no token and no sign of work, is aborted and
-    asked for again, up to `max_retries` times. Waiting for an engine does not count."""
+    """Time without a token or other progress after which a completion is aborted and requested again, up to
+    `max_retries` times. Waiting for an engine does not count."""
 
     max_retries: Annotated[int, COUNT_OR_NONE] = 3
-    """How often a request is sent again before its sample fails."""
+    """Number of retries of a request before its sample fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSection:
-    """Who holds the GPUs when."""
+    """Assignment of GPUs to roles."""
 
     mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
-    """colocated: rollout, GenRMs and trainer take turns on all GPUs. partial: GenRMs keep some slabs while
-    completions are sampled. disaggregated: some nodes only train, the others only run engines."""
+    """colocated: rollout, GenRMs and trainer use all GPUs in turn. partial: GenRMs keep some slabs during the
+    rollout phase. disaggregated: some nodes only train, the others only run engines."""
 
     genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
-    """partial, disaggregated: how many slabs, counted from the last node backwards, GenRM engines hold."""
+    """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards."""
 
     trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
-    """disaggregated: so many nodes, from the first, only train; all others only run engines."""
+    """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmSection:
-    """What is optimised."""
+    """The loss and the advantages."""
 
     adv_estimator: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
     ] = "grpo"
-    """How advantages are computed from a group's rewards."""
+    """Estimator of advantages from a group's rewards."""
 
     clip_ratio_low: Annotated[float, between(0, 1)] = 0.2
-    """PPO clips the probability ratio below 1 minus this."""
+    """Lower clip range: PPO clips the probability ratio below 1 minus this."""
 
     clip_ratio_high: Annotated[float, at_least(0)] = 0.2
-    """DAPO's clip-higher: raise above clip_ratio_low."""
+    """Upper clip range. DAPO's clip-higher: a value above clip_ratio_low."""
 
     clip_ratio_c: Annotated[float, Range(low=1, high=MOST, low_open=True, also=0, also_means="off")] = 0.0
-    """Dual clip's lower bound for negative advantages; 0 is off, 3.0 is usual."""
+    """Lower bound of dual clip for negative advantages; 0 is off, 3.0 is common."""
 
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"
-    """How token losses become the loss of a mini-batch, as in verl."""
+    """Aggregation of token losses to the loss of a mini-batch, as in verl."""
 
     loss_scale_factor: Annotated[int, COUNT_OR_NONE] = 0
     """Divisor of seq-mean-token-sum-norm; 0 is max_response_tokens (Dr. GRPO's constant)."""
@@ -226,30 +225,30 @@ class AlgorithmSection:
     """Discount per token, of reinforce_plus_plus."""
 
     tis_clip: Annotated[float, at_least(0)] = 2.0
-    """Truncated importance weight between sampler and trainer; 0 turns the correction off."""
+    """Limit of the truncated importance weight between sampler and trainer; 0 turns the correction off."""
 
     mask_truncated: bool = False
-    """Completions cut at max_response_tokens are not trained on; their reward still counts for their
+    """Do not train on completions truncated at max_response_tokens; their reward still counts for their
     group."""
 
     overlong_buffer_tokens: Annotated[int, COUNT_OR_NONE] = 0
-    """DAPO's soft overlong punishment: over the last so many of max_response_tokens the reward falls
-    linearly, by `overlong_penalty_factor` at full length. 0 is off."""
+    """Length of DAPO's soft overlong punishment: over this many last tokens of max_response_tokens the reward
+    falls linearly, by `overlong_penalty_factor` at full length. 0 is off."""
 
     overlong_penalty_factor: Annotated[float, at_least(0)] = 1.0
-    """Largest penalty of a response that uses all of its length."""
+    """Penalty of a completion of maximum length."""
 
     filter_groups: bool = False
-    """Dynamic sampling: prompt groups whose rewards are all equal are replaced by others."""
+    """Dynamic sampling: replace prompt groups whose rewards are all equal."""
 
     max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
-    """Give up refilling after so many times the batch; the run stops and says how many were accepted. Where
-    twice as many would do at the acceptance rate of late, bad luck may take up to four times as many."""
+    """Maximum number of opened prompt groups per batch size; then the run stops and reports how many were
+    accepted. If the recent acceptance rate needs at most twice as many, up to four times are allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
-    """AdamW of megatron-core's distributed optimizer."""
+    """AdamW, by megatron-core's distributed optimizer."""
 
     lr: Annotated[float, between(0, 1)]
     """Peak learning rate."""
@@ -276,7 +275,7 @@ class OptimizerSection:
     """Added to the denominator of Adam's update."""
 
     clip_grad: Annotated[float, at_least(0)] = 1.0
-    """Largest norm of the gradient; 0 is off."""
+    """Maximum gradient norm (gradient clipping); 0 is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +286,7 @@ class TrainerSection:
     """Ranks that share each layer's matrices (TP)."""
 
     pipeline_model_parallel_size: Annotated[int, COUNT] = 1
-    """Ranks in a row, each with a part of the layers (PP)."""
+    """Ranks that each have a part of the layers (PP)."""
 
     virtual_pipeline_model_parallel_size: Annotated[int, COUNT] = 1
     """Model chunks per pipeline rank (interleaved schedule)."""
@@ -299,62 +298,62 @@ class TrainerSection:
     """Ranks that share the experts of a mixture of experts (EP)."""
 
     sequence_parallel: bool = False
-    """Shard activations outside of the matrices over TP ranks."""
+    """Shard activations outside of the matrix products over TP ranks."""
 
     total_iterations: Annotated[int, COUNT]
-    """Iterations in all; a resumed run counts on."""
+    """Total number of iterations, including those before a resume."""
 
     train_batch_size: Annotated[int, COUNT]
-    """Prompt groups of one iteration."""
+    """Prompt groups per iteration."""
 
     mini_batch_size: Annotated[int, COUNT]
-    """Prompt groups of one optimizer step."""
+    """Prompt groups per optimizer step."""
 
     ppo_epochs: Annotated[int, COUNT] = 1
-    """Passes over the rollout batch."""
+    """Passes over the rollout batch per iteration."""
 
     max_tokens_per_micro_batch: Annotated[int, COUNT] = 16384
-    """Tokens of one packed micro-batch, prompt and completion; never exceeded."""
+    """Maximum tokens of one packed micro-batch, prompts and completions."""
 
     recompute: bool = False
     """Recompute activations of every layer in the backward pass."""
 
     overlap_grad_reduce: bool = False
-    """Reduce gradients while the backward pass goes on."""
+    """Reduce gradients during the backward pass."""
 
     overlap_param_gather: bool = False
-    """Gather updated parameters while the next forward pass goes on."""
+    """Gather updated parameters during the next forward pass."""
 
     def __post_init__(self) -> None:
         rule(
             self.train_batch_size % self.mini_batch_size == 0,
             f"mini_batch_size {self.mini_batch_size} does not divide train_batch_size "
-            f"{self.train_batch_size}; choose a divisor.",
+            f"{self.train_batch_size}; write a divisor.",
         )
         rule(
             not self.sequence_parallel or self.tensor_model_parallel_size > 1,
-            "sequence_parallel needs tensor_model_parallel_size above 1.",
+            "sequence_parallel needs tensor_model_parallel_size above 1; write false or raise it.",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSection:
-    """Held-out prompts, scored by a reward function that need not be trained on."""
+    """Validation on held-out prompts, scored by a reward function that may have weight 0."""
 
     reward: Annotated[str, LINE] = ""
     """Name of a reward in `rewards`; empty: no validation."""
 
     every: Annotated[int, COUNT_OR_NONE] = 0
-    """Iterations between validations; 0 only at start and end."""
+    """Iterations between validations; 0: only at start and end."""
 
     n: Annotated[int, COUNT] = 1
     """Completions per prompt."""
 
     temperature: Annotated[float, between(0, 100)] = 1.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
 
     max_prompts: Annotated[int, COUNT] = 1024
-    """Most prompts that are scored."""
+    """Maximum number of prompts that are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

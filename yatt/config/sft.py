@@ -1,4 +1,4 @@
-"""The file of `yatt sft`: supervised training, to make a small model or to warm one up."""
+"""The file of `yatt sft`: supervised fine-tuning, to create a small model or to warm one up."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from yatt.config.ranges import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
-    """A model made here: sizes of a Hugging Face config, weights drawn from the seed, and a tokenizer with
-    one token a character."""
+    """A new model: sizes of a Hugging Face config, weights drawn from the seed, and a tokenizer with one
+    token per character."""
 
     model_type: Annotated[str, LINE] = "qwen3"
     """qwen3, qwen2 or llama."""
@@ -62,22 +62,22 @@ class NewModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftValidation:
-    """Training stops once enough sampled completions equal the reference."""
+    """Validation: training stops once enough sampled completions equal the reference."""
 
     file: Annotated[str, FILE] = ""
     """JSONL with prompt and completion. Empty: train all steps."""
 
     every: Annotated[int, COUNT] = 25
-    """Steps between tries."""
+    """Optimizer steps between validations."""
 
     stop_at: Annotated[float, between(0, 1)] = 1.0
-    """Share of exact completions at which training stops."""
+    """Fraction of exact completions at which training stops."""
 
     temperature: Annotated[float, between(0, 100)] = 1.0
     """Sampling temperature; 0 is greedy."""
 
     max_prompts: Annotated[int, COUNT] = 256
-    """Most prompts that are scored."""
+    """Maximum number of prompts that are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,13 @@ class SftConfig:
     """One SFT file."""
 
     output: Annotated[str, FILE]
-    """Hugging Face folder to write. Training is skipped when it was made by the same file and data."""
+    """Hugging Face folder to write. Training is skipped if it was made from the same file and data."""
 
     train_file: Annotated[str, FILE]
     """JSONL with prompt and completion."""
 
     start: Annotated[str, FILE] = ""
-    """Hugging Face folder to go on from; empty: `new`."""
+    """Hugging Face folder to start from; empty: make the model of `new`."""
 
     new: NewModel = field(default_factory=NewModel)
     validation: SftValidation = field(default_factory=SftValidation)
@@ -99,7 +99,7 @@ class SftConfig:
     """Texts per optimizer step."""
 
     max_steps: Annotated[int, COUNT]
-    """Optimizer steps at most."""
+    """Maximum number of optimizer steps."""
 
     lr: Annotated[float, between(0, 1)]
     """Peak learning rate."""
@@ -121,11 +121,11 @@ class SftConfig:
 
 
 def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:
-    """What is wrong between keys."""
+    """Yields every mistake between keys."""
     if not config.start and len(set(config.new.characters)) < 2:
-        yield "new.characters", "a model without `start` needs its vocabulary: write the characters."
+        yield "new.characters", "without `start`, the new model needs a vocabulary: write its characters."
     if len(set(config.new.characters)) != len(config.new.characters):
-        yield "new.characters", "a character stands twice; write each once."
+        yield "new.characters", "a character is written twice; write each one once."
     for key, path in (("train_file", config.train_file), ("validation.file", config.validation.file)):
         if path and not Path(path).is_file():
-            yield key, f"there is no file {path}."
+            yield key, f"there is no file {path}; correct the path."

@@ -1,7 +1,7 @@
-"""The site file: what is particular to one cluster, and nothing about the run.
+"""The site file: the settings of one cluster, and nothing about the run.
 
-Written once per cluster and shared by everybody who works there; `yatt submit --site` and `yatt diagnose
---site` read it. An empty text or a 0 always means "do not ask Slurm for it: its own default holds".
+Written once per cluster and shared by its users; `yatt submit --site` and `yatt diagnose --site` read it. An
+empty text or a 0 always means: do not set the Slurm option, use Slurm's default.
 """
 
 import re
@@ -16,10 +16,10 @@ from yatt.config.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
 from yatt.config.sbatch import env_faults, option_faults
 
 COMPONENTS = ("trainer", "engines")
-"""Parts of a job that may be asked for differently."""
+"""Components of a job that may request different resources."""
 
 WARNING_SLACK_S = 60
-"""Slurm may warn of the time limit so much earlier than asked; its clock for this ticks in minutes."""
+"""Slurm may send the warning this much earlier than requested, because it checks in steps of a minute."""
 
 Fault = tuple[str, str]
 _BLANK = re.compile(r"\s")
@@ -27,107 +27,107 @@ _BLANK = re.compile(r"\s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSection:
-    """The container that job steps run in. The submitting side and the launcher run outside of it."""
+    """The container in which job steps run. `yatt submit` and the launcher run outside of it."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     """pyxis: srun's --container-image; apptainer: `apptainer exec --nv` before the command."""
 
     image: Annotated[str, LINE] = ""
-    """What the runtime takes: a file, or a name it can fetch."""
+    """Image for the runtime: a file, or a name that it can fetch."""
 
     mounts: tuple[Annotated[str, LINE], ...] = ()
-    """SOURCE:TARGET or SOURCE:TARGET:ro. The run folder, models and data must be among them."""
+    """SOURCE:TARGET or SOURCE:TARGET:ro. Must include the run folder, models and data."""
 
     command: tuple[Annotated[str, LINE], ...] = ("apptainer", "exec", "--nv")
-    """apptainer: the words that start it, before its --bind options: singularity, --rocm ..."""
+    """apptainer: the command before its --bind options: singularity, --rocm ..."""
 
     args: tuple[Annotated[str, LINE], ...] = ()
-    """More words before the image; with pyxis more options of srun: --container-writable ..."""
+    """More arguments before the image; for pyxis, more options of srun: --container-writable ..."""
 
     python: Annotated[str, LINE] = "python3"
-    """The container's interpreter, which has yatt and its engines."""
+    """The container's Python interpreter, with yatt and its engines installed."""
 
     def __post_init__(self) -> None:
         rule(
             bool(self.image) == (self.runtime != "none"),
-            f"runtime is '{self.runtime}' and image is '{self.image}'; give both, or leave both out.",
+            f"runtime is '{self.runtime}' and image is '{self.image}'; write both, or neither.",
         )
         for mount in self.mounts:
             rule(
                 bool(re.fullmatch(r"/[^:]*:/[^:]*(:\w+)?", mount)),
-                f"mounts: '{mount}' is not SOURCE:TARGET with absolute folders.",
+                f"mounts: '{mount}' is not SOURCE:TARGET; write absolute paths.",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheckSection:
-    """What a node has to pass before each attempt. One that does not is left out, and the job kept off it."""
+    """The check of each node before an attempt. A node that fails is left out, and the job excludes it."""
 
     enabled: bool = True
-    """Whether nodes are looked at: memory, node-local folders, network, GPUs, then `command`."""
+    """Check nodes: memory, node-local folders, network, GPUs, then `command`."""
 
     command: tuple[Annotated[str, LINE], ...] = ()
-    """The site's own check: a program and its words. If it does not end with 0 the node is unfit, and the
-    last line it printed says why."""
+    """The site's own check: a program and its arguments. If its exit code is not 0, the node is unfit, and
+    the last line of its output is the reason."""
 
     limit_s: Annotated[int, COUNT] = 60
-    """A node whose looks take longer than this together is unfit."""
+    """Time limit of the whole check; a node that exceeds it is unfit."""
 
     free_gb: Annotated[int, COUNT_OR_NONE] = 0
-    """GiB that scratch_dir must have free."""
+    """Free space that scratch_dir must have, in GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSection:
-    """What is copied to each node's own disk before an attempt, once for all processes, and read there."""
+    """Files that are copied to each node's local disk before an attempt, once for all processes."""
 
     folder: Annotated[str, FILE] = ""
-    """On a disk of the node's own; $NAME in it is a variable of the step ($TMPDIR). Empty: nothing is
+    """Folder on a local disk of the node; $NAME is a variable of the step ($TMPDIR). Empty: nothing is
     copied."""
 
     what: tuple[Literal["models", "data", "container"], ...] = ("models", "data", "container")
-    """models: of the policy and the GenRMs; data: the prompts; container: the image, if it is a file."""
+    """Files to copy. models: policy and GenRMs; data: prompts; container: the image, if it is a file."""
 
     limit_s: Annotated[int, COUNT] = 600
-    """A node copies for so long at most; what is missing then is read from where it is."""
+    """Time limit for copying; files that are missing then are read from their original place."""
 
     keep_h: Annotated[int, COUNT_OR_NONE] = 24
-    """Hours that a copy stays on the node for later runs after its last use; 0: removed at once."""
+    """Hours that a copy stays on the node after its last use, for later runs; 0: removed at once."""
 
     def __post_init__(self) -> None:
         rule(
             not self.folder or self.folder[0] in "/$",
-            f"folder: '{self.folder}' is relative, and jobs start elsewhere; begin it with / or $NAME.",
+            f"folder: '{self.folder}' is relative, but jobs start elsewhere; begin it with / or $NAME.",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSection:
-    """What one component asks for instead of what the whole file says."""
+    """Overrides of the site's requests for one component."""
 
     partition: Annotated[str, LINE] = ""
-    """Instead of the site's `partition`."""
+    """Overrides the site's `partition`."""
 
     qos: Annotated[str, LINE] = ""
-    """Instead of the site's `qos`."""
+    """Overrides the site's `qos`."""
 
     constraint: Annotated[str, LINE] = ""
-    """Instead of the site's `constraint`."""
+    """Overrides the site's `constraint`."""
 
     gpu_type: Annotated[str, LINE] = ""
-    """Instead of the site's `gpu_type`."""
+    """Overrides the site's `gpu_type`."""
 
     nodelist: Annotated[str, LINE] = ""
-    """Exactly these nodes, as Slurm writes a list: n[1-4]."""
+    """Exactly these nodes, as a Slurm node list: n[1-4]."""
 
     cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
-    """Instead of the site's `cpus_per_node`."""
+    """Overrides the site's `cpus_per_node`."""
 
     mem_gb: Annotated[int, COUNT_OR_NONE] = 0
-    """Instead of the site's `mem_gb`."""
+    """Overrides the site's `mem_gb`."""
 
     sbatch_args: dict[str, Free] = field(default_factory=dict)
-    """Beside the site's own; one that both have is this one's."""
+    """Added to the site's `sbatch_args`; for an option in both, this one is used."""
 
     def __post_init__(self) -> None:
         _plain_words(self, ("partition", "qos", "constraint", "gpu_type", "nodelist"))
@@ -138,10 +138,10 @@ class SiteConfig:
     """One cluster."""
 
     account: Annotated[str, LINE] = ""
-    """Charged for the job (sbatch --account)."""
+    """Account that is charged for the job (sbatch --account)."""
 
     partition: Annotated[str, LINE] = ""
-    """sbatch --partition. All components of a job need partitions that are preempted in the same way."""
+    """sbatch --partition. All components of a job need partitions with the same preemption settings."""
 
     qos: Annotated[str, LINE] = ""
     """sbatch --qos."""
@@ -150,38 +150,38 @@ class SiteConfig:
     """Features that nodes must have (sbatch --constraint)."""
 
     time_limit_min: Annotated[int, COUNT_OR_NONE] = 60
-    """Minutes one start of the job may take; one limit for all components. The run goes on in the next."""
+    """Time limit of one start of the job, in minutes. The run continues in the next start."""
 
     gpus_directive: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
-    """How GPUs are asked for: --gpus-per-node=N, --gres=gpu:N, or not at all (whole nodes without GRES)."""
+    """How GPUs are requested: --gpus-per-node=N, --gres=gpu:N, or not at all (whole nodes without GRES)."""
 
     gpu_type: Annotated[str, LINE] = ""
-    """As in --gpus-per-node=TYPE:N; empty: any."""
+    """GPU type, as in --gpus-per-node=TYPE:N; empty: any."""
 
     cpus_per_node: Annotated[int, COUNT_OR_NONE] = 0
-    """CPUs of each node (--cpus-per-task of its one task); 0: Slurm's default, often a single core."""
+    """CPUs per node (--cpus-per-task of its one task); 0: Slurm's default, often a single core."""
 
     mem_gb: Annotated[int, COUNT_OR_NONE] = 0
-    """GiB of memory of each node; 0: Slurm's default. Exclusive nodes with 0 ask for all of it (--mem=0)."""
+    """Memory per node in GiB; 0: Slurm's default. With `exclusive`, 0 requests all of it (--mem=0)."""
 
     exclusive: bool = False
-    """Nobody else on our nodes (--exclusive)."""
+    """Request nodes without other jobs (--exclusive)."""
 
     setup: tuple[Annotated[str, LINE], ...] = ()
-    """Shell lines before the launcher: modules, the virtual environment. Run as they are written here; one
-    that fails ends the job."""
+    """Shell lines that run before the launcher, unchanged: modules, the virtual environment. A line that
+    fails ends the job."""
 
     sbatch_args: dict[str, Free] = field(default_factory=dict)
-    """More options of sbatch by their long names: reservation, exclude, mail-type ... `true` for a flag."""
+    """More options of sbatch by their long names: reservation, exclude, mail-type ... `true` sets a flag."""
 
     template: Annotated[str, FILE] = ""
-    """A batch script of the site's own, with the lines @DIRECTIVES@ and @COMMAND@ in it; empty: yatt's."""
+    """The site's own batch script, which contains the lines @DIRECTIVES@ and @COMMAND@; empty: yatt's."""
 
     srun_args: tuple[Annotated[str, LINE], ...] = ()
-    """More arguments of each srun, for example --cpu-bind=none. They come last, so they win."""
+    """More arguments of each srun, for example --cpu-bind=none. They come last, so they take precedence."""
 
     env: dict[str, Free] = field(default_factory=dict)
-    """Variables for all processes on the nodes: NCCL_IB_HCA ... They win over the job's environment."""
+    """Environment variables of all processes on the nodes: NCCL_IB_HCA ... They override the job's."""
 
     container: ContainerSection = field(default_factory=ContainerSection)
 
@@ -190,18 +190,18 @@ class SiteConfig:
     stage: StageSection = field(default_factory=StageSection)
 
     python: Annotated[str, FILE] = ""
-    """The launcher's interpreter, and without a container that of the steps; empty: the submitting one's."""
+    """Python of the launcher, and without a container that of the steps; empty: that of `yatt submit`."""
 
     no_kill: Literal["auto", "yes", "no"] = "auto"
-    """Whether Slurm leaves a job alone that loses a node (--no-kill), so that an engine node costs nothing.
-    Then controllers have to ask for the next start if the batch node is lost, so the nodes need `scontrol`.
-    no: Slurm itself requeues the job at each lost node. auto: yes, but no with a container."""
+    """Keep the job if it loses a node (--no-kill), so that the loss of an engine node does not end it. yes:
+    if the batch node is lost, a controller requests the next start, so the nodes need `scontrol`. no: Slurm
+    requeues the job at each lost node. auto: yes, but no with a container."""
 
     interface: Annotated[str, LINE] = ""
-    """Network interface that nodes talk over; empty: whichever has the route to the leader."""
+    """Network interface between nodes; empty: the one that routes to the leader."""
 
     ip_version: Annotated[int, COUNT_OR_NONE] = 0
-    """4 or 6, of the address on `interface`; 0: IPv4, and IPv6 where the interface has only that."""
+    """IP version of the address on `interface`: 4 or 6; 0: IPv4, or IPv6 if the interface has only that."""
 
     scratch_dir: Annotated[str, FILE] = ""
     """Node-local folder for sockets; empty: `launch.scratch_dir` of the run file."""
@@ -210,60 +210,60 @@ class SiteConfig:
     """Node-local memory filesystem; empty: `launch.shm_dir` of the run file."""
 
     checkpoint_url_prefix: Annotated[str, LINE] = ""
-    """Runs without `checkpoint.url` save to PREFIX/NAME, NAME being the run folder's; empty: to the run
-    folder."""
+    """Runs without `checkpoint.url` save to PREFIX/NAME, where NAME is that of the run folder; empty: to the
+    run folder."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Handed to fsspec for it: endpoint_url, profile ... Secrets belong in the driver's own files."""
+    """Options passed to fsspec for it: endpoint_url, profile ... Keep secrets in the driver's own files."""
 
     signal_lead_s: Annotated[int, COUNT_OR_NONE] = 120
-    """Seconds before the time limit at which Slurm warns; a checkpoint must fit in."""
+    """Seconds before the time limit at which Slurm sends a warning; a checkpoint must fit in this time."""
 
     layout: Literal["auto", "het", "flat"] = "auto"
-    """het: a heterogeneous job, a component each for trainer and engines; flat: a plain job whose nodes the
-    launcher divides; auto: het when components differ and the site lets job steps reach them."""
+    """het: a heterogeneous job with one component for trainer and one for engines; flat: a plain job whose
+    nodes the launcher divides; auto: het if the components differ and the cluster supports it."""
 
     requeue: Literal["auto", "requeue", "chain"] = "auto"
-    """How a stopped run goes on: requeue: under the same job id; chain: by a successor that waits for the end
-    of this job (afterany); auto: requeue, and chain where Slurm refuses."""
+    """How a stopped run continues. requeue: under the same job id; chain: by a new job that waits for the end
+    of this one (afterany); auto: requeue, or chain if Slurm refuses."""
 
     components: dict[str, ComponentSection] = field(default_factory=dict)
-    """`trainer` and `engines`: what they ask for instead."""
+    """`trainer` and `engines`: overrides of their requests."""
 
     def __post_init__(self) -> None:
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
 
 
 def step_environment(site: SiteConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables of all processes on the nodes: the site's own over those of the job."""
+    """Returns the environment of all processes on the nodes: the job's, overridden by the site's."""
     return {**inherited, **{name: str(value) for name, value in site.env.items()}}
 
 
 def keeps_job(site: SiteConfig) -> bool:
-    """Whether the job outlives the loss of a node."""
+    """Whether the job continues after the loss of a node."""
     return site.no_kill == "yes" or (site.no_kill == "auto" and site.container.runtime == "none")
 
 
 def load_site(path: Path) -> SiteConfig:
-    """Read a site file.
+    """Reads a site file.
 
     Raises:
-        ConfigError: naming every wrong key, its line, the rule and what to write instead.
+        ConfigError: names every wrong key, its line, the rule and what to write instead.
     """
     return load_as(SiteConfig, [path], [], site_rules)
 
 
 def with_settings(site: SiteConfig, settings: list[str]) -> SiteConfig:
-    """The same site with other values, ``key=value`` each, as `--set` has them.
+    """Returns the site with other values, ``key=value`` each, from `--set`.
 
     Raises:
-        ConfigError: as `load_site`.
+        ConfigError: see `load_site`.
     """
     return load_over(site, settings, site_rules) if settings else site
 
 
 def component(site: SiteConfig, name: str) -> ComponentSection:
-    """What the component `name` asks for: its own words where it has any, else the site's."""
+    """Returns the requests of component `name`: its own values, else the site's."""
     own = site.components.get(name, ComponentSection())
     apart = ("nodelist", "sbatch_args")
     shared = [f.name for f in fields(own) if f.name not in apart and not getattr(own, f.name)]
@@ -271,10 +271,10 @@ def component(site: SiteConfig, name: str) -> ComponentSection:
 
 
 def site_rules(site: SiteConfig) -> Iterator[Fault]:
-    """What is wrong between keys."""
+    """Yields every mistake between keys."""
     for name in site.components:
         if name not in COMPONENTS:
-            yield f"components.{name}", f"no such component; known: {', '.join(COMPONENTS)}."
+            yield f"components.{name}", f"no such component; write one of {', '.join(COMPONENTS)}."
         yield from option_faults(f"components.{name}.sbatch_args", site.components[name].sbatch_args)
     yield from option_faults("sbatch_args", site.sbatch_args)
     yield from env_faults(site.env)
@@ -283,17 +283,20 @@ def site_rules(site: SiteConfig) -> Iterator[Fault]:
     absolute = {"scratch_dir": site.scratch_dir, "shm_dir": site.shm_dir, "template": site.template}
     for key, folder in absolute.items():
         if folder and not folder.startswith("/"):
-            yield key, f"'{folder}' is relative, and jobs start in other folders; write it from /."
+            yield key, f"'{folder}' is relative, but jobs start in other folders; write an absolute path."
     if site.checkpoint_url_prefix and not re.match(r"\w+://.|/", site.checkpoint_url_prefix):
-        yield "checkpoint_url_prefix", "neither a URL (s3://bucket/prefix) nor a folder from /."
+        yield (
+            "checkpoint_url_prefix",
+            "is neither a URL nor an absolute path; write s3://bucket/prefix or /folder.",
+        )
     for index, line in enumerate(site.setup):
         if line.lstrip().startswith("#SBATCH"):
-            yield f"setup[{index}]", "Slurm reads #SBATCH only at the top; use the keys of this file."
+            yield f"setup[{index}]", "Slurm ignores #SBATCH in these lines; use the keys of this file."
 
 
 def _timing(site: SiteConfig) -> Iterator[Fault]:
     if not 1 <= site.signal_lead_s <= 65535:
-        yield "signal_lead_s", f"{site.signal_lead_s}; Slurm takes 1 to 65535."
+        yield "signal_lead_s", f"{site.signal_lead_s}; write 1 to 65535, the range of Slurm."
     shortest_s = site.signal_lead_s + 2 * WARNING_SLACK_S
     if site.time_limit_min * 60 < shortest_s:
         yield (
@@ -306,23 +309,23 @@ def _timing(site: SiteConfig) -> Iterator[Fault]:
 
 def _asking(site: SiteConfig) -> Iterator[Fault]:
     if site.ip_version not in (0, 4, 6):
-        yield "ip_version", f"{site.ip_version}; write 4, 6, or 0 for whichever the interface has."
+        yield "ip_version", f"{site.ip_version}; write 4, 6, or 0 for any."
     elif site.ip_version and not site.interface:
         yield (
             "ip_version",
-            f"{site.ip_version} is of the address of an interface; name that as well: interface.",
+            f"{site.ip_version} selects an address of an interface; write `interface` as well.",
         )
     types = {"gpu_type": site.gpu_type}
     types |= {f"components.{name}.gpu_type": part.gpu_type for name, part in site.components.items()}
     for key, wanted in types.items():
         if wanted and site.gpus_directive == "none":
-            yield key, "gpus_directive: none asks for no GPUs, so no type; leave one of them out."
+            yield key, "gpus_directive: none requests no GPUs, so no type; remove one of them."
     partitions = {component(site, name).partition for name in COMPONENTS}
     if site.layout == "flat" and len(partitions) > 1:
-        yield "layout", "a flat job lies in one partition, but the components name two; write het."
+        yield "layout", "a flat job has one partition, but the components have two; write het."
 
 
 def _plain_words(section: object, keys: tuple[str, ...]) -> None:
     for key in keys:
         value = getattr(section, key)
-        rule(not _BLANK.search(value), f"{key}: '{value}' has a blank in it; Slurm would read two words.")
+        rule(not _BLANK.search(value), f"{key}: '{value}' contains a blank; Slurm would read two words.")

@@ -1,9 +1,8 @@
-"""YAML text to a tree of values that know where they were written.
+"""Parses YAML text into a tree of values, each with the place where it was written.
 
-Overlays and ``a.b=c`` arguments are merged here, before anything is interpreted, so that a later
-error names the file and line (or argument) the value really came from. A file is not trusted: its size, the
-depth of its nesting and what its aliases expand to are limited, and a value that YAML itself cannot read is
-a mistake like any other.
+Overlays and ``a.b=c`` arguments are merged here, so that a later error names the file and line (or argument)
+of the value. A file is not trusted: its size, its nesting depth and the expansion of its aliases are limited,
+and a value that YAML cannot read is reported like any other mistake.
 """
 
 import os
@@ -20,13 +19,13 @@ from yatt.printable import printable
 MAX_BYTES = 1 << 19
 MAX_DEPTH = 24
 MAX_VALUES = 50_000
-"""Values of one file, aliases expanded."""
+"""Maximum number of values of one file, with aliases expanded."""
 
 UNREADABLE: Final = object()
-"""In place of a value that is a fault already."""
+"""Placeholder for a value whose mistake is already reported."""
 
 _SCALAR_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-"""What PyYAML's constructors raise for texts that do not fit their tag."""
+"""Errors of PyYAML's constructors for texts that do not fit their tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class YamlNode:
 
 
 def read_tree(path: Path, faults: list[str]) -> YamlNode:
-    """Parse one file. Duplicate keys are faults; the first one is kept.
+    """Parses one file. Duplicate keys are mistakes; the first one is kept.
 
     Raises:
         ConfigError: the file cannot be read, or is not YAML.
@@ -54,30 +53,30 @@ def read_tree(path: Path, faults: list[str]) -> YamlNode:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            f"{path}:{line}: is not text in UTF-8 ({error.reason}). Save it as UTF-8."
+            f"{path}:{line}: is not text in UTF-8 ({error.reason}). Save the file as UTF-8."
         ) from error
 
 
 def _read_regular(path: Path) -> bytes:
-    """Content of a regular file of at most `MAX_BYTES`. A FIFO or a device is not waited for.
+    """Returns the content of a regular file of at most `MAX_BYTES`. Does not block on a FIFO or a device.
 
     Raises:
-        OSError: as open.
-        ValueError: something else, or too large.
+        OSError: the file cannot be opened.
+        ValueError: it is not a regular file, or too large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("is not a regular file. Write the YAML to a file and name that.")
+        raise ValueError("is not a regular file. Write the YAML to a file and give its path.")
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ValueError(f"is larger than {MAX_BYTES >> 10} KiB, which no config is. Check the path.")
+        raise ValueError(f"is larger than {MAX_BYTES >> 10} KiB, too large for a config. Check the path.")
     return data
 
 
 def parse_tree(text: str, name: str, faults: list[str]) -> YamlNode:
-    """Parse `text`; places are called ``name:line``.
+    """Parses `text`; places are written as ``name:line``.
 
     Raises:
         ConfigError: not YAML, nested too deeply, or too large once aliases are expanded.
@@ -93,7 +92,7 @@ def parse_tree(text: str, name: str, faults: list[str]) -> YamlNode:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses deep nesting before it is built."""
+    """A YAML loader that refuses deep nesting while it parses."""
 
     depth = 0
 
@@ -124,7 +123,7 @@ def _yaml_error(error: yaml.YAMLError, text: str) -> str:
 
 @dataclass(slots=True)
 class _Converter:
-    """Turns composed YAML nodes into `YamlNode`s; what cannot be turned is a fault."""
+    """Converts composed YAML nodes to `YamlNode`s, and collects mistakes."""
 
     name: str
     loader: yaml.SafeLoader
@@ -132,18 +131,18 @@ class _Converter:
     count: int = 0
 
     def convert(self, node: yaml.Node, depth: int) -> YamlNode:
-        """`node` with everything below it.
+        """Converts `node` and everything below it.
 
         Raises:
-            ConfigError: too deep or too much, by aliases.
+            ConfigError: too deep or too many values, because of aliases.
         """
         at = self._place(node)
         self.count += 1
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{at}: {_TOO_DEEP}; an alias (*name) that contains itself never ends.")
+            raise ConfigError(f"{at}: {_TOO_DEEP}; an alias (*name) must not contain itself.")
         if self.count > MAX_VALUES:
             raise ConfigError(
-                f"{at}: has more than {MAX_VALUES} values once aliases (*name) are written out; use fewer."
+                f"{at}: has more than {MAX_VALUES} values with aliases (*name) expanded; use fewer."
             )
         if isinstance(node, yaml.SequenceNode):
             return YamlNode([self.convert(item, depth + 1) for item in node.value], at)
@@ -161,16 +160,16 @@ class _Converter:
             if key in out:
                 self.faults.append(
                     f"{self._place(key_node)}: key '{key}' is written twice (first at {out[key].at}); "
-                    "delete one."
+                    "delete one of them."
                 )
             elif key is not None:
                 out[key] = self.convert(value_node, depth + 1)
         return out
 
     def _key(self, node: yaml.Node) -> str | None:
-        """The key's text, or None where it is a fault."""
+        """Returns the key's text, or None after reporting a mistake."""
         if node.tag == "tag:yaml.org,2002:merge":
-            says = "merge keys (<<) are not supported; write the keys out, or use an overlay file."
+            says = "merge keys (<<) are not supported; write all keys, or use an overlay file."
         elif not isinstance(node, yaml.ScalarNode):
             says = "a key must be a word, not a list or a section."
         else:
@@ -180,7 +179,7 @@ class _Converter:
         return None
 
     def _scalar(self, node: yaml.Node) -> Any:
-        """As YAML 1.1 reads it, but 4:00:00 is text: YAML 1.1 makes 14400 of it."""
+        """Returns the scalar's value by YAML 1.1, but keeps 4:00:00 as text: YAML 1.1 reads it as 14400."""
         try:
             value = self.loader.construct_object(node)
         except yaml.YAMLError as error:
@@ -203,7 +202,7 @@ def _short(text: object, most: int = 60) -> str:
 
 
 def merge(base: YamlNode, over: YamlNode) -> YamlNode:
-    """`over` wins; sections are merged key by key, lists and scalars are replaced whole."""
+    """Merges two trees: `over` wins; sections are merged key by key, lists and scalars are replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
@@ -213,7 +212,7 @@ def merge(base: YamlNode, over: YamlNode) -> YamlNode:
 
 
 def argument_tree(argument: str, faults: list[str]) -> YamlNode:
-    """One ``a.b=c`` as a tree; c is YAML.
+    """Parses one ``a.b=c`` argument into a tree; c is YAML.
 
     Raises:
         ConfigError: no '=' in it, an empty key, or a value that is not YAML.

@@ -89,8 +89,8 @@ class TrainerNode:
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:
         trainer_nodes = self._node.placement.trainer_nodes
         store = self._stores.of(is_origin=order.is_origin)
-        owner = trainer_nodes.index(self._node.index)
-        return read_state(store, order.states, owner=owner, trainer_nodes=len(trainer_nodes))
+        shard = trainer_nodes.index(self._node.index)
+        return read_state(store, order.states, shard=shard, num_shards=len(trainer_nodes))
 
     async def _advance(self, order: c.Advance) -> m.Message:
         async def act() -> m.Message:

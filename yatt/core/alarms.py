@@ -1,4 +1,4 @@
-"""Signs that a run trains on nothing, found in the metrics of one iteration after the other. Pure.
+"""Detects that a run does not learn, from the metrics of its iterations. Pure.
 
     state, changes = step(state, row, rules)
 
@@ -24,27 +24,27 @@ Row = Mapping[str, Any]
 
 STEP = "training/global_step"
 FLAT_GROUPS = "training/flat_groups"
-"""Share of the groups trained on whose rewards are all equal."""
+"""Fraction of trained groups whose rewards are all equal."""
 
 MEDIAN_ROWS, MIN_ROWS = 50, 5
 """The running median is of the last 50 losses without a sign; below 5 of them there is none."""
 
 FACTOR = 10.0
-"""How far over its running median a loss is far."""
+"""A loss above this multiple of its running median raises the alarm."""
 
 NO_GRADIENT = 1e-8
-"""A gradient norm up to this is none: Adam's usual epsilon, below which its steps vanish."""
+"""A gradient norm up to this counts as zero: Adam's usual epsilon, below which its steps vanish."""
 
 FAR_KL = 1.0
-"""Nats a token that the policy may move within one iteration. PPO's stopping rules are at 0.01 to 0.05
-(target_kl of Spinning Up); seen with a learning rate 100 times too large: 2 to 17."""
+"""Nats per token that the policy may move within one iteration. PPO's stopping rules are at 0.01 to 0.05
+(target_kl of Spinning Up); measured with a learning rate 100 times too large: 2 to 17."""
 
 DROPS_EVERY = 20
-"""Dropped groups are reported at most every so many iterations."""
+"""Minimum number of iterations between reports of dropped groups."""
 
 
 class Alarm(Enum):
-    """What can be wrong."""
+    """The kinds of alarms."""
 
     REWARD_FLAT = "reward.flat"
     GROUPS_FLAT = "groups.flat"
@@ -56,7 +56,7 @@ class Alarm(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a run's config says about its alarms.
+    """The settings of a run's alarms.
 
     Attributes:
         iterations: how many in a row with the same sign make an alarm; 0: there are no alarms.
@@ -75,7 +75,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begins:
-    """An alarm begins with the iteration `iteration`; its sign is seen since `since`."""
+    """An alarm begins at iteration `iteration`; its sign was first seen at `since`."""
 
     alarm: Alarm
     iteration: int
@@ -85,7 +85,7 @@ class Begins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """An alarm is over."""
+    """An alarm ended."""
 
     alarm: Alarm
     iteration: int
@@ -125,7 +125,7 @@ class AlarmState:
 
 
 def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[Change, ...]]:
-    """Take in an iteration's row. One of an iteration that was seen already changes nothing."""
+    """Handles an iteration's row; a repeated iteration changes nothing."""
     iteration = row[STEP]
     if not rules.iterations or iteration <= state.iteration:
         return state, ()
@@ -296,7 +296,7 @@ _CAUSES = (
 
 
 def _drops(state: AlarmState, row: Row) -> tuple[AlarmState, tuple[Dropped, ...]]:
-    """Add the row's counters to those that wait; report them if it is time."""
+    """Adds the row's counters to the waiting ones, and reports them if it is time."""
     drops = dict(state.drops)
     since = state.drops_since or state.iteration
     for key, value in row.items():

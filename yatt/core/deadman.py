@@ -1,14 +1,14 @@
-"""The dead-man's switch: a surviving controller asks Slurm to start the job anew when the leader is gone.
+"""The dead-man's switch: a surviving controller requeues the job when the leader is dead.
 
-With ``--no-kill`` a lost batch node leaves an allocation that nobody ends. So every controller but the
-leader watches it in two ways: by the wire, and by a counter that the leader keeps raising in the shared
-folder. Only when both are silent is the leader taken for dead; one that can be seen through either is not
-(a controller that only lost its network must not restart everybody). Times are the observer's own.
+With ``--no-kill``, nothing ends the allocation if the batch node is lost. So every other controller watches
+the leader in two ways: by its connection, and by a counter that the leader increases in the shared folder.
+The leader counts as dead only if both are silent: a controller that only lost its network must not requeue
+the job. Times are the observer's own.
 
-Then it asks Slurm whether this start is still the running one, claims the requeue in the shared folder, and
-requeues. A claimant that dies is succeeded after a while, again only while Slurm shows the same start. Slurm
-has no conditional requeue, so an answer is only good for half the takeover time (`is_fresh`): a claimant that
-was paused for longer asks and claims again.
+Then it asks Slurm whether this start still runs, claims the requeue in the shared folder, and requeues. If a
+claimant dies, another one takes over after a while, again only while Slurm shows the same start. Slurm has no
+conditional requeue, so an answer is valid only for half the takeover time (`is_fresh`): a claimant that was
+paused for longer asks and claims again.
 """
 
 from dataclasses import dataclass, replace

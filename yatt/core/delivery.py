@@ -98,7 +98,7 @@ class DuplicateFilter:
         return False
 
     def forget(self, seq: int) -> None:
-        """Admit this number once more."""
+        """Admits this number once more."""
         self.missing.add(seq)
         if len(self.missing) > 2 * self.most_missing:
             self.missing = {number for number in self.missing if number > self.top - self.most_missing}

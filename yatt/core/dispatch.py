@@ -161,7 +161,7 @@ class Dispatch:
             self._homes.pop(place, None)
 
     def withdraw(self, key: str) -> bool:
-        """Take back a call that still waits; False if it runs, or is not known."""
+        """Takes back a call that still waits; False if it runs, or is not known."""
         if key not in self._calls or self._calls[key].server:
             return False
         self.done(key)
@@ -193,7 +193,7 @@ class Dispatch:
         return list(self._servers[server].running) if server in self._servers else []
 
     def assign(self) -> list[Assignment]:
-        """Bind waiting calls to servers with room, oldest first."""
+        """Binds waiting calls to servers with room, oldest first."""
         found: list[Assignment] = []
         for pool, waiting in self._waiting.items():
             room = self._room(pool)

@@ -1,10 +1,10 @@
-"""How processes end, in words."""
+"""Descriptions of how processes end."""
 
 import signal
 
 
 def describe_exit(returncode: int) -> str:
-    """How a process ended, in words."""
+    """Describes how a process ended."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

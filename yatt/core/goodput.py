@@ -1,17 +1,17 @@
-"""What a run's wall time went into, as a function of its attempts and their phases.
+"""Divides a run's wall time into categories, from its attempts and their phases.
 
 Each second from the first attempt's start to the last attempt's end belongs to exactly one category:
 
-- ``start-up``: of the first attempt, until its first sampling begins: processes come up, models load.
-- ``lost to restarts``: the same of every later attempt, and all work on iterations that a later
-  attempt had to do again because it went on from an older checkpoint.
+- ``start-up``: the first attempt until its first sampling: processes start, models load.
+- ``lost to restarts``: the same for every later attempt, and work on iterations that a later
+  attempt repeated because it resumed from an older checkpoint.
 - ``not running``: between attempts, mostly in Slurm's queue.
 - ``sampling``, ``scoring``, ``training``, ``weight transfer``, ``checkpoint``, ``validation``: the
   phases, hand-over of the GPUs included. Where GenRMs score while sampling goes on, that time is
   sampling's.
 - ``other``: inside an attempt, in no phase.
 
-Times are wall-clock seconds of the leader's host; they are for people, nothing is decided by them.
+Times are wall-clock seconds of the leader's host; they are only for display.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSpan:
-    """One attempt. `resumed` is the iteration it went on from, None if it never got so far."""
+    """One attempt. `resumed`: the iteration it resumed from, None if it ended before that."""
 
     begin_s: float
     end_s: float
@@ -50,7 +50,7 @@ class AttemptSpan:
 
 
 def goodput(attempts: Sequence[AttemptSpan]) -> dict[str, float]:
-    """Seconds of each of `CATEGORIES`; they add up to the run's wall time.
+    """Returns the seconds per category of `CATEGORIES`; their sum is the run's wall time.
 
     Args:
         attempts: in the order in which they ran.
@@ -76,29 +76,29 @@ def goodput(attempts: Sequence[AttemptSpan]) -> dict[str, float]:
 
 
 def goodput_share(seconds: dict[str, float]) -> float:
-    """Share of the wall time spent sampling, scoring and training what was kept; 0 for an empty run."""
+    """Fraction of wall time spent sampling, scoring and training what was kept; 0 for an empty run."""
     total_s = sum(seconds.values())
     return sum(seconds[name] for name in USEFUL) / total_s if total_s > 0 else 0.0
 
 
 def running_share(seconds: dict[str, float]) -> float:
-    """As `goodput_share`, of the time in which attempts ran: what queues cost is not in it."""
+    """Like `goodput_share`, as a fraction of the time in which attempts ran, without queueing."""
     return goodput_share({**seconds, NOT_RUNNING: 0.0})
 
 
 def gpu_seconds(attempts: Sequence[AttemptSpan], num_gpus: Sequence[int]) -> float:
-    """Seconds of attempts times the GPUs that each had, working or not."""
+    """Returns the sum of the seconds of each attempt times its GPUs, busy or not."""
     spans = zip(attempts, num_gpus, strict=True)
     return sum(max(0.0, attempt.end_s - attempt.begin_s) * count for attempt, count in spans)
 
 
 def _first_sampling(attempt: AttemptSpan) -> float:
-    """When sampling first began; an attempt that never sampled was starting all the time."""
+    """Returns the time of the first sampling; the attempt's end if there was none."""
     return min((s.begin_s for s in attempt.phases if s.phase == ROLLOUT_PHASE), default=float("inf"))
 
 
 def _kept_iterations(attempts: Sequence[AttemptSpan]) -> list[float]:
-    """For each attempt the last iteration whose work no later attempt did again."""
+    """Returns for each attempt the last iteration that no later attempt repeated."""
     kept = [float("inf")] * len(attempts)
     for index in range(len(attempts) - 2, -1, -1):
         resumed = attempts[index + 1].resumed

@@ -225,7 +225,7 @@ class WorkerLease:
         return replace(self, held=0)
 
     def check_awake(self) -> None:
-        """Refuse work of a worker that is not awake under the newest token.
+        """Refuses work of a worker that is not awake under the newest token.
 
         Raises:
             LeaseLost: it sleeps, or was woken under an older token.

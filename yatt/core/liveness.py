@@ -1,9 +1,9 @@
-"""Who has been silent for how long, and how much time counts: the observer's rules, pure.
+"""Silence of peers: the rules by which an observer declares a peer lost. Pure.
 
-Before its first word a peer is given a grace: it may still be looking for the others' addresses. Only time
-in which the observer itself was awake counts. Each tick adds the time since the last one, but never more
-than twice the period between ticks; a tick that comes later than that shows that the observer stood still,
-so it blames nobody: what the others said meanwhile is still unread. No clock of another host is looked at.
+Before its first message a peer has a grace period: it may still be looking for the others' addresses. Only
+time in which the observer itself ran counts: each tick adds the time since the last one, but at most twice
+the tick period. A later tick shows that the observer was stopped, so no peer is declared lost: messages that
+arrived meanwhile are still unread. No clock of another host is used.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """Seconds of silence of each peer, below 0 while its grace lasts, and those declared lost."""
+    """Seconds of silence of each peer, below 0 during its grace period, and the peers declared lost."""
 
     silences: Mapping[int, float]
     lost: frozenset[int] = frozenset()
     ticked_s: float
 
     def silence_s(self, index: int) -> float:
-        """How long a peer had been silent at the last tick; 0.0 if it is not under watch."""
+        """Returns the seconds of silence of a peer at the last tick; 0.0 if it is not watched."""
         return max(0.0, self.silences.get(index, 0.0))
 
 
 def watch(peers: frozenset[int], now_s: float, *, grace_s: float) -> Watched:
-    """Nobody heard of yet."""
+    """Returns the initial state, before any message."""
     return Watched(silences=dict.fromkeys(sorted(peers), -grace_s), ticked_s=now_s)
 
 
 def tick(
     watched: Watched, now_s: float, heard: Collection[int], *, period_s: float, limit_s: float
 ) -> tuple[Watched, list[int]]:
-    """Time passed: the next state, and the peers that are lost from now on.
+    """Handles a tick: returns the next state, and the peers that are lost from now on.
 
-    Looks at every peer, which a message must not: with N peers, N messages a tick would cost N x N.
+    Checks every peer; doing so per message would cost N x N with N peers.
 
     Args:
-        heard: peers that gave a sign of life since the last tick. One that was declared lost stays lost.
+        heard: peers that sent a message since the last tick. A peer that was declared lost stays lost.
     """
     passed_s = now_s - watched.ticked_s
     is_late = passed_s > 2 * period_s
@@ -51,18 +51,18 @@ def tick(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwakeClock:
-    """Seconds that an observer was awake: between two ticks at most twice the period it ticks with.
+    """Seconds in which an observer ran: between two ticks at most twice the tick period.
 
-    What happened while it stood still is unread when it wakes, so that time must be nobody's silence.
+    Messages that arrived while it was stopped are unread, so that time must not count as silence.
     """
 
     real_s: float
     awake_s: float = 0.0
 
     def at(self, now_s: float, *, period_s: float) -> float:
-        """The awake time at `now_s`."""
+        """Returns the running time at `now_s`."""
         return self.awake_s + min(max(0.0, now_s - self.real_s), 2 * period_s)
 
     def tick(self, now_s: float, *, period_s: float) -> "AwakeClock":
-        """The observer is awake now."""
+        """Returns the clock after a tick at `now_s`."""
         return AwakeClock(real_s=now_s, awake_s=self.at(now_s, period_s=period_s))

@@ -1,14 +1,14 @@
-"""A set of node indices that many small steps take one node out of: immutable, as one whole number of bits.
+"""An immutable set of node indices, stored as bits of an integer, with cheap removal of one node.
 
-Taking one out of a frozenset copies all of it, so N answers cost N x N. Here it costs N / 30 digits of one
-number, which is a microsecond for 65,536 nodes.
+Removing an element copies a frozenset completely, so N answers cost N x N. Here it costs N / 30 digits of one
+integer, which is a microsecond for 65,536 nodes.
 """
 
 from collections.abc import Iterable, Iterator, Set
 
 
 class NodeSet(Set[int]):
-    """Equal to, and hashed like, a frozenset of the same indices."""
+    """A set that is equal to, and hashed like, a frozenset of the same indices."""
 
     __slots__ = ("_bits", "_num")
 
@@ -21,7 +21,7 @@ class NodeSet(Set[int]):
         self._num = self._bits.bit_count()
 
     def without(self, index: int) -> "NodeSet":
-        """The set without one index; itself if that is not in it."""
+        """Returns the set without one index; itself if the index is not in it."""
         if index not in self:
             return self
         rest = NodeSet.__new__(NodeSet)

@@ -1,7 +1,7 @@
-"""Whether a run is going on somewhere, so that a second start must not begin beside it. Pure.
+"""Decides whether a run is active on any machine, so that a second start must be refused. Pure.
 
-What is seen from here decides: a launcher on this machine by its process, a job by Slurm, a launcher on
-another machine by its leader's heartbeat, which moves while it lives. No wall clocks are compared.
+The evidence: a launcher on this machine by its process, a job by Slurm, a launcher on another machine by its
+leader's heartbeat. No wall clocks are compared.
 """
 
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from enum import Enum
 
 
 class Life(Enum):
-    """The newest attempt of a run, seen from one machine."""
+    """State of a run's newest attempt, seen from one machine."""
 
     OVER = "over"
     ALIVE = "alive"
     UNSEEN = "unseen"
-    """It runs elsewhere or not at all: watch its heartbeat."""
+    """It runs on another machine or not at all: watch its heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What can be seen without waiting.
+    """Evidence that is available without waiting.
 
     Attributes:
-        launcher_is_here: the launcher's identity was noted, and its processes can be seen from this machine.
-        launcher_lives: it runs; only if it is here.
-        job_lives: Slurm says that the run's newest job runs or waits; None if there is none, or no answer.
+        launcher_is_here: the launcher's identity was recorded, and its process can be seen from this machine.
+        launcher_lives: the launcher runs; only if `launcher_is_here`.
+        job_lives: the run's newest job runs or waits; None if there is no job, or no answer from Slurm.
         is_of_job: the newest attempt was started by that job.
     """
 
@@ -38,9 +38,9 @@ class Signs:
 
 
 def life_of(signs: Signs) -> Life:
-    """What the signs say.
+    """Returns the state that the evidence shows.
 
-    A launcher that lives counts also between its attempts, and after the last one until its process ends.
+    A running launcher counts as alive also between its attempts, and until its process ends.
     """
     if signs.job_lives or (signs.launcher_is_here and signs.launcher_lives):
         return Life.ALIVE

@@ -1,7 +1,7 @@
-"""Which orphans of a node's workers have to end. Pure.
+"""Selects the orphans of ended workers, which have to be killed. Pure.
 
-A reward function may start processes in sessions of their own, which no signal to the worker's process group
-reaches. When their parent ends they become children of the controller: *orphans*.
+A reward function may start processes in new sessions, which do not get signals to the worker's process group.
+When their parent ends, they become children of the controller: *orphans*.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A process that the controller has not started.
+    """A child process that the controller has not started.
 
     Attributes:
-        worker: the worker it came from, by its environment; empty if that does not say.
+        worker: the worker that it descends from, by its environment; empty if unknown.
     """
 
     pid: int
@@ -24,10 +24,10 @@ class Orphan:
 def doomed(
     orphans: Iterable[Orphan], living: Mapping[int, str], *, known: Collection[int], has_ended: bool
 ) -> list[int]:
-    """The orphans whose worker has ended.
+    """Returns the orphans whose worker has ended.
 
-    A daemon that a living worker has started is an orphan too, and stays. One that does not say whose it is
-    belongs to the worker that has just ended if it was not there before.
+    A daemon started by a living worker is an orphan too, and stays. A new orphan of unknown origin belongs to
+    the worker that has just ended.
 
     Args:
         living: the workers that run, by pid.

@@ -19,15 +19,15 @@ def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> li
     return order
 
 
-def first_number(owner: int, num_trainer_nodes: int, *, at_least: int) -> int:
-    """The smallest prompt number of `owner` that is not below `at_least`."""
-    return at_least + (owner - at_least) % num_trainer_nodes
+def first_number(shard: int, num_shards: int, *, at_least: int) -> int:
+    """The smallest prompt number of data shard `shard` that is not below `at_least`."""
+    return at_least + (shard - at_least) % num_shards
 
 
-def share(batch: int, *, owner: int, num_trainer_nodes: int, first: int) -> int:
-    """How many of the prompt numbers ``first .. first + batch - 1`` are `owner`'s."""
-    start = first_number(owner, num_trainer_nodes, at_least=first)
-    return max(0, math.ceil((first + batch - start) / num_trainer_nodes))
+def share(batch: int, *, shard: int, num_shards: int, first: int) -> int:
+    """How many of the prompt numbers ``first .. first + batch - 1`` are of this data shard."""
+    start = first_number(shard, num_shards, at_least=first)
+    return max(0, math.ceil((first + batch - start) / num_shards))
 
 
 def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Whether to start another attempt: pure, from how the attempts so far ended."""
+"""Decides whether to start another attempt, from how the previous ones ended. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from yatt.errors import (
 )
 
 CUT_OFF_FACTOR = 3
-"""So many more attempts without progress are allowed when they did not fail by themselves."""
+"""Factor for the allowed attempts without progress if they were cut off or stopped from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
     """How one attempt ended. `committed`: the newest committed iteration at its end.
 
-    `exit_code` None: it was cut off, by a preemption without notice or a dead node.
+    `exit_code` is None if it was cut off, by a preemption without notice or a dead node.
     """
 
     exit_code: int | None
@@ -27,7 +27,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Start again, or end with `exit_code` for `reason`; `num_in_vain` attempts got no further than this."""
+    """Start again, or end with `exit_code` for `reason`; `num_in_vain`: attempts without progress."""
 
     again: bool
     num_in_vain: int = 0
@@ -36,15 +36,15 @@ class Decision:
 
 
 def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: int) -> Decision:
-    """Whether a start, which need not have seen the attempts before it, should begin another.
+    """Returns whether to begin another attempt; the caller need not have run the previous ones.
 
-    A crash is worth another attempt as long as attempts get further: `max_without_progress` crashes over the
-    same checkpoint end the run, since the next one would crash as well. What was cut off or stopped from
-    outside counts too, but much later: a job whose every time slice is shorter than its way to the next
-    checkpoint would otherwise go on for ever.
+    After a crash, another attempt begins as long as attempts make progress: `max_without_progress` crashes
+    over the same checkpoint end the run, because the next one would crash as well. Attempts that were cut off
+    or stopped count too, with a higher limit: otherwise a job whose time limit is too short for the next
+    checkpoint would restart forever.
 
     Args:
-        ends: of the attempts of this submission, oldest first.
+        ends: ends of the attempts of this submission, oldest first.
         committed: the newest committed iteration now.
     """
     crashed = stopped = 0

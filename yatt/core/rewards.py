@@ -1,4 +1,4 @@
-"""What becomes of the sum of scores before it is a reward. Pure."""
+"""Shapes the sum of scores into a reward. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ class Shaping:
     """Length rules of the run file.
 
     Attributes:
-        max_tokens: longest completion.
-        buffer_tokens: the last so many of them are punished; 0: none.
-        factor: punishment of a completion of full length.
-        masks_truncated: completions that were cut are not trained on.
+        max_tokens: maximum length of a completion.
+        buffer_tokens: number of last tokens over which the penalty grows; 0: no penalty.
+        factor: penalty of a completion of maximum length.
+        masks_truncated: truncated completions are not trained on.
     """
 
     max_tokens: int
@@ -21,7 +21,7 @@ class Shaping:
 
 
 def shaped(reward: float, num_tokens: int, shaping: Shaping) -> float:
-    """The reward less the soft overlong punishment.
+    """Returns the reward minus the soft overlong penalty.
 
     Source: DAPO (arXiv 2503.14476) eq. 13: 0 up to max - buffer, then linear down to -factor at max.
     """

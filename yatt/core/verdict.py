@@ -1,4 +1,4 @@
-"""From a completion to a GenRM's prompt, and from a GenRM's text to a score. Pure.
+"""Renders a completion into a GenRM's prompt, and parses a GenRM's text into a score. Pure.
 
 A template is Python format text with four fields and nothing else: no attributes, no indexing, no
 format specification. What is filled in is never read as a template again, so braces in a
@@ -30,10 +30,10 @@ FIELDS = ("prompt", "completion", "ground_truth", "data_source")
 
 
 def check_template(template: str, key: str) -> None:
-    """Refuse a template that `render` could not fill.
+    """Refuses a template that `render` could not fill.
 
     Args:
-        key: where it stands in the run file, for the message.
+        key: its key in the run file, for the message.
 
     Raises:
         ConfigError: an unknown field, a lone brace, or anything beside a bare field name.
@@ -52,7 +52,7 @@ def check_template(template: str, key: str) -> None:
 
 
 def check_verdict(verdict: VerdictSection, key: str) -> None:
-    """Refuse a verdict that `parse` could never read.
+    """Refuses a verdict that `parse` could never read.
 
     Raises:
         ConfigError: the pattern is empty, no regular expression, or has no group 1.
@@ -62,7 +62,9 @@ def check_verdict(verdict: VerdictSection, key: str) -> None:
     try:
         groups = re.compile(verdict.pattern).groups
     except re.error as error:
-        raise ConfigError(f"{key}.pattern: {verdict.pattern!r} is no regular expression: {error}.") from error
+        raise ConfigError(
+            f"{key}.pattern: {verdict.pattern!r} is not a regular expression: {error}."
+        ) from error
     if groups < 1:
         raise ConfigError(
             f"{key}.pattern: {verdict.pattern!r} has no group; put what is the verdict in parentheses, "

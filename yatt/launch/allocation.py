@@ -1,4 +1,4 @@
-"""What Slurm gave to one start of a job, read from the batch script's environment."""
+"""Slurm's allocation for one start of a job, read from the batch script's environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ class Allocation:
     """One start of a job.
 
     Attributes:
-        hosts: Slurm's node names by component name, in the order of the run's nodes.
+        hosts: Slurm's node names per component, in the order of the run's nodes.
         groups: het group of each component; empty for a plain job.
-        cpus: by component, how many the job has on each of its nodes: the fewest, where they differ. A
-            component of which Slurm does not say it is missing.
+        cpus: CPUs per node of each component (the minimum over its nodes); a component is missing if Slurm
+            does not report its CPUs.
     """
 
     job_id: str
@@ -27,13 +27,13 @@ class Allocation:
 
 
 def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> Allocation:
-    """The allocation of the batch script with this environment.
+    """Returns the allocation described by the batch script's environment.
 
     Raises:
-        ConfigError: this is no batch job, or its nodes are not what the run needs.
+        ConfigError: this is not a batch job, or it does not have the nodes that the run needs.
     """
     if "SLURM_JOB_ID" not in env:
-        raise ConfigError("this is not a Slurm job: SLURM_JOB_ID is not set. Submit it with `yatt submit`.")
+        raise ConfigError("this is not a Slurm job: SLURM_JOB_ID is not set. Use `yatt submit`.")
     size = int(env.get("SLURM_HET_SIZE", "1"))
     job_id, restarts = env["SLURM_JOB_ID"], int(env.get("SLURM_RESTART_COUNT", "0"))
     if size == 1:
@@ -45,7 +45,7 @@ def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> 
         return Allocation(job_id=job_id, restarts=restarts, hosts=hosts, groups={}, cpus=_fewest(cpus))
     if size != len(components):
         wanted = ", ".join(part.name for part in components)
-        raise ConfigError(f"job {job_id} has {size} components, the run needs {len(components)} ({wanted}).")
+        raise ConfigError(f"job {job_id} has {size} components; the run needs {len(components)} ({wanted}).")
     hosts = {
         part.name: tuple(expand(env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "")))
         for group, part in enumerate(components)
@@ -68,6 +68,6 @@ def _check(components: tuple[Component, ...], hosts: dict[str, tuple[str, ...]],
         got = len(hosts[part.name])
         if got < part.nodes:
             raise ConfigError(
-                f"job {job_id} has {got} nodes for '{part.name}', the run needs {part.nodes}: change "
+                f"job {job_id} has {got} nodes for '{part.name}'; the run needs {part.nodes}. Change "
                 "--nodes, or launch.nodes and placement.trainer_nodes."
             )

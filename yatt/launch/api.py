@@ -1,4 +1,4 @@
-"""The Python call beside `yatt submit`, for people who know submitit.
+"""The Python equivalent of `yatt submit`, for users of submitit.
 
     import yatt
     job = yatt.submit("run.yaml", "site.yaml", "optimizer.lr=1.0e-6", time_limit_min=30, reservation="course")
@@ -27,21 +27,21 @@ Value = str | int | float | bool
 def submit(
     config: str | os.PathLike[str], site: str | os.PathLike[str], *more: str, **sbatch: Value
 ) -> HetJob:
-    """Submit a run as `yatt submit` does.
+    """Submits a run as `yatt submit` does.
 
     Args:
-        config: the run file.
-        site: the site file.
+        config: path of the run file.
+        site: path of the site file.
         more: overlay files (``*.yaml``) and ``section.key=value``, as on the command line.
         sbatch: keys of the site file, and options of sbatch (``mail_type`` for ``--mail-type``).
 
     Returns:
-        submitit's job. `job.result()` gives the run folder once the run is finished, and raises submitit's
-        FailedJobError with the reason if it ends for good in another way. `job.state` is Slurm's word.
+        submitit's job. `job.result()` returns the run folder once the run is finished, and raises submitit's
+        FailedJobError with the reason if the run ends in any other way. `job.state` is Slurm's job state.
 
     Raises:
-        ConfigError: something of the user's or the site's is in the way, or the run is finished; nothing
-            was queued.
+        ConfigError: the run file, the site file or the cluster does not fit, or the run is finished;
+            nothing was queued.
         DeadlineExceeded: Slurm does not answer.
     """
     run = load_command(Path(config), more)

@@ -1,14 +1,14 @@
-"""What the site file asks Slurm for, as options of srun and sbatch. Pure."""
+"""The site file's requests to Slurm, as options of srun and sbatch. Pure."""
 
 from yatt.config.sbatch import options_of
 from yatt.config.site import SiteConfig, component
 
 Options = dict[str, str | None]
-"""Names without the dashes; None for those that take no value."""
+"""Option names without dashes; None for options that take no value."""
 
 
 def resources(site: SiteConfig, name: str, *, nodes: int, gpus_per_node: int) -> Options:
-    """Where component `name` runs, and on what."""
+    """Returns the options that place component `name`: partition, nodes, GPUs, CPUs, memory."""
     asked = component(site, name)
     gpus = f"{asked.gpu_type}:{gpus_per_node}" if asked.gpu_type else f"{gpus_per_node}"
     options: Options = {
@@ -30,17 +30,17 @@ def resources(site: SiteConfig, name: str, *, nodes: int, gpus_per_node: int) ->
 
 
 def more_options(site: SiteConfig, name: str, *, is_leader: bool) -> Options:
-    """What the site file hands on to sbatch as it is, for component `name`.
+    """Returns the `sbatch_args` of component `name`, which are passed to sbatch unchanged.
 
     Args:
-        is_leader: whether it is the job's first component, which has what concerns the job as a whole.
+        is_leader: whether it is the job's first component, which carries the options of the whole job.
     """
     own = site.components[name].sbatch_args if name in site.components else {}
     return options_of(site.sbatch_args, own, is_leader=is_leader)
 
 
 def as_arguments(options: Options) -> list[str]:
-    """For a command line."""
+    """Returns the options as command-line arguments."""
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in options.items()]
 
 
@@ -51,8 +51,8 @@ def _memory(site: SiteConfig, mem_gb: int) -> str:
 
 
 def setup_lines(site: SiteConfig) -> list[str]:
-    """The site's own shell lines of a batch script; one that fails ends the job, and says so in its log."""
+    """Returns the site's `setup` lines; a line that fails ends the job and is named in its log."""
     if not site.setup:
         return []
-    said = 'echo "yatt: a setup line of the site failed: $BASH_COMMAND" >&2'
+    said = 'echo "yatt: a setup line of the site file failed: $BASH_COMMAND" >&2'
     return [f"trap '{said}; exit 1' ERR", *site.setup, "trap - ERR"]

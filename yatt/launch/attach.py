@@ -1,4 +1,4 @@
-"""`yatt attach RUN [NODE]`: a shell, or a command, beside the workers of one of the run's nodes."""
+"""`yatt attach RUN [NODE]`: opens a shell, or runs a command, on a node of the run, inside its job."""
 
 import os
 import sys
@@ -16,32 +16,34 @@ from yatt.paths import RunPaths
 
 
 def attach(paths: RunPaths, node: int, command: list[str]) -> int:
-    """Become srun, inside the run's job; does not return.
+    """Replaces this process by srun inside the run's job; does not return.
 
     Args:
-        node: of the run, 0 is the leader's.
-        command: empty for a shell of the user's.
+        node: index of the node in the run; 0 is the leader's.
+        command: empty for the user's shell.
 
     Raises:
-        ConfigError: the run does not run on Slurm now, or has no such node.
+        ConfigError: the run has no running Slurm job, or no such node.
         DeadlineExceeded: Slurm does not answer.
     """
     job, noted = job_view(paths, Slurm()), noted_job(paths)
     if job.state == "UNKNOWN":
         raise DeadlineExceeded("Slurm does not answer; try again.")
     if noted is None or job.state != "RUNNING":
-        raise ConfigError(f"no job of {paths.root} runs now: `yatt status {paths.root}`.")
+        raise ConfigError(f"{paths.root} has no running job; see `yatt status {paths.root}`.")
     argv = _srun(paths, job.job_id, node, is_a_tty=sys.stdin.isatty() and not command)
     shell = os.environ.get("SHELL", "/bin/bash")
     os.execvpe("srun", [*argv, *(command or [shell, "-l"])], outside_of_jobs(os.environ))
 
 
 def _srun(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> list[str]:
-    """A step that shares what the job has on that node, and takes nothing from it."""
+    """Returns the srun command of a step that shares the job's resources on that node (--overlap)."""
     attempt = newest_attempt(paths)
     entry = unsealed_any(read_or_none(paths.controller_record(attempt, node))) or {}
     if not (name := entry.get("slurm_node")):
-        raise ConfigError(f"node {node} has no controller in attempt {attempt}: `yatt status {paths.root}`.")
+        raise ConfigError(
+            f"node {node} has no controller in attempt {attempt}; see `yatt status {paths.root}`."
+        )
     plan = read_plan(paths)
     group = _group(paths, node) if plan.layout == "het" else None
     return [

@@ -1,8 +1,8 @@
-"""The attempts of one start of a run, one after another: the only loop there is, wherever they run.
+"""Runs the attempts of one start of a run, one after another; the same loop on every backend.
 
-It does no work of the run. Each attempt claims a number and is carried out by a backend: controllers as child
-processes (`yatt.launch.backends.local`), or in steps of a Slurm job (`yatt.launch.backends.slurm`). What
-follows from its end is a rule of `yatt.core.outcome`, whether another may begin one of `yatt.core.restart`.
+Each attempt claims an attempt number and is carried out by a backend: controllers as child processes
+(`yatt.launch.backends.local`), or in steps of a Slurm job (`yatt.launch.backends.slurm`). `yatt.core.outcome`
+decides what follows from an attempt's end, `yatt.core.restart` whether another attempt may begin.
 """
 
 import itertools
@@ -36,62 +36,62 @@ from yatt.launch.messages import Messages, State
 from yatt.paths import RunPaths
 
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
-"""Between attempts of a start, and between questions that get no answer."""
+"""Pause between attempts of a start, and between retries of a question to Slurm."""
 
 POLL_S = 0.2
 
 
 class Backend(Protocol):
-    """Where attempts run, and who ends them from outside.
+    """Runs attempts, and reports requests to end them.
 
     Attributes:
-        absent: the run's nodes that take no part in the next attempt.
+        absent: nodes of the run that the next attempt leaves out.
     """
 
     absent: frozenset[int]
 
     @property
     def submission(self) -> str:
-        """What this start belongs to; attempts without progress are counted within one."""
+        """Id of the submission; attempts without progress are counted within one submission."""
         ...
 
     def told(self) -> str:
-        """Why this start has to end now, without another attempt; empty if it has not."""
+        """Returns why this start has to end now, without another attempt; empty if it may continue."""
         ...
 
     def is_warned(self) -> bool:
-        """Whether it has to end now or soon: nothing is waited for any more."""
+        """Whether this start has to end now or soon; then no wait continues."""
         ...
 
     def superseded(self, *, has_begun: bool) -> str:
-        """Why this start may not begin another attempt, empty if it may. May wait for the answer.
+        """Returns why this start may not begin another attempt; empty if it may. May wait for Slurm's answer.
 
         Args:
-            has_begun: whether an attempt of this start has begun.
+            has_begun: whether this start has run an attempt already.
         """
         ...
 
     def about(self) -> dict[str, Any]:
-        """What the ledger is to know of this start."""
+        """Returns this start's fields of `started.json`."""
         ...
 
     def carry_out(self, attempt: int, follower: Follower) -> Outcome:
-        """Run an attempt to its end, with an eye on the follower; nothing of the attempt is left."""
+        """Runs an attempt to its end, checks the follower meanwhile, and leaves no process behind."""
         ...
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
-        """This start ends after that outcome: see to it that the next one comes, if one is to come."""
+        """Ends this start after that outcome; requests the next start if one has to follow."""
         ...
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one start.
+    """Runs the attempts of one start.
 
     Attributes:
-        wait: carries out steps in the run folder, which may fail for a while.
-        say: prints one line for people.
-        attempt: of this start's newest attempt.
+        wait: calls functions that use the run folder, and waits while the folder fails.
+        say: prints one line for the user.
+        attempt: number of this start's newest attempt.
     """
 
     config: RunConfig
@@ -102,14 +102,14 @@ class Attempts:
     attempt: int = 0
 
     def run(self, env: Mapping[str, str]) -> int:
-        """Until this start is over; gives the exit code.
+        """Runs attempts until this start is over; returns the exit code.
 
         Args:
-            env: of the follower.
+            env: environment of the follower.
 
         Raises:
-            CheckpointsMissing, StoreTakenOver: as `await_committed`.
-            FolderUnreachable, StoppedWaiting: as `FolderWait`.
+            CheckpointsMissing, StoreTakenOver: see `await_committed`.
+            FolderUnreachable, StoppedWaiting: see `FolderWait`.
             StaleAttempt: a newer attempt was claimed.
         """
         follower = Follower(self.paths, self.say)
@@ -129,7 +129,7 @@ class Attempts:
             follower.end()
 
     def _attempt(self, follower: Follower) -> int | None:
-        """One attempt; None if another is to follow in this start."""
+        """Runs one attempt; returns None if another has to follow in this start, else the exit code."""
         wait, paths = self.wait, self.paths
         if wait(partial(look_whether_finished, paths)):
             self.say(finished_text(paths))
@@ -146,7 +146,7 @@ class Attempts:
         if told := self.backend.told():
             self.say(told)
             return EXIT_WILL_CONTINUE
-        # Warned meanwhile: the attempt saves as soon as it has begun, and hands over.
+        # If a warning came meanwhile, the attempt saves as soon as it has begun, and the job is requeued.
         committed = wait(self._last_known) if found is None else found
         if self.attempt:
             self.say(f"starting again from iteration {committed}")
@@ -160,9 +160,9 @@ class Attempts:
         return self._after(attempt, self.backend.carry_out(attempt, follower))
 
     def _may_begin(self) -> bool:
-        """Whether this start is the run's, as far as one can know."""
+        """Whether this start may begin another attempt, as far as it can find out."""
         if self.attempt and self.wait(partial(newest_attempt, self.paths)) > self.attempt:
-            self.say("another start of this run is newer: this one is over")
+            self.say("a newer start of this run exists: this one ends")
             return False
         if superseded := self.backend.superseded(has_begun=bool(self.attempt)):
             self.say(superseded)
@@ -170,29 +170,29 @@ class Attempts:
         return True
 
     def _committed(self) -> int | None:
-        """The newest committed iteration, as the store says; None if a warning came first."""
+        """Returns the newest committed iteration from the store; None if a warning came first."""
         begins = not self.wait(partial(attempts, self.paths))
         return await_committed(
             self.config, self.paths.root, is_told=self.backend.is_warned, say=self.say, begins=begins
         )
 
     def _refused(self, committed: int) -> int | None:
-        """The exit code of a run that gets no further; None if another attempt may begin."""
+        """Returns the exit code of a run that makes no progress; None if another attempt may begin."""
         decision, last = self.wait(partial(self._decision, committed))
         if not decision.again:
-            said = f"{decision.reason}; the last: {last}"
+            said = f"{decision.reason}; reason of the last one: {last}"
             self.say(said)
             self._send("failed", f"{said} (exit code {decision.exit_code})")
             return decision.exit_code
         if decision.num_in_vain == self.config.run.max_attempts_without_progress:
             told = f"{decision.num_in_vain} attempts in a row ended without a checkpoint"
-            self._send("no progress", f"{told} after iteration {committed}; another begins")
+            self._send("no progress", f"{told} after iteration {committed}; starting another")
         return None
 
     def _decision(self, committed: int) -> tuple[Decision, str]:
-        """Whether another may begin, and why the last one ended.
+        """Returns whether another attempt may begin, and why the last one ended.
 
-        What an attempt had committed, its successor found.
+        An attempt's progress is the iteration that the next attempt found committed.
         """
         mine = [a for a in attempts(self.paths) if a.started.get("submission") == self.backend.submission]
         found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
@@ -228,7 +228,7 @@ class Attempts:
         Messages(self.config, self.paths, self.say).send(state, text)
 
     def _last_known(self) -> int:
-        """The newest committed iteration that the ledger knows of."""
+        """Returns the newest committed iteration recorded in the ledger."""
         return known_commit(self.paths)[0]
 
     def _pause(self, seconds: float) -> None:
@@ -238,6 +238,6 @@ class Attempts:
 
 
 def finished_text(paths: RunPaths) -> str:
-    """What to say of a finished run."""
+    """Returns the message about a finished run."""
     model = f"; the trained model is {paths.model}" if paths.model.is_dir() else ""
     return f"finished: `yatt report {paths.root}` shows how it went{model}"

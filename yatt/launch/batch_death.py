@@ -1,8 +1,8 @@
-"""The launcher was killed (for memory, or by hand): a step sees to it that the job goes on.
+"""Requeues the job when its launcher was killed (out of memory, or by a user).
 
-Slurm then ends the whole job, for good, and tells the steps so by SIGTERM; they have KillWait seconds left.
-A step asks whether that is why, and if so claims the job's next start and asks for it, by the rules of the
-dead-man's switch (`yatt.core.deadman`).
+Slurm then ends the whole job and sends SIGTERM to its steps; they have KillWait seconds left. A step checks
+whether the launcher was killed. If so, it claims the job's next start and requeues the job, by the rules of
+the dead-man's switch (`yatt.core.deadman`).
 """
 
 import math
@@ -20,15 +20,15 @@ from yatt.core.deadman import Action, Job, Observer, ObserverStage
 LIMITS = rules.Limits(silence_s=1.0)
 LOOK_S, RETRY_S = 0.5, 2.0
 ASK_S = 60.0
-"""Slurm kills what is left after KillWait, which is 30 s where a site has not set it."""
+"""Upper limit for the requeue; Slurm sends SIGKILL after KillWait, by default 30 s."""
 
 
 @dataclass(slots=True)
 class BatchDeath:
-    """One step's part.
+    """The part of one step.
 
     Attributes:
-        say: prints one line for people.
+        say: prints one line for the user.
     """
 
     requeue: Requeue
@@ -37,19 +37,19 @@ class BatchDeath:
     _told_s: float = -math.inf
 
     def look_into(self) -> None:
-        """After SIGTERM: find out, and act, in a thread of its own; once. For a signal handler."""
+        """Starts the check in a thread, once; called from the SIGTERM handler."""
         if not self._threads:
             self._threads.append(threading.Thread(target=self._run, name="batch-death", daemon=True))
             self._threads[0].start()
 
     def wait(self) -> None:
-        """Until that is done, if it was begun."""
+        """Waits for the check, if it was started."""
         for thread in self._threads:
             thread.join()
 
     def _run(self) -> None:
         until_s = clock.monotonic_s() + ASK_S
-        # Neither heartbeat nor wire count here: the launcher has neither.
+        # The launcher has no heartbeat and no connection: only Slurm can answer.
         observer, action = (
             Observer(stage=ObserverStage.ASKING, counter=0, moved_s=-math.inf),
             Action.ASK_SLURM,
@@ -69,7 +69,7 @@ class BatchDeath:
             case Action.REQUEUE:
                 if rules.is_fresh(self._told_s, clock.monotonic_s(), LIMITS):
                     reply = self.requeue.succeed([], os.environ)
-                    done = f"job {reply.out} goes on" if reply.out else "requeued"
+                    done = f"job {reply.out} continues the run" if reply.out else "requeued"
                     self.say(f"the launcher was killed: {done if reply.code == 0 else reply.says}")
                     time.sleep(0 if reply.code == 0 else RETRY_S)
                 return rules.RequeueReturned()

@@ -1,7 +1,7 @@
-"""How far a run is saved, asked by its launcher between attempts, also while the checkpoint store is down.
+"""The newest committed iteration, read by the launcher between attempts.
 
-A launcher that gave up over a store that is down for a minute would end the run. It waits instead, as long as
-for a phase of the run, and no attempt is started and fails meanwhile.
+If the checkpoint store is down, the launcher waits up to `launch.phase_timeout_s` instead of ending the run
+or starting an attempt that would fail.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from yatt.launch.folder import take_over
 from yatt.paths import RunPaths
 
 ANSWER_S = 10.0
-"""How long a launcher that is about to end waits for the store, which it needs for messages only."""
+"""Longest wait for the store when the answer is only needed for a message."""
 
 _ERRORS = (StoreUnreachable, OSError)
 
 
 def committed_if_known(config: RunConfig, root: Path, *, otherwise: int) -> int:
-    """The newest committed iteration, 0 if there is none; `otherwise` if the store does not answer soon."""
+    """Returns the newest committed iteration, 0 if none; `otherwise` if the store does not answer soon."""
     try:
         found = until_answered(lambda: _committed(config, root), errors=_ERRORS, limit_s=ANSWER_S)
     except _ERRORS:
@@ -40,17 +40,17 @@ def await_committed(
     say: Callable[[str], None],
     begins: bool = False,
 ) -> int | None:
-    """The newest committed iteration, 0 if there is none, however long the store is down, within limits.
+    """Returns the newest committed iteration, 0 if none; waits while the store is down.
 
     Args:
-        begins: before the folder's first attempt: the store is made this folder's.
-        is_told: whether the launcher has to end; the wait ends then, with None.
-        say: prints one line for people.
+        begins: this is the folder's first attempt: let this folder take the store over.
+        is_told: whether the launcher has to end; the result is then None.
+        say: prints one line for the user.
 
     Raises:
         StoreUnreachable: no answer within `launch.phase_timeout_s`.
-        CheckpointsMissing: it answers, and the checkpoints that the ledger knows of are not in it.
-        StoreTakenOver: another folder has taken it over.
+        CheckpointsMissing: the store answers, but lacks the checkpoints that the ledger lists.
+        StoreTakenOver: another run folder has taken the store over.
     """
     url, limit_s = store_url(config, root), config.launch.phase_timeout_s
     has_waited = is_missing = False
@@ -77,7 +77,7 @@ def await_committed(
     except _ERRORS as error:
         raise StoreUnreachable(
             f"the checkpoint store {url} did not answer for {limit_s:g} s (launch.phase_timeout_s): {error}. "
-            f"See that it can be reached from here, then `yatt resume {root}` goes on."
+            f"Make sure that it can be reached from this machine, then run `yatt resume {root}`."
         ) from error
     if has_waited and found is not None:
         say("the checkpoint store answers again")

@@ -1,4 +1,4 @@
-"""Which device this machine computes on, without importing torch."""
+"""Device of this machine, found without importing torch."""
 
 import shutil
 import subprocess
@@ -9,10 +9,10 @@ ANSWER_S = 30.0
 
 
 def device_of(wanted: str) -> str:
-    """cpu or cuda; auto asks the driver's own tool.
+    """Returns cpu or cuda; `auto` runs nvidia-smi.
 
     Raises:
-        WorkerFailed: the tool does not answer, as on a node whose driver stands still.
+        WorkerFailed: nvidia-smi hangs, for example because the driver does.
     """
     if wanted != "auto":
         return wanted
@@ -22,5 +22,5 @@ def device_of(wanted: str) -> str:
     try:
         answer = subprocess.run([tool, "-L"], capture_output=True, check=False, timeout=ANSWER_S)
     except subprocess.TimeoutExpired as error:
-        raise WorkerFailed(f"{tool} has not answered within {ANSWER_S:g} s") from error
+        raise WorkerFailed(f"{tool} did not answer within {ANSWER_S:g} s; check the GPU driver") from error
     return "cuda" if answer.returncode == 0 and b"GPU" in answer.stdout else "cpu"

@@ -1,4 +1,5 @@
-"""submitit, taught heterogeneous jobs: its folder layout, job states, logs and results stay as they are.
+"""submitit with support for heterogeneous jobs. Its folder layout, job states, logs and results are
+unchanged.
 
 It submits one launcher (`yatt.launch.job`), which runs once, in the batch script of component 0, and starts
 the job's steps itself.
@@ -18,17 +19,18 @@ from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 
 DIRECTIVES, COMMAND = "@DIRECTIVES@", "@COMMAND@"
-"""Lines of a site's template: where the #SBATCH lines go, and the launcher with the site's setup lines."""
+"""Placeholder lines in a site's template: for the #SBATCH lines, and for the setup lines with the
+launcher."""
 
 PASSING_STATES = {"PREEMPTED", "NODE_FAIL"}
-"""Seen on the way to the next start of a requeued job."""
+"""States that a job passes through before the next start of a requeued job."""
 
 
 class HetWatcher(slurm.SlurmInfoWatcher):  # type: ignore[misc]
-    """States of jobs with several components, from Slurm's controller, so without slurmdbd too."""
+    """Job states from Slurm's controller, also for jobs with several components, and without slurmdbd."""
 
     def update(self) -> None:
-        """Ask for every job that is not over."""
+        """Updates the state of every job that has not ended."""
         self._num_calls += 1
         self._last_status_check = core._time.time()
         for job_id in sorted(self._registered - self._finished):
@@ -41,7 +43,7 @@ class HetWatcher(slurm.SlurmInfoWatcher):  # type: ignore[misc]
                 self._finished.add(job_id)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Whether the job will not run again by itself."""
+        """Whether the job has ended and will not be requeued."""
         state = (self.get_info(job_id, mode=mode).get("State") or "UNKNOWN").upper()
         return state not in LIVING_STATES | PASSING_STATES | {"UNKNOWN"}
 
@@ -56,11 +58,12 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
     """Submits one callable as the batch script of a job of one or more components.
 
     Args:
-        components: sbatch parameters of each, under submitit's names; shared ones go to update_parameters.
+        components: sbatch parameters per component, under submitit's names; pass shared ones to
+            update_parameters.
         requeue: whether Slurm may start the job again by itself.
-        template: the site's own script, as `template_of` gives it; empty: ours.
-        python: the launcher's interpreter; empty: this one.
-        keeps_job: whether the job outlives the loss of a node.
+        template: the site's script, from `template_of`; empty: the built-in one.
+        python: the launcher's interpreter; empty: this process's.
+        keeps_job: whether the job continues after the loss of a node (--no-kill).
     """
 
     job_class = HetJob
@@ -69,19 +72,19 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
         self, folder: Path, components: list[dict[str, Any]], *, requeue: bool = True, template: str = "",
         python: str = "", keeps_job: bool = True,
     ) -> None:  # fmt: skip
-        # Python must be the batch script's own process: bash would die of the signal it is to get.
+        # exec: Python must be the batch script's own process, because the warning signal would kill bash.
         super().__init__(folder, max_num_timeout=10**6)
         self.python: str = f"exec {shlex.quote(python or sys.executable)} -P"
         self._components, self._requeue, self._template = components, requeue, template
         self._keeps_job = keeps_job
 
     def add_dependency(self, dependency: str) -> None:
-        """Beside what the site asks for. It is the job's as a whole, so its first component's."""
+        """Adds a dependency to the site's; it applies to the whole job, so it goes to the first component."""
         more = self._components[0].setdefault("additional_parameters", {})
         more["dependency"] = ",".join(filter(None, [str(more.get("dependency", "")), dependency]))
 
     def text(self) -> str:
-        """The batch script that submitting would use."""
+        """Returns the batch script that submitting would use."""
         return self._make_submission_file_text(self._submitit_command_str, "")
 
     def _num_tasks(self) -> int:
@@ -114,10 +117,10 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
 
 
 def template_of(site: SiteConfig) -> str:
-    """The site's own batch script, empty if it has none.
+    """Returns the site's own batch script, empty if it has none.
 
     Raises:
-        ConfigError: it cannot be read, or yatt's lines have no place in it.
+        ConfigError: it cannot be read, or lacks a placeholder line.
     """
     if not site.template:
         return ""
@@ -130,19 +133,21 @@ def template_of(site: SiteConfig) -> str:
     for marker in (DIRECTIVES, COMMAND):
         if lines.count(marker) != 1:
             raise ConfigError(
-                f"site template: {site.template} has {lines.count(marker)} lines {marker}; write one. "
-                f"{DIRECTIVES} becomes the #SBATCH lines, {COMMAND} the site's setup lines and the launcher."
+                f"site template: {site.template} has {lines.count(marker)} lines {marker}; write exactly "
+                f"one. {DIRECTIVES} is replaced by the #SBATCH lines, {COMMAND} by the setup lines and the "
+                "launcher."
             )
     if not text.startswith("#!"):
-        raise ConfigError(f"site template: {site.template} does not begin with #!, as sbatch wants it.")
+        raise ConfigError(f"site template: {site.template} does not begin with #!, which sbatch requires.")
     before = lines[: lines.index(DIRECTIVES)]
     if code := next((line for line in before if line and not line.startswith("#")), ""):
         raise ConfigError(
-            f"site template: {site.template} has '{code}' before {DIRECTIVES}; sbatch stops reading there."
+            f"site template: {site.template} has the command '{code}' before {DIRECTIVES}; move it below: "
+            "sbatch ignores #SBATCH lines after a command."
         )
     return text
 
 
 def shell_line(words: tuple[str, ...]) -> str:
-    """For people to read: the command as one would type it."""
+    """Returns the command as one would type it in a shell."""
     return shlex.join(words)

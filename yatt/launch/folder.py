@@ -1,4 +1,4 @@
-"""The run folder at the start: made, or found and compared."""
+"""Creates the run folder when a run starts, or compares an existing one with the config."""
 
 import contextlib
 import os
@@ -31,14 +31,13 @@ from yatt.paths import RunPaths
 
 
 def completed(config: RunConfig) -> RunConfig:
-    """The same config with every path absolute, model limits, the run's id and time filled in: it means the
-    same anywhere.
+    """Returns the config with absolute paths, model limits, run id and time: the same on every node.
 
     Raises:
-        ConfigError: the folder that relative paths start in cannot be part of a batch script.
+        ConfigError: the name of the working folder cannot be written into a batch script.
     """
     if wrong := FILE.fault(str(Path.cwd())):
-        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; start from another one.")
+        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; run yatt in another folder.")
     folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
     paths = RunPaths(Path(folder))
     known = _config_of(paths) if paths.config.is_file() else None
@@ -75,7 +74,7 @@ def completed(config: RunConfig) -> RunConfig:
 
 
 def new_id() -> str:
-    """A random run id; begins with a letter, so that YAML reads it as text."""
+    """Returns a random run id; it begins with a letter, so that YAML reads it as text."""
     return f"r{secrets.token_hex(6)}"
 
 
@@ -88,10 +87,10 @@ def _absolute_url(url: str) -> str:
 
 
 def check_folder(config: RunConfig) -> RunPaths:
-    """The run's folder, if it can be made or is this run's; nothing is changed.
+    """Returns the run's folder, if it is new or belongs to this run; changes nothing.
 
     Raises:
-        ConfigError: it holds something else, or a run with another config.
+        ConfigError: the folder contains something else, or a run with another config.
     """
     paths = RunPaths(Path(config.run.dir))
     _refuse_strangers_folder(paths)
@@ -101,11 +100,11 @@ def check_folder(config: RunConfig) -> RunPaths:
 
 
 def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
-    """Make the run's folder, or find it with the same config; claim its checkpoint store.
+    """Creates the run's folder, or finds it with the same config; claims its checkpoint store.
 
     Args:
-        starts_now: take the store over from another folder of the run; else the first start does it, in
-            `await_committed`, and until then the other one may go on.
+        starts_now: take the store over from another folder of the run; else the first start does it in
+            `await_committed`, and until then the other folder may continue.
 
     Raises:
         ConfigError: the folder cannot be written to, or it or the store belongs to another run.
@@ -114,12 +113,12 @@ def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
     is_new = not paths.root.exists()
     make_root(paths.root, config.run.share)
     if not claim(paths.config, resolved_text(config).encode()):
-        is_new = False  # another start has made it meanwhile
+        is_new = False  # another start has created it meanwhile
         _compare(_config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths, starts_now=starts_now)
     except YattError as error:
-        if is_new:  # with another config the next try would be refused for this one's sake
+        if is_new:  # else it would refuse the next try with a corrected config
             shutil.rmtree(paths.root)
             raise
         if not _is_waited_for(error):
@@ -129,30 +128,30 @@ def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
 
 
 def _is_waited_for(error: YattError) -> bool:
-    """Whether the launcher waits for the store; what stands in the place of a missing one is not claimed."""
+    """Whether the launcher waits for the store. A store that lists no checkpoints is not claimed."""
     return isinstance(error, CheckpointsMissing) or (isinstance(error, StoreUnreachable) and error.is_passing)
 
 
 def _refuse_strangers_folder(paths: RunPaths) -> None:
-    """A folder that holds something else is neither used nor changed.
+    """Refuses a folder that contains something else; changes nothing.
 
     Raises:
-        ConfigError: it is such a folder, or no folder.
+        ConfigError: it is such a folder, or not a folder.
     """
     if not os.path.lexists(paths.root) or paths.config.is_file():
         return
     if not paths.root.is_dir():
-        raise ConfigError(f"run.dir: {paths.root} is not a folder. Name another one.")
+        raise ConfigError(f"run.dir: {paths.root} is not a folder. Write another one.")
     try:
         holds = next(iter(sorted(os.listdir(paths.root))), None)
     except OSError as error:
         raise ConfigError(
-            f"run.dir: {paths.root} cannot be read ({error.strerror}). Name another one."
+            f"run.dir: {paths.root} cannot be read ({error.strerror}). Write another one."
         ) from error
     if holds is not None:
         raise ConfigError(
-            f"run.dir: {paths.root} is no run folder and is not empty (it holds '{holds}'). Name a new "
-            f"folder, {paths.root / 'run'} say; nothing in it was changed."
+            f"run.dir: {paths.root} is not a run folder and is not empty (it contains '{holds}'). Write a "
+            f"new folder, for example {paths.root / 'run'}; nothing was changed."
         )
 
 
@@ -161,17 +160,17 @@ def _config_of(paths: RunPaths) -> RunConfig:
         found = load_resolved(paths.config)
     except ConfigError as error:
         raise ConfigError(
-            f"run.dir: {paths.root} has a config.yaml that is no run's; name another folder. {error}"
+            f"run.dir: {paths.root} has a config.yaml that is not a run's; write another folder. {error}"
         ) from error
     if Path(found.run.dir) != paths.root:
         raise ConfigError(
-            f"run.dir: {paths.root} holds a config.yaml of the run {found.run.dir}; name another folder."
+            f"run.dir: {paths.root} has the config.yaml of the run {found.run.dir}; write another folder."
         )
     return found
 
 
 def make_root(root: Path, share: str) -> None:
-    """Create the run folder, or find it; readable by nobody else, or by its group.
+    """Creates the run folder, or finds it; readable by the user only, or by the user's group.
 
     Raises:
         ConfigError: it cannot be created or is another user's.
@@ -191,32 +190,34 @@ def _claim_store(config: RunConfig, paths: RunPaths, *, starts_now: bool) -> Non
 
 
 def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
-    """Make the store this folder's. A store that outlived its run's folder has commits of attempts that the
-    new folder knows nothing of: its attempts are numbered from there on.
+    """Takes the store over for this folder. If the store has commits of attempts that this new folder does
+    not know, attempts are numbered from there on.
 
     Raises:
-        StoreTakenOver: this folder has begun, and another one has the store.
+        StoreTakenOver: this folder has attempts, and another folder has taken the store over.
         StoreUnreachable: the store does not answer.
     """
     url = store_url(config, paths.root)
     if (before := take_hold(store, paths, config.run.id)) is not None:
         sys.stderr.write(
-            f"yatt: the checkpoints in {url} were those of {before}; {paths.root} goes on with them. A run "
-            "that still goes on there ends at its next checkpoint.\n"
+            f"yatt: {paths.root} takes the checkpoints in {url} over from {before}. If a run is still active "
+            "there, it ends at its next checkpoint.\n"
         )
     if newest := Checkpoints(store, 0).newest_attempt():
         skip_attempts(paths, newest)
 
 
 def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
-    """A run that is there, and its config.
+    """Returns the paths and the config of an existing run.
 
     Raises:
-        ConfigError: it is no run folder, or was moved.
+        ConfigError: it is not a run folder, or was moved.
     """
     paths = RunPaths(folder.absolute())
     if not paths.config.exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.yaml. Give the folder of run.dir.")
+        raise ConfigError(
+            f"{folder} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
+        )
     config = load_resolved(paths.config)
     if Path(config.run.dir) != paths.root:
         raise ConfigError(
@@ -231,15 +232,15 @@ def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
     filled = ("run.id: ", "data.template_time: ")
     if before.run.id != now.run.id and all(line.startswith(filled) for line in changed):
         raise ConfigError(
-            f"{root} belongs to another start, which made it first: its run is {before.run.id}, this one is "
-            f"{now.run.id}. Nothing was started here; `yatt status {root}` shows the other. If you wrote "
-            "run.id yourself, remove it, or name another run.dir."
+            f"{root} belongs to another start, which created it first: its run.id is {before.run.id}, this "
+            f"start's is {now.run.id}. Nothing was started; `yatt status {root}` shows the other run. If you "
+            "wrote run.id yourself, remove it, or write another run.dir."
         )
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
         raise ConfigError(
-            f"{root} holds a run with another config:\n{listed}\nA run goes on with the config it was "
-            f"started with: `yatt resume {root}`. For a new run name another run.dir."
+            f"{root} contains a run with another config:\n{listed}\nA run keeps the config that it was "
+            f"started with: resume it with `yatt resume {root}`. For a new run, write another run.dir."
         )
 
 
@@ -254,7 +255,7 @@ def _differences(before: Any, now: Any, key: str) -> list[str]:
 
 
 def write_attempt_config(paths: RunPaths, attempt: int, config: RunConfig) -> None:
-    """What this attempt runs with, if that is not the run's own config."""
+    """Writes the config of this attempt, if it differs from the run's config."""
     text = resolved_text(config).encode()
     if read_or_none(paths.config) != text:
         publish(paths.attempt_config(attempt), text)
@@ -263,28 +264,28 @@ def write_attempt_config(paths: RunPaths, attempt: int, config: RunConfig) -> No
 def open_attempt(
     wait: FolderWait, paths: RunPaths, attempt: int, config: RunConfig, about: dict[str, Any]
 ) -> None:
-    """Make the run folder ready for an attempt whose number is claimed, and note that it begins.
+    """Prepares the run folder for an attempt whose number is claimed, and records its start.
 
     Args:
-        wait: carries out each step, as long as the folder fails.
+        wait: calls each function, and waits while the folder fails.
         about: content of the attempt's `started.json`.
 
     Raises:
         StaleAttempt: a newer attempt was claimed.
-        FolderUnreachable, StoppedWaiting: as `wait`.
+        FolderUnreachable, StoppedWaiting: see `wait`.
     """
     wait(partial(remove_leftovers, paths, attempt))
     for said in wait(partial(ready_people_files, paths)):
         wait.say(said)
-    wait(partial(make_keys, paths.keys))  # lost or damaged ones are mended while nothing is at work
+    wait(partial(make_keys, paths.keys))  # replace lost or damaged keys while no process is running
     wait(partial(note, paths, attempt, STARTED, about))
     wait(partial(write_attempt_config, paths, attempt, config))
-    with contextlib.suppress(OSError):  # the link is for people
+    with contextlib.suppress(OSError):  # the link is only for users
         link_latest(paths, attempt)
 
 
 def link_latest(paths: RunPaths, attempt: int) -> None:
-    """Point `latest`, which is for people, at an attempt. What else has the name is renamed."""
+    """Points the link `latest` at an attempt. Any other file or folder of that name is renamed."""
     link = paths.root / f".latest.{os.getpid()}"
     if paths.latest.is_dir() and not paths.latest.is_symlink():
         make_ready(paths.latest)
@@ -294,6 +295,6 @@ def link_latest(paths: RunPaths, attempt: int) -> None:
 
 
 def ready_people_files(paths: RunPaths) -> list[str]:
-    """Make the files that are for people ready to be gone on with; gives what a person should know."""
+    """Prepares events, metrics and samples for appending; returns messages for the user."""
     files = (newest_segment(paths.events), paths.metrics, paths.samples)
     return [said for path in files if (said := make_ready(path))]

@@ -1,7 +1,7 @@
-"""A launcher's steps in the run folder: while the folder fails, the launcher waits and says so.
+"""Waits while the run folder does not answer, and reports it.
 
-Only what may pass is waited for (`yatt.adapters.patience`). Whatever a filesystem says is no mistake of the
-user's: the exit code is 1, never 2.
+Only transient errors are waited for (`yatt.adapters.patience`). A filesystem error is never a user error: the
+exit code is 1, not 2.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 
 class _NotNow(Exception):
-    """A passing error of the folder."""
+    """A transient error of the folder."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FolderWait:
-    """Carries out steps in one run folder.
+    """Calls functions that use one run folder, and waits while the folder fails.
 
     Attributes:
-        limit_s: how long each step may wait.
-        signals: received so far. One that is in `ending` ends a wait, also if it came before; a step that
-            answers at once is carried out all the same.
-        say: prints one line for people.
-        num_heeded: so many of those signals have had their effect, and end no wait.
+        limit_s: longest wait of one call.
+        signals: received so far. A signal in `ending` ends a wait, also if it came earlier; a call that
+            succeeds at once is made in any case.
+        say: prints one line for the user.
+        num_heeded: number of signals already handled; these end no wait.
     """
 
     root: Path
@@ -39,12 +39,12 @@ class FolderWait:
     num_heeded: int = 0
 
     def __call__(self, step: Callable[[], T]) -> T:
-        """The result of `step`, which may be called several times, and in another thread.
+        """Returns the result of `step`, which may be called several times, and in another thread.
 
         Raises:
-            FolderUnreachable: the folder failed until the limit, or failed in a way that does not pass.
-            StoppedWaiting: a signal came, and the folder fails.
-            YattError: any other error of the step.
+            FolderUnreachable: the folder failed until the limit, or with an error that is not transient.
+            StoppedWaiting: a signal came while the folder failed.
+            YattError: any other error of `step`.
         """
         results: list[T] = []
         num_told, has_waited = self._num_told(), False
@@ -61,12 +61,12 @@ class FolderWait:
             )  # fmt: skip
         except (_NotNow, TimeoutError, OSError) as error:
             raise FolderUnreachable(
-                f"the run folder {self.root} cannot be used ({error or 'no answer'}). See that it can be "
-                f"read and written from here, then `yatt resume {self.root}` goes on."
+                f"the run folder {self.root} cannot be used ({error or 'no answer'}). Make sure that it "
+                f"can be read and written on this machine, then run `yatt resume {self.root}`."
             ) from error
         if not results:
             raise StoppedWaiting(
-                f"stopped by a signal while the run folder {self.root} did not answer; `yatt resume` goes on"
+                f"stopped by a signal while the run folder {self.root} did not answer; `yatt resume` resumes"
             )
         return results[0]
 
@@ -81,7 +81,7 @@ class FolderWait:
 
 
 def _tried(step: Callable[[], T]) -> T:
-    """The step's result; what a filesystem said in whatever words is told as _NotNow or OSError."""
+    """Returns the step's result; turns filesystem errors into _NotNow (transient) or OSError."""
     try:
         return step()
     except FolderGone:

@@ -1,4 +1,4 @@
-"""The process that follows a run for wandb: the launcher starts and ends it, and waits for its start only."""
+"""Starts and stops the process that sends metrics to wandb. The run never waits for it, except at its end."""
 
 import os
 import signal
@@ -21,19 +21,19 @@ POLL_S = 0.05
 
 @dataclass(slots=True)
 class Follower:
-    """One follower of a run.
+    """The wandb follower process of one run.
 
     Attributes:
-        say: prints one line for people; used once, if the follower fails.
+        say: prints one line for the user; used once, if the follower fails.
     """
 
     paths: RunPaths
     say: Callable[[str], None]
     process: Any = None
-    """A Popen while it is looked after, else None."""
+    """The Popen object while the process is supervised, else None."""
 
     def start(self, config: RunConfig, env: Mapping[str, str]) -> None:
-        """Start it, unless logging.wandb_mode is disabled. Its end is heard of by `check`."""
+        """Starts the process, unless logging.wandb_mode is disabled. `check` reports its end."""
         if config.logging.wandb_mode == "disabled":
             return
         argv = [sys.executable, "-P", "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
@@ -41,19 +41,19 @@ class Follower:
         try:
             self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)
         except OSError as error:
-            self.say(f"wandb: {self.paths.wandb_log}: {error.strerror} (the run goes on without it)")
+            self.say(f"wandb: {self.paths.wandb_log}: {error.strerror} (the run continues without it)")
 
     def check(self) -> None:
-        """If it ended, say so, once; the run goes on without it."""
+        """Reports once if the process ended with an error; the run continues without it."""
         if self.process is None or self.process.poll() is None:
             return
         code, self.process = self.process.returncode, None
         if code != EXIT_FINISHED:
             last = log_tail(self.paths.wandb_log, lines=1) or describe_exit(code)
-            self.say(f"wandb: {last} (the run goes on without it; log: {self.paths.wandb_log})")
+            self.say(f"wandb: {last} (the run continues without it; log: {self.paths.wandb_log})")
 
     def end(self, limit_s: float = END_S) -> None:
-        """Let it log what is left; after `limit_s` its process group is killed."""
+        """Stops the process once it has logged all metrics; kills its process group after `limit_s`."""
         if self.process is None:
             return
         deadline_s = clock.monotonic_s() + limit_s
@@ -64,5 +64,5 @@ class Follower:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
-            self.say(f"wandb: was not done after {limit_s:g} s and was killed; log: {self.paths.wandb_log}")
+            self.say(f"wandb: did not end within {limit_s:g} s and was killed; log: {self.paths.wandb_log}")
         self.check()

@@ -1,6 +1,6 @@
-"""One start of a Slurm job: runs in the batch script, starts a controller on every node, decides what next.
+"""One start of a Slurm job: runs in the batch script, starts a controller on every node, handles its end.
 
-python -m yatt.launch.job RUN        in an sbatch script; `yatt submit` makes submitit call the same
+python -m yatt.launch.job RUN        in your own sbatch script; `yatt submit` calls `run_start` with submitit
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from yatt.launch.plan import components_of, effective, read_plan
 from yatt.paths import RunPaths
 
 PLAN_S = 600.0
-"""How long the run folder is waited for before the config is read; `launch.phase_timeout_s` after that."""
+"""Longest wait for the run folder before the config is read; then `launch.phase_timeout_s` applies."""
 
 
 def run_start(paths: RunPaths) -> int:
-    """Until this start of the job is over; gives the exit code.
+    """Runs this start of the job to its end; returns the exit code.
 
     Raises:
-        ConfigError: this is no job, its nodes are not what the run needs, or the folder is no run's.
-        YattError: as `Attempts.run`.
+        ConfigError: this is not a job, it lacks nodes, or the folder is not a run folder.
+        YattError: see `Attempts.run`.
     """
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
@@ -53,27 +53,27 @@ def run_start(paths: RunPaths) -> int:
     components = components_of(config, plan.site, plan.layout)
     allocation = allocation_of(os.environ, components)
     wait = replace(wait, limit_s=config.launch.phase_timeout_s)
-    with contextlib.suppress(OSError):  # for people, and for the next `yatt submit`
+    with contextlib.suppress(OSError):  # for users, and for the next `yatt submit`
         _register(paths, allocation.job_id)
     backend = SlurmBackend(config, paths, plan, components, allocation, signals, say)
     return Attempts(config, paths, backend, wait, say).run(os.environ)
 
 
 def _register(paths: RunPaths, job_id: str) -> None:
-    """A job that was submitted by hand becomes known as the run's."""
+    """Records a job that was submitted without `yatt submit` as the run's job."""
     noted = noted_job(paths)
     if noted is None or noted.job != job_id or not noted.command:
         note_job(paths, job_id, Slurm().show_job(job_id))
 
 
 def say(text: str) -> None:
-    """One line for people, in the job's log."""
+    """Prints one line to the job's log."""
     sys.stdout.write(f"{clock.wall_iso()} yatt: {text}\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """The command line of sbatch scripts."""
+    """Entry point of sbatch scripts."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m yatt.launch.job RUN\n")
         return EXIT_USER_MISTAKE

@@ -1,4 +1,4 @@
-"""What submitit calls in the batch script: the job's launcher, with its exit code."""
+"""The function that submitit calls in the batch script: runs the job's launcher, returns its exit code."""
 
 import sys
 from pathlib import Path
@@ -12,13 +12,13 @@ from yatt.paths import RunPaths
 
 
 def run_job(root: str) -> str:
-    """Run one start of the job; `job.result()` gives the run folder once the run is finished.
+    """Runs one start of the job; `job.result()` returns the run folder once the run is finished.
 
-    A start that fails leaves the reason as submitit's error, and its own exit code as the job's. One that
-    will be continued leaves nothing: the result is the next start's.
+    A start that fails stores the reason as submitit's error and ends with its own exit code. A start that
+    will be continued stores nothing: the next start writes the result.
     """
     files = JobEnvironment().paths
-    files.result_pickle.unlink(missing_ok=True)  # a former start's would make people think the job is over
+    files.result_pickle.unlink(missing_ok=True)  # the file of an earlier start would report the job as over
     try:
         code = run_start(RunPaths(Path(root)))
         reason = f"the run in {root} ended with exit code {code}; see its log"

@@ -1,4 +1,5 @@
-"""The runs a person has started, for `yatt list`: one line a run folder in the person's own state folder."""
+"""The runs that a user has submitted, for `yatt list`: one run folder per line, in the user's state
+folder."""
 
 import os
 import sys
@@ -10,24 +11,26 @@ from yatt.errors import ConfigError
 
 
 def known_file() -> Path:
-    """Where they are noted: $XDG_STATE_HOME/yatt/runs, usually ~/.local/state/yatt/runs."""
+    """Path of the list: $XDG_STATE_HOME/yatt/runs, usually ~/.local/state/yatt/runs."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "yatt" / "runs"
 
 
 def remember(root: Path) -> None:
-    """Note a run folder. A list that cannot be written to costs its entry, not the run."""
+    """Adds a run folder to the list. If the list cannot be written, the run starts anyway."""
     path = known_file()
     try:
         make_private(path.parent)
         make_ready(path)
         append_line(path, str(root))
     except (OSError, ConfigError) as error:
-        sys.stderr.write(f"yatt: note: {path} cannot be written ({error}); `yatt list` needs the folder\n")
+        sys.stderr.write(
+            f"yatt: note: {path} cannot be written ({error}); to list this run, use `yatt list FOLDER`\n"
+        )
 
 
 def known_runs() -> list[Path]:
-    """Every noted run folder that is still there, oldest first, each once."""
+    """Run folders in the list that still exist, oldest first, without duplicates."""
     try:
         with open_regular(known_file()) as file:
             lines = [line.rstrip(b"\n") for line in lines_of(file) if line is not None]

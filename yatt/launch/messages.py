@@ -1,4 +1,4 @@
-"""Messages to the people of a run, when there is something to do or to see: `logging.webhook_url`."""
+"""Notifications sent to `logging.webhook_url`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ State = Literal["finished", "failed", "no progress"]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Those of one run.
+    """Sends the notifications of one run.
 
     Attributes:
-        say: prints one line for people, if a message could not be sent.
+        say: prints one line for the user, if a message could not be sent.
     """
 
     config: RunConfig
@@ -23,7 +23,7 @@ class Messages:
     say: Callable[[str], None]
 
     def send(self, state: State, text: str) -> None:
-        """One message; `text` is a field of its own, as chat services want it. Takes 10 s at most."""
+        """Sends one message. `text` is a separate field, which chat services require. Takes at most 10 s."""
         url = self.config.logging.webhook_url
         if not url:
             return

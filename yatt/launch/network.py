@@ -1,4 +1,4 @@
-"""The address under which other nodes of the job reach this one."""
+"""The address at which other nodes of the job reach this node."""
 
 import socket
 from collections.abc import Mapping
@@ -11,10 +11,11 @@ ANY_PORT = 9
 
 
 def own_address(site: SiteConfig, env: Mapping[str, str]) -> str:
-    """Address of the site's `interface`; without one, of whichever has the route to the job's first node.
+    """Returns the address of the site's `interface`; if unset, of the one that routes to the job's first
+    node.
 
     Raises:
-        ConfigError: there is no such interface, or it has no such address.
+        ConfigError: the interface does not exist, or has no address of the wanted IP version.
         OSError: there is no route.
     """
     if site.interface:
@@ -22,15 +23,15 @@ def own_address(site: SiteConfig, env: Mapping[str, str]) -> str:
     leader = env.get("SLURM_LAUNCH_NODE_IPADDR") or env.get("SLURM_SRUN_COMM_HOST") or "127.0.0.1"
     family, *_, place = socket.getaddrinfo(leader, ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # sends nothing: it only asks for the route
+        probe.connect(place)  # sends nothing: it only looks up the route
         return str(probe.getsockname()[0])
 
 
 def listening_place(address: str, backlog: int | None = None) -> "socket.socket":
-    """A socket that listens on a free port of this address; `backlog` calls may wait, or the system's number.
+    """Returns a socket that listens on a free port of `address`; `backlog` limits the waiting connections.
 
     Raises:
-        OSError: it cannot be had.
+        OSError: the socket cannot be created.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=backlog)
@@ -44,5 +45,5 @@ def _address_of(interface: str, version: int) -> str:
         kind = f"IPv{version} address" if version else "address"
         raise ConfigError(
             f"site interface: '{interface}' has no {kind} on {socket.gethostname()} "
-            f"({error.strerror}); there are {known}."
+            f"({error.strerror}); its interfaces are {known}."
         ) from error

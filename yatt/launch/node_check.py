@@ -1,8 +1,8 @@
-"""What a node has to pass before an attempt begins on it.
+"""The check of a node before an attempt starts on it.
 
-Its memory, its folders, its way to itself over the network, its GPUs, and the site's own check. Each of them
-may stand still on a broken node, so all run in a thread that is given up after a while. A look that fails by
-a defect of its own costs no node.
+It checks memory, folders, a network connection to itself, GPUs, and runs the site's own check. Any of these
+may hang on a broken node, so all run in a thread with a time limit. A check that fails because of a bug in
+yatt does not exclude the node.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ from yatt.printable import printable
 WRITTEN_BYTES = 1 << 20
 LOOPBACK_S = 10.0
 MEMORY_LEFT = 0.5
-"""Of the memory that Slurm has granted: a node that has less to give is full of what others left behind."""
+"""Fraction of the memory granted by Slurm that must be free; with less, other processes still hold it."""
 
 FREE_S, LOOK_S = 20.0, 1.0
-"""GPUs and memory may take so long to be free of the attempt before, and are looked at so often meanwhile."""
+"""Longest wait for the previous attempt to free GPUs and memory, and the polling interval."""
 
 KILLED_S = 5.0
 
 SAID_BYTES, SHOWN_BYTES = 4096, 200
-"""Of what the site's own check printed: in srun's log, and of its last line as the reason."""
+"""Bytes of the site check's output that are kept, and bytes of its last line that are shown as the reason."""
 
 _SETTING = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Of a folder: more likely a wrong name than a broken node."""
+"""Errors of a folder that point to a wrong name rather than to a broken node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a node is left out. With exit code 2 it is more likely the site file that is wrong."""
+    """Why a node is left out. Exit code 2 means that the site file is probably wrong."""
 
     why: str
     exit_code: int = EXIT_FAILED
@@ -57,12 +57,12 @@ class Unfit:
 
 @dataclass(slots=True)
 class NodeCheck:
-    """One node's check.
+    """The check of one node.
 
     Attributes:
-        folders: scratch and shared-memory folder.
-        device: cpu, cuda or auto; once it was looked at no longer auto.
-        num_gpus: how many this node needs.
+        folders: the scratch folder and the shared-memory folder.
+        device: cpu, cuda or auto; the check replaces auto by the result.
+        num_gpus: number of GPUs that this node needs.
     """
 
     site: SiteConfig
@@ -76,7 +76,7 @@ class NodeCheck:
     _child: "subprocess.Popen[bytes] | None" = None
 
     def run(self) -> Unfit | None:
-        """What is wrong with this node; None if nothing is."""
+        """Runs the check; returns the fault of this node, or None."""
         limit_s = float(self.site.node_check.limit_s)
         thread = threading.Thread(target=self._look, name="node-check", daemon=True)
         thread.start()
@@ -92,7 +92,7 @@ class NodeCheck:
         return Unfit(why, EXIT_USER_MISTAKE if is_setting else EXIT_FAILED)
 
     def _give_up(self, thread: threading.Thread) -> None:
-        """Nothing more is looked at; the site's own check is ended with what it has started."""
+        """Stops the check and kills the process group of the site's own check."""
         self._is_over = True
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -111,8 +111,8 @@ class NodeCheck:
                 self._faults.extend(look())
             except (YattError, OSError) as error:
                 self._faults.append(Unfit(f"{self._at}: {error}", getattr(error, "exit_code", EXIT_FAILED)))
-            except Exception as error:  # noqa: BLE001 - a defect of the look, not of the node
-                sys.stderr.write(f"yatt: {self._at} could not be looked at: {words_of(error)}\n")
+            except Exception as error:  # noqa: BLE001 - a bug in the check, not a fault of the node
+                sys.stderr.write(f"yatt: the check of {self._at} failed: {words_of(error)}\n")
 
     def _memory(self) -> Iterator[Unfit]:
         granted = self.env.get("SLURM_MEM_PER_NODE", "")
@@ -121,12 +121,12 @@ class NodeCheck:
         until_s = clock.monotonic_s() + FREE_S
         while (free := _free_mib()) < MEMORY_LEFT * int(granted):
             if clock.monotonic_s() >= until_s:
-                yield Unfit(f"only {free} MiB of memory are left of the {granted} that the job was granted")
+                yield Unfit(f"only {free} MiB of memory are free; the job was granted {granted} MiB")
                 return
             time.sleep(LOOK_S)
 
     def _folders(self) -> Iterator[Unfit]:
-        scratch.sweep(self.folders)  # what was left by a step that was killed is not the node's fault
+        scratch.sweep(self.folders)  # first remove what a killed step left; that is not a fault of the node
         for folder in dict.fromkeys(self.folders):
             try:
                 _write_in(folder)
@@ -136,7 +136,7 @@ class NodeCheck:
                 yield Unfit(f"{folder} cannot be written to ({error.strerror})")
         wanted, disk = self.site.node_check.free_gb, self.folders[0]
         if wanted and (free := shutil.disk_usage(disk).free >> 30) < wanted:
-            yield Unfit(f"{disk} has {free} GiB free, and node_check.free_gb is {wanted}")
+            yield Unfit(f"{disk} has {free} GiB free; node_check.free_gb requires {wanted}")
 
     def _network(self) -> Iterator[Unfit]:
         address = own_address(self.site, self.env)
@@ -168,9 +168,9 @@ class NodeCheck:
         command = self.site.node_check.command
         if not command:
             return
-        output = os.memfd_create("yatt-check")  # neither the run folder nor this node's disk may be in order
+        output = os.memfd_create("yatt-check")  # the run folder and the local disk may be broken
         try:
-            # Marked, so that it does not hear signals that are the controller's, and nothing of it stays.
+            # Marked, so that it gets no signals meant for the controller, and all of its processes are ended.
             env = {**self.env, bound.MARK: "node-check"}
             self._child = spawn_to(list(command), env=env, output=output)
             code = self._child.wait()
@@ -191,10 +191,10 @@ def _free_mib() -> int:
 
 
 def _write_in(folder: Path) -> None:
-    """Write, read again and remove a file.
+    """Writes, reads and removes a file.
 
     Raises:
-        OSError: it cannot be done.
+        OSError: one of these fails.
     """
     path = folder / f"yatt-check-{os.getpid()}-{threading.get_ident()}"
     data = os.urandom(WRITTEN_BYTES)
@@ -204,6 +204,6 @@ def _write_in(folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.read_bytes() != data:
-            raise OSError(0, "what was written is not what is read")
+            raise OSError(0, "the data read differs from the data written")
     finally:
         path.unlink(missing_ok=True)

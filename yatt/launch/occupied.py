@@ -1,4 +1,4 @@
-"""Refuses a second start of a run that is going on; or, when asked to, lets the first save and stop."""
+"""Refuses to start a run that is already active; with --take-over, lets the active start save and stop."""
 
 import sys
 import time
@@ -12,47 +12,49 @@ from yatt.adapters.process import Identity
 from yatt.adapters.slurm import Slurm
 from yatt.core.occupancy import Life, Signs, life_of
 from yatt.errors import AlreadyGoing, ConfigError, DeadlineExceeded
-from yatt.launch.jobs import cancel, job_view
+from yatt.launch.cancel import cancel
+from yatt.launch.jobs import job_view
 from yatt.paths import RunPaths
 
 HEARTBEAT_WATCH_S = 10.0
-"""A leader's heartbeat is raised every 3 s; one that stands still for so long is nobody's."""
+"""A leader's heartbeat increases every 3 s; if it does not change for this long, the leader is gone."""
 
 TAKE_OVER_S = 900.0
 AFTER_S = 30.0
-"""A launcher that has noted its end may take so long to be gone."""
+"""Longest wait for a launcher to exit after it has recorded its end."""
 
 POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """Who has the run: its newest attempt and words for where it runs. `where` is empty if nobody has."""
+    """The active start of a run: its newest attempt, and a text that says where it runs (empty if none is
+    active)."""
 
     attempt: int
     where: str = ""
 
 
 def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) -> None:
-    """Make sure that nobody else is at work on the run, before it is started.
+    """Makes sure that the run is not active, before it is started.
 
     Args:
-        take_over: let an occupant save and stop, as `yatt cancel` does, instead of refusing.
+        take_over: let an active start save and stop, as `yatt cancel` does, instead of refusing.
 
     Raises:
-        ConfigError: the run is going on, and `take_over` is not asked for.
-        DeadlineExceeded: the occupant did not stop in time.
+        ConfigError: the run is active, and `take_over` is False.
+        DeadlineExceeded: the active start did not stop in time.
     """
     if not paths.claims.is_dir() and not paths.job.exists():
-        return  # never begun
+        return  # never started
     slurm = slurm or Slurm()
     found = occupant(paths, slurm)
     if not found.where:
         return
     if not take_over:
         raise AlreadyGoing(
-            f"{found.where} already: `yatt status {paths.root}`. Nothing was started. Stop it with "
-            f"`yatt cancel {paths.root}`, or give this command with --take-over: it saves and stops first."
+            f"{found.where} already; see `yatt status {paths.root}`. Nothing was started. Stop it with "
+            f"`yatt cancel {paths.root}`, or add --take-over: the run then saves and stops first."
         )
     sys.stdout.write(f"{found.where}: taking over\n")
     _wait_for_end(paths, slurm, found)
@@ -68,7 +70,7 @@ def _wait_for_end(paths: RunPaths, slurm: Slurm, found: Occupant) -> None:
             )
         try:
             sys.stdout.write(cancel(paths, slurm, now=False) + "\n")
-        except (ConfigError, DeadlineExceeded):  # it ended by itself, died, or is between two attempts
+        except (ConfigError, DeadlineExceeded):  # it ended, crashed, or is between two attempts
             time.sleep(POLL_S)
         _wait_for_launcher(paths, newest_attempt(paths))
         found = occupant(paths, slurm)
@@ -81,7 +83,7 @@ def _wait_for_launcher(paths: RunPaths, attempt: int) -> None:
 
 
 def occupant(paths: RunPaths, slurm: Slurm) -> Occupant:
-    """Who is at work on the run; watches the heartbeat for a while where nothing else tells."""
+    """Finds the active start of the run; watches the heartbeat for a while if nothing else tells."""
     attempt = newest_attempt(paths)
     started = record(paths, attempt, STARTED)
     job = job_view(paths, slurm)
@@ -96,7 +98,7 @@ def occupant(paths: RunPaths, slurm: Slurm) -> Occupant:
         job_lives=job_lives,
         is_of_job=bool(job.job_id) and started.get("job") == job.job_id,
     )
-    going_on = f"attempt {attempt} of this run is going on"
+    going_on = f"attempt {attempt} of this run is active"
     match life_of(signs):
         case Life.OVER:
             return Occupant(attempt)
@@ -109,7 +111,7 @@ def occupant(paths: RunPaths, slurm: Slurm) -> Occupant:
 
 
 def _launcher(paths: RunPaths, attempt: int) -> tuple[bool, bool]:
-    """Whether the attempt's launcher can be seen from here, and whether it runs."""
+    """Returns whether the attempt's launcher is on this machine, and whether it runs."""
     noted: dict[str, Any] = record(paths, attempt, STARTED).get("launcher", {})
     if not noted:
         return False, False
@@ -123,7 +125,9 @@ def _heartbeat_moves(paths: RunPaths, attempt: int) -> bool:
         return heartbeat.get("counter"), newest_attempt(paths)
 
     first, until_s = seen(), clock.monotonic_s() + HEARTBEAT_WATCH_S
-    sys.stdout.write(f"attempt {attempt} was started on another machine; looking whether it lives\n")
+    sys.stdout.write(
+        f"attempt {attempt} was started on another machine; checking whether it is still running\n"
+    )
     sys.stdout.flush()
     while clock.monotonic_s() < until_s:
         if record(paths, attempt, ENDED):

@@ -1,6 +1,6 @@
-"""How a run lies on Slurm: its components, and what a start of the job has to know besides the run's config.
+"""The job plan: a run's components, and the settings of a job start that are not in the run's config.
 
-Written into the run folder by whoever submits, read by every start of the job (`yatt.launch.job`).
+Written to the run folder by `yatt submit`, read by every start of the job (`yatt.launch.job`).
 """
 
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ TRAINER_PART, ENGINES_PART = "trainer", "engines"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """Nodes of one kind: the run's nodes `first` to `first + nodes - 1`."""
+    """Nodes with the same resources: the run's nodes `first` to `first + nodes - 1`."""
 
     name: str
     first: int
     nodes: int
     gpus_per_node: int
-    """0 where GPUs are not asked for."""
+    """0 if no GPUs are requested."""
 
     @property
     def indexes(self) -> tuple[int, ...]:
@@ -35,17 +35,17 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """Another number of nodes than the run's config says; 0 leaves it."""
+    """Overrides of the config's node counts; 0 keeps the config's value."""
 
     nodes: int = 0
     trainer_nodes: int = 0
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a start of the job needs.
+    """Settings that a start of the job reads.
 
-    `submission` names the submission: attempts without progress are counted within one. `by_hand` is what a
-    job is called that people submit themselves.
+    `submission` identifies the submission: attempts without progress are counted within one. `by_hand` is the
+    job name for `sbatch` after `yatt submit --prepare`.
     """
 
     submission: str
@@ -56,7 +56,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Component, ...]:
-    """The job's components: one of all nodes when `layout` is flat, else one of each kind of node."""
+    """Returns the job's components: one with all nodes if `layout` is flat, else one per kind of node."""
     asks = config.launch.device != "cpu" and site.gpus_directive != "none"
     gpus = node_gpus(config) if asks else (0,) * config.launch.nodes
     trainers, nodes = num_trainer_nodes(config), config.launch.nodes
@@ -71,19 +71,19 @@ def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Com
 
 
 def layout_of(config: RunConfig, site: SiteConfig, *, can_het: bool) -> str:
-    """het or flat.
+    """Returns the job's layout, het or flat.
 
     Args:
         can_het: whether the cluster starts heterogeneous jobs.
 
     Raises:
-        ConfigError: the site file asks for what cannot be.
+        ConfigError: the site file requests a layout that is not possible.
     """
     differ = num_trainer_nodes(config) < config.launch.nodes
     if site.layout == "het" and not differ:
         raise ConfigError(
-            "site layout: het needs nodes of two kinds, but every node of this run trains; write auto, or "
-            "placement.mode: disaggregated in the run file."
+            "site layout: het needs trainer nodes and engine nodes, but every node of this run trains; "
+            "write auto, or placement.mode: disaggregated in the run file."
         )
     if site.layout == "het" and not can_het:
         raise ConfigError(
@@ -93,12 +93,12 @@ def layout_of(config: RunConfig, site: SiteConfig, *, can_het: bool) -> str:
 
 
 def write_plan(paths: RunPaths, plan: JobPlan) -> None:
-    """Publish it in the run folder."""
+    """Writes the plan to the run folder."""
     publish(paths.plan, msgspec.json.format(msgspec.json.encode(plan), indent=2))
 
 
 def read_plan(paths: RunPaths) -> JobPlan:
-    """The newest submission's.
+    """Reads the plan of the newest submission.
 
     Raises:
         ConfigError: nothing was submitted from this folder.
@@ -112,11 +112,11 @@ def read_plan(paths: RunPaths) -> JobPlan:
 
 
 def effective(config: RunConfig, site: SiteConfig, resized: Resized) -> RunConfig:
-    """What an attempt runs with: the run's config, another number of nodes, this site's folders. Where nodes
-    copy models first (`stage`), they wait for each other by so much longer.
+    """Returns the config of an attempt: the run's config with another number of nodes and this site's
+    folders. If nodes copy models first (`stage`), the start timeout is longer by its limit.
 
     Raises:
-        ConfigError: with so many nodes the run's sizes do not fit.
+        ConfigError: the run's sizes do not fit on that many nodes.
     """
     launch, place = config.launch, config.placement
     launch = replace(
@@ -131,5 +131,5 @@ def effective(config: RunConfig, site: SiteConfig, resized: Resized) -> RunConfi
     changed = replace(config, launch=launch, placement=place)
     if faults := relations(changed):
         listed = "\n".join(f"  {key}: {says}" for key, says in faults)
-        raise ConfigError(f"the run cannot go on with {launch.nodes} nodes:\n{listed}")
+        raise ConfigError(f"the run cannot continue on {launch.nodes} nodes:\n{listed}")
     return changed

@@ -1,6 +1,6 @@
-"""What can be known to be wrong before anything starts: models, data, templates, functions, folders.
+"""Checks that run before anything starts: models, data, templates, functions, folders.
 
-Every check raises ConfigError; they are collected, so that one try shows all mistakes.
+Every check raises ConfigError; the errors are collected, so that one attempt shows all mistakes.
 """
 
 import importlib.util
@@ -36,14 +36,14 @@ ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
 
 def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True) -> None:
-    """Check what the config refers to.
+    """Checks the files, functions and stores that the config names.
 
     Args:
-        runs_here: the run's processes start on this machine, under its limits.
-        engines_are_here: they use this interpreter's libraries; else those of a container, say.
+        runs_here: the run's processes start on this machine, so its limits apply.
+        engines_are_here: they use this interpreter's libraries, not those of a container.
 
     Raises:
-        ConfigError: everything that is wrong, one line each; made from a passing error if nothing else is.
+        ConfigError: all mistakes, one per line; its cause is a transient error if all of them are transient.
     """
     checks = list(_checks(config))
     if engines_are_here:
@@ -58,7 +58,7 @@ def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bo
 
 
 def show_doubts(config: RunConfig) -> None:
-    """Print settings that are allowed but often not meant, once, when a run is started."""
+    """Prints notes about settings that are allowed but rarely intended, once, when a run is started."""
     for key, says in doubts(config):
         sys.stderr.write(f"yatt: note: {key} {says}\n")
 
@@ -100,7 +100,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
 
 
 def _check_function(config: RunConfig, section: RewardSection | GenRMSection) -> None:
-    """A function that ships with yatt is looked up here; a user's file is loaded in a process of its own."""
+    """Checks a function: a built-in one is looked up here, a user's file is loaded in a separate process."""
     if isinstance(section, RewardSection) and is_builtin(section.path):
         load_reward(section)
         return
@@ -113,14 +113,14 @@ def _check_function(config: RunConfig, section: RewardSection | GenRMSection) ->
 
 
 def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
-    """Every row must be usable, and have a ground truth where something needs one."""
+    """Checks that every row can be used, and has a ground truth if something needs one."""
     counts, data = check_rows(files, config.data), config.data
     if not data.ground_truth_key or not counts.without_truth or not _needs_truth(config):
         return
     if counts.without_truth == counts.rows:
         raise ConfigError(
             f"data.ground_truth_key: no row of {', '.join(files)} has a column '{data.ground_truth_key}', "
-            "which reward functions and templates are given as ground_truth; name the column, or write "
+            "which reward functions and templates get as ground_truth; name the right column, or write "
             "ground_truth_key: '' if there is none."
         )
     sys.stderr.write(
@@ -138,27 +138,31 @@ def _needs_truth(config: RunConfig) -> bool:
 
 
 def check_model(folder: str, key: str) -> dict[str, object]:
-    """The folder's config.json.
+    """Returns the folder's config.json.
 
     Raises:
-        ConfigError: the folder is no Hugging Face model.
+        ConfigError: the folder is not a Hugging Face model.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"{key}: there is no folder {folder}. Give a Hugging Face folder on this machine.")
+        raise ConfigError(
+            f"{key}: there is no folder {folder}. Write the path of a Hugging Face model on this machine."
+        )
     found = _config_json(folder)
     if found is None:
-        raise ConfigError(f"{key}: {root / 'config.json'} cannot be read as one JSON object.")
+        raise ConfigError(
+            f"{key}: {root / 'config.json'} is not a readable JSON object; save the model again."
+        )
     if not any(root.glob("*.safetensors")):
         raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
     return found
 
 
 def _config_json(folder: str) -> dict[str, object] | None:
-    """The folder's config.json, None if it cannot be read or is no object.
+    """Returns the folder's config.json, None if it cannot be read or is not an object.
 
     Raises:
-        OSError: it may be read later.
+        OSError: the error is transient.
     """
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
@@ -172,47 +176,49 @@ def _config_json(folder: str) -> dict[str, object] | None:
 
 
 def model_limit(folder: str) -> int:
-    """Most tokens the model takes at once, by its config.json; 0 if that does not say."""
+    """Returns the model's context length by its config.json; 0 if it is not set there."""
     limit = (_config_json(folder) or {}).get("max_position_embeddings", 0)
-    return limit if type(limit) is int and limit > 0 else 0  # `check_model` says what is wrong
+    return limit if type(limit) is int and limit > 0 else 0  # `check_model` reports a wrong value
 
 
 def check_length(folder: str, key: str, num_tokens: int) -> None:
-    """The model must take that many tokens.
+    """Checks that the model's context length is at least `num_tokens`.
 
     Raises:
-        ConfigError: it takes fewer.
+        ConfigError: it is shorter.
     """
     limit = model_limit(folder)
     if num_tokens == 0:
-        raise ConfigError(f"{key}: {folder}/config.json does not say what the model takes; write it here.")
+        raise ConfigError(
+            f"{key}: {folder}/config.json has no max_position_embeddings; write the context length here."
+        )
     if limit and num_tokens > limit:
         raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
 
 
 def check_policy(folder: str, key: str) -> None:
-    """The policy must be trainable and have a tokenizer.
+    """Checks that the policy can be trained and has a tokenizer.
 
     Raises:
-        ConfigError: it is of an unknown architecture, or files are missing.
+        ConfigError: its architecture is not supported, or files are missing.
     """
     architectures = check_model(folder, key).get("architectures") or ["none named"]
     named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
     if not set(named) & set(ARCHITECTURES):
         raise ConfigError(
-            f"{key}: architecture {', '.join(named)} cannot be trained; known are {', '.join(ARCHITECTURES)}."
+            f"{key}: architecture {', '.join(named)} cannot be trained; use {', '.join(ARCHITECTURES)}."
         )
     Tokenizer(folder)
 
 
 def _check_fits(config: RunConfig) -> None:
-    """The policy's sizes must fit the layout of trainer and engines.
+    """Checks that the policy's sizes fit the layout of trainer and engines.
 
     Raises:
-        ConfigError: a feature that cannot be trained, or sizes that do not divide; as the trainer says it.
+        ConfigError: the model has a feature that cannot be trained, or sizes that do not divide.
     """
     if not Path(config.model.path).is_dir():
-        return  # `check_policy` says so
+        return  # `check_policy` reports it
     shape = read_shape(config.model.path)
     check_layout(shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
     if shape.num_heads % config.rollout.tp_size:
@@ -223,28 +229,28 @@ def _check_fits(config: RunConfig) -> None:
 
 
 def check_store(config: RunConfig) -> None:
-    """The checkpoint store must answer and must not be another run's.
+    """Checks that the checkpoint store answers and does not belong to another run.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the store cannot be used.
     """
     url = config.checkpoint.url
     try:
         check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
     except StoreUnreachable as error:
         if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
-            return  # the address was right when the run was started: the launcher waits for the store
+            return  # the address was right when the run was started: the launcher will wait
         raise ConfigError(
-            f"checkpoint.url: {url} cannot be used from here ({error}). Check the address, "
+            f"checkpoint.url: {url} cannot be used from this machine ({error}). Check the address, "
             "checkpoint.storage_options and your credentials."
         ) from error
 
 
 def check_origin(config: RunConfig) -> None:
-    """The checkpoint to start from must be there.
+    """Checks that the checkpoint to start from exists.
 
     Raises:
-        ConfigError: it is not, or its store does not answer.
+        ConfigError: it does not, or its store does not answer.
     """
     key, origin = "run.from_checkpoint", config.run.from_checkpoint
     try:
@@ -253,23 +259,23 @@ def check_origin(config: RunConfig) -> None:
     except StoreUnreachable as error:
         if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
             return  # as for the run's own store
-        raise ConfigError(f"{key}.url: {origin.url} cannot be used from here ({error}).") from error
+        raise ConfigError(f"{key}.url: {origin.url} cannot be used from this machine ({error}).") from error
     if not names:
         wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
-        raise ConfigError(f"{key}: {origin.url} has no {wanted}; look into its folder `manifests`.")
+        raise ConfigError(f"{key}: {origin.url} has no {wanted}; list its folder `manifests`.")
 
 
 def check_descriptors(config: RunConfig, limit: int) -> None:
-    """Every controller must be able to open as many file descriptors as its node needs.
+    """Checks that every controller may open as many file descriptors as its node needs.
 
     Args:
-        limit: descriptors that a process on this machine may have.
+        limit: hard limit of file descriptors per process on this machine.
 
     Raises:
         ConfigError: a controller needs more.
     """
     placement, paths = place(config), RunPaths(Path(config.run.dir))
-    kinds = {0, len(placement.trainer_nodes) - 1, config.launch.nodes - 1}  # of each kind of node, one
+    kinds = {0, len(placement.trainer_nodes) - 1, config.launch.nodes - 1}  # one node of each kind
     nodes = [
         Node(
             config=config, paths=paths, placement=placement, attempt=0, index=index, host="", device="cpu"

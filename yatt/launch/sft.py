@@ -1,4 +1,4 @@
-"""`yatt sft`: check the file, then train in a process of its own; made once for the same inputs."""
+"""`yatt sft`: checks the file, then trains in a separate process; once for the same inputs."""
 
 import hashlib
 import os
@@ -14,10 +14,10 @@ MADE_FROM = "yatt-sft.sha256"
 
 
 def run_sft(file: Path, more: list[str]) -> int:
-    """Train, unless `output` was made from the same file and data; gives the exit code.
+    """Trains, unless `output` was made from the same file and data; returns the exit code.
 
     Raises:
-        ConfigError: something in the file is wrong; nothing was started.
+        ConfigError: the SFT file has a mistake; nothing was started.
     """
     overlays = [Path(part) for part in more if "=" not in part]
     settings = [part for part in more if "=" in part]
@@ -25,12 +25,12 @@ def run_sft(file: Path, more: list[str]) -> int:
     output = Path(config.output)
     digest = _digest(config)
     if (output / MADE_FROM).is_file() and (output / MADE_FROM).read_text() == digest:
-        sys.stdout.write(f"{output} is there already, made from the same file and data\n")
+        sys.stdout.write(f"{output} already exists and was made from the same file and data: nothing to do\n")
         return 0
     output.mkdir(parents=True, exist_ok=True)
     (output / MADE_FROM).unlink(missing_ok=True)
     publish(output / "sft.yaml", resolved_text(config).encode())
-    # The warnings are upstream's, about Transformer Engine and Apex not being there.
+    # Transformers and megatron warn that Transformer Engine and Apex are not installed.
     env = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
     argv = [sys.executable, "-P", "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
     exit_code = subprocess.run(argv, check=False, env=env).returncode
@@ -40,7 +40,7 @@ def run_sft(file: Path, more: list[str]) -> int:
 
 
 def _digest(config: SftConfig) -> str:
-    """Of everything the model depends on."""
+    """Returns the SHA-256 of all inputs of the model."""
     parts = [resolved_text(config).encode(), Path(config.train_file).read_bytes()]
     if config.start:
         parts += [path.read_bytes() for path in sorted(Path(config.start).glob("*.safetensors"))]

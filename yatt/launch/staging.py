@@ -1,8 +1,8 @@
-"""Models, data and container images are copied to a node's own disk before an attempt, and read there.
+"""Copies models, data and container images to a node's local disk before an attempt.
 
-It is for speed only: what cannot be copied, or not in time, is read from where it is, and a line says so.
-The step of a node copies what this node's roles read; the image is copied by a step of its own, outside of
-the container (`yatt.launch.backends.images`), whose program this module is.
+This is an optimization: what cannot be copied in time is read from its original place, and a line reports it.
+A node's step copies the files that this node's roles read. A separate step outside of the container copies
+the image (`yatt.launch.backends.images`); this module is its program.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from yatt.errors import words_of
 
 LOOK_S, CLOSE_S = 0.1, 5.0
 SAID_S = 1.0
-"""A copy that was there already is not worth a line."""
+"""Copies that took less time are not reported."""
 
 H_S = 3600.0
 
 
 def fault_of(stage: StageSection, env: Mapping[str, str]) -> str:
-    """Why this node would copy nothing, or gain nothing by it; empty if all is well."""
+    """Returns why this node cannot copy, or would not gain by it; empty if staging works."""
     if not stage.folder:
         return ""
     try:
@@ -42,21 +42,19 @@ def fault_of(stage: StageSection, env: Mapping[str, str]) -> str:
         return f"stage.folder {stage.folder} cannot be used ({_words(error)})"
     kind = mount_of(os.path.realpath(own), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     if kind in MEMORY:
-        return (
-            f"stage.folder {own.parent} is in memory ({kind}): copies count against what the job is granted"
-        )
+        return f"stage.folder {own.parent} is in memory ({kind}): copies count against the memory of the job"
     if kind.removeprefix("fuse.") not in SHARED:
         return ""
-    return f"stage.folder {own.parent} is on {kind}, which is no disk of the node's own"
+    return f"stage.folder {own.parent} is on {kind}, which is not a local disk of the node"
 
 
 def _copies_of(stage: StageSection, env: Mapping[str, str], is_over: Callable[[], bool]) -> LocalCopies:
-    """Raises: OSError, KeyError, ValueError: the folder cannot be used."""
+    """Raises OSError, KeyError or ValueError if the folder cannot be used."""
     return LocalCopies.within(Path(Template(stage.folder).substitute(env)), is_over)
 
 
 def sources_of(config: RunConfig, stage: StageSection, node: int) -> tuple[str, ...]:
-    """The files and folders that the workers of this node read."""
+    """Returns the files and folders that the workers of this node read."""
     placement, found = place(config), list[str]()
     roles = {role for slab in placement.slabs_by_node.get(node, ()) for role in placement.roles_of(slab)}
     if "models" in stage.what:
@@ -69,12 +67,12 @@ def sources_of(config: RunConfig, stage: StageSection, node: int) -> tuple[str, 
 
 @dataclass(slots=True)
 class Staging:
-    """The copies that one process of this node makes and uses.
+    """Copies made and used by one process of this node.
 
     Attributes:
         env: variables for `stage.folder`.
-        say: takes a line for people.
-        is_told: whether this start is being ended.
+        say: prints one line for the user.
+        is_told: whether this start of the job has to end.
     """
 
     stage: StageSection
@@ -88,11 +86,11 @@ class Staging:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the site asks for copies at all."""
+        """Whether the site file enables staging."""
         return bool(self.stage.folder)
 
     def run(self, sources: Iterable[str]) -> dict[str, str]:
-        """Copy them, unless they are there; gives the copy of each source that has one now."""
+        """Copies the sources that have no copy yet; returns the path of each copy."""
         wanted = tuple(sources)
         if not self.is_wanted or not wanted:
             return {}
@@ -101,22 +99,23 @@ class Staging:
             self._is_over = True
             if not self.is_told():
                 limit = f"{self.stage.limit_s} s (stage.limit_s)"
-                self.say(f"{self._at} was not copied within {limit}; it is read from where it is")
+                self.say(f"{self._at} was not copied within {limit}; it is read from its original place")
         return dict(self._made)
 
     def close(self) -> None:
-        """The copies are not used any more; those that shall not be kept are removed, if that is quick."""
+        """Releases the copies, and removes those that are not to be kept, within `CLOSE_S`."""
         if self._copies is not None:
             keep = bool(self.stage.keep_h)
             self._within(CLOSE_S, partial(self._copies.release, keep=keep), lambda: False)
 
     def _within(self, limit_s: float, work: Callable[[], None], is_told: Callable[[], bool]) -> bool:
-        """Whether `work` was done in time, in a thread: a disk that stands still holds nobody."""
+        """Runs `work` in a thread, so that a disk that hangs blocks nothing; returns whether it ended in
+        time."""
         thread = threading.Thread(target=self._guarded, args=(work,), name="staging", daemon=True)
         until_s = clock.monotonic_s() + limit_s
         try:
             thread.start()
-        except RuntimeError as error:  # no thread to be had
+        except RuntimeError as error:  # no thread could be started
             self.say(f"nothing is copied: {error}")
             return True
         while thread.is_alive() and clock.monotonic_s() < until_s and not is_told():
@@ -126,8 +125,8 @@ class Staging:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 (it is for speed only)
-            self.say(f"{self._at} is not copied ({words_of(error)}); it is read from where it is")
+        except Exception as error:  # noqa: BLE001 - staging is optional
+            self.say(f"{self._at} is not copied ({words_of(error)}); it is read from its original place")
 
     def _copy(self, sources: tuple[str, ...]) -> None:
         self._at = self.stage.folder
@@ -143,7 +142,7 @@ class Staging:
             except GivenUp:
                 return
             except OSError as error:
-                self.say(f"{self._at} is not copied ({_words(error)}); it is read from where it is")
+                self.say(f"{self._at} is not copied ({_words(error)}); it is read from its original place")
 
     def _take(self, copies: LocalCopies, source: str) -> None:
         began_s = clock.monotonic_s()
@@ -155,12 +154,12 @@ class Staging:
 
 def _words(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"there is no variable {error.args[0]}"
+        return f"the environment variable {error.args[0]} is not set"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def main() -> int:
-    """Copy one file, and print where to: ``STAGE IMAGE``, the section as JSON."""
+    """Copies one file and prints the path of the copy: ``STAGE IMAGE``, the section as JSON."""
     parser = argparse.ArgumentParser(prog="yatt.launch.staging")
     parser.add_argument("stage")
     parser.add_argument("image")
@@ -171,7 +170,7 @@ def main() -> int:
         sys.stderr.write(f"yatt: {os.environ.get('SLURMD_NODENAME', 'a node')}: {text}\n")
 
     made = Staging(stage, os.environ, say, lambda: False).run([arguments.image])
-    # At once: srun mixes what the tasks write.
+    # In one write, because srun mixes the output of tasks.
     os.write(sys.stdout.fileno(), f"{made.get(arguments.image, arguments.image)}\n".encode())
     return 0
 

@@ -1,4 +1,4 @@
-"""From a config to a running run on this machine."""
+"""`yatt run` and `yatt resume` on this machine: from a config to a running run."""
 
 import os
 from pathlib import Path
@@ -20,13 +20,13 @@ from yatt.paths import RunPaths
 
 
 def start_run(config: RunConfig, *, take_over: bool = False) -> int:
-    """Check everything, open the run folder, run; gives the exit code.
+    """Checks everything, opens the run folder, runs; returns the exit code.
 
     Args:
-        take_over: if the run is going on, let it save and stop first.
+        take_over: if the run is active, let it save and stop first.
 
     Raises:
-        ConfigError: something of the user's is wrong; nothing was started.
+        ConfigError: the user has to change something; nothing was started.
     """
     config = completed(config)
     preflight(config)
@@ -37,10 +37,10 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
 
 
 def resume_run(folder: Path, resized: Resized, *, take_over: bool = False) -> int:
-    """Go on with the run in `folder`; `take_over` as in `start_run`.
+    """Resumes the run in `folder`; `take_over` as in `start_run`.
 
     Raises:
-        ConfigError: it is no run folder, what it needs is gone, or it does not fit on so many nodes.
+        ConfigError: it is not a run folder, lacks a file, or does not fit on that many nodes.
     """
     paths, config = open_existing(folder)
     config = effective(config, SiteConfig(), resized)

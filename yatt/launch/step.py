@@ -1,8 +1,7 @@
-"""What srun starts on every node: finds out who it is, checks the node, runs its controller to its end.
+"""The process that srun starts on every node: checks the node and runs its controller to its end.
 
-It opens the controller's log itself (Slurm's own names for logs are wrong in steps of heterogeneous jobs),
-notes where it runs and how the controller ended, and passes signals on. A run folder that fails for a while
-is waited for.
+It opens the controller's log itself (Slurm's names for logs are wrong in steps of heterogeneous jobs),
+records where it runs and how the controller ended, and forwards signals. It waits while the run folder fails.
 """
 
 import argparse
@@ -50,23 +49,24 @@ from yatt.paths import RunPaths
 
 T = TypeVar("T")
 PATIENCE_S = 600.0
-"""How long each step in the run folder may wait; as long as the launcher waits for the plan."""
+"""Longest wait of one call to the run folder; equal to the launcher's wait for the plan."""
 
 ORPHANS_S = 3.0
-"""How long it may take to end what the workers of a killed controller have started."""
+"""Time limit for ending the processes left by workers of a killed controller."""
 
 HELD = (signal.SIGUSR1, signal.SIGUSR2)
-"""Wait until the controller takes them: it unblocks them itself, once it has its handlers."""
+"""Signals blocked until the controller can handle them; it unblocks them once its handlers are set."""
 
 STOP_LOOK_S = 2.0
-"""While models are copied, the run folder is looked at so often for a stop."""
+"""Interval for checking the run folder for a stop request while models are copied."""
 
 _WITNESSES = (0, 1)
-"""Nodes whose step looks into the end of the launcher: on the first it may be the memory's next victim."""
+"""Nodes whose step checks why the launcher ended; two, as out-of-memory may also kill the first one's
+step."""
 
 
 def main() -> int:
-    """Run one controller; its exit code is this one's."""
+    """Runs one controller; returns its exit code."""
     try:
         return _run()
     except (YattError, OSError) as error:
@@ -77,22 +77,22 @@ def _run() -> int:
     parser = argparse.ArgumentParser(prog="yatt.launch.step")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--indexes", required=True, help="the run's nodes of this step, by task")
+    parser.add_argument("--indexes", required=True, help="the run's node index of each task of this step")
     parser.add_argument("--absent", default="")
     arguments = parser.parse_args()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until there is somebody to pass them to
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller runs
     paths = RunPaths(arguments.run)
     node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
     if not _waited_for(paths.config.exists):
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
-        sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; take one that all nodes share.\n")
+        sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; use a folder that all nodes share.\n")
         return EXIT_USER_MISTAKE
     return _Step(paths, arguments.attempt, node, arguments.absent).run()
 
 
 @dataclass(slots=True)
 class _Step:
-    """One node's part of an attempt."""
+    """The part of one node in an attempt."""
 
     paths: RunPaths
     attempt: int
@@ -106,7 +106,7 @@ class _Step:
     looked_s: float = 0.0
 
     def run(self) -> int:
-        """Check the node, then run its controller to its end; gives the exit code."""
+        """Checks the node, then runs its controller to its end; returns the exit code."""
         log = self.paths.log(self.attempt, f"node{self.node}")
         try:
             site = _waited_for(partial(read_plan, self.paths)).site
@@ -123,11 +123,11 @@ class _Step:
             argv = self._controller(site, device)
             self.staging = Staging(site.stage, environment, partial(_say_in, log), self._is_stopping)
             if self.staging.is_wanted:
-                self._note({"device": device})  # it is fit: nobody waits to hear whether it is
+                self._note({"device": device})  # the node passed the check; report that before the copying
                 self._stage(self.staging, sources_of(config, site.stage, self.node))
         except (ConfigError, WorkerFailed) as error:
             return self._refused(log, str(error), exit_code_of(error), {})
-        except OSError as error:  # nobody has a way to the first node
+        except OSError as error:  # no route to the first node
             return self._refused(log, str(error), EXIT_FAILED, {})
         if not self.is_told:
             return self._run_to_its_end(argv, environment, log)
@@ -141,7 +141,7 @@ class _Step:
         return NodeCheck(site, folders, launch.device, node_gpus(config)[self.node], env)
 
     def _refused(self, log: Path, why: str, code: int, more: dict[str, str]) -> int:
-        """No controller begins here, and the entry says so."""
+        """Starts no controller, and records the reason."""
         _waited_for(partial(make_within, self.paths.root, log.parent))
         _waited_for(partial(append_line, log, f"node{self.node}: {why}"))
         self._note({**more, "ended": code})
@@ -156,7 +156,7 @@ class _Step:
     def _run_to_its_end(self, argv: list[str], environment: dict[str, str], log: Path) -> int:
         owns_orphans = adopt_orphans()
         controller = self.controller = _waited_for(partial(spawn, argv, env=environment, log=log))
-        if self.is_told:  # while the controller was being started
+        if self.is_told:  # the signal came while the controller was being started
             controller.send_signal(signal.SIGTERM)
         for number in HELD:
             signal.signal(number, self._received)
@@ -164,25 +164,25 @@ class _Step:
         device = argv[argv.index("--device") + 1]
         self._note({"pid": controller.pid, "device": device})
         code = controller.wait()
-        end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a controller that was killed could not
+        end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a killed controller could not do it
         _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
         self._note({"pid": controller.pid, "device": device, "ended": code})
         self._close()
         return code if code >= 0 else 128 - code
 
     def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
-        """Copy them to this node's disk. After a failed attempt they are read from where they are: the disk
-        may be what has failed."""
+        """Copies the sources to this node's disk, except after a failed attempt, because the disk may have
+        caused the failure."""
         if _waited_for(partial(record, self.paths, self.attempt - 1, ENDED)).get("exit_code") == EXIT_FAILED:
-            staging.say("the attempt before has failed: nothing is read from stage.folder in this one")
+            staging.say("the previous attempt failed: this attempt reads nothing from stage.folder")
         elif copies := staging.run(sources):
             try:
                 _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
-                staging.say(f"the copies are not used, as they cannot be noted: {error}")
+                staging.say(f"the copies are not used, because they cannot be recorded: {error}")
 
     def _is_stopping(self) -> bool:
-        """Told by a signal, by one that is held back for the controller, or by a word in the run folder."""
+        """Whether a signal (received or blocked) or a stop request in the run folder ends this step."""
         if self.is_told or signal.sigpending() & {*HELD}:
             return True
         if clock.monotonic_s() - self.looked_s > STOP_LOOK_S:
@@ -205,7 +205,8 @@ class _Step:
             self.death.look_into()
 
     def _note(self, content: dict[str, Any]) -> None:
-        """A note that cannot be written costs no controller: the launcher hears of its end by srun."""
+        """Writes this node's record. If that fails, the controller goes on: the launcher sees its end by
+        srun."""
         path = self.paths.controller_record(self.attempt, self.node)
         where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
 
@@ -231,7 +232,7 @@ def _batch_death(paths: RunPaths, attempt: int, site: SiteConfig, log: Path) -> 
 
 
 def _say_in(log: Path, text: str) -> None:
-    """In the controller's log: srun, which would print it, may have been killed as well."""
+    """Appends one line to the controller's log, because srun may have been killed as well."""
     with contextlib.suppress(OSError):
         append_line(log, f"{clock.wall_iso()} yatt: {text}")
 

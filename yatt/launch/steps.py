@@ -1,4 +1,4 @@
-"""The srun lines of one attempt: one a component, one controller a node. Pure."""
+"""The srun commands of one attempt: one srun per component, one controller per node. Pure."""
 
 import sys
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from yatt.launch.plan import Component
 from yatt.paths import RunPaths
 
 BLIND = "does not see the run folder"
-"""What a node says that can leave no record; the launcher looks for it in srun's output."""
+"""Printed by a node that cannot write to the run folder; the launcher searches srun's output for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:
-    """One srun: its command line and the run's nodes it starts."""
+    """One srun: its command line and the indexes of the nodes that it starts."""
 
     component: str
     indexes: tuple[int, ...]
@@ -25,11 +25,11 @@ def step_orders(
     components: tuple[Component, ...], site: SiteConfig, allocation: Allocation | None,
     paths: RunPaths, *, attempt: int, absent: frozenset[int] = frozenset(),
 ) -> list[StepOrder]:  # fmt: skip
-    """The attempt's steps.
+    """Returns the attempt's steps.
 
     Args:
-        allocation: None to show what a job would run, before there is one.
-        absent: nodes that take no part; a component with none left has no step.
+        allocation: None for a dry run, when there is no job yet.
+        absent: nodes to leave out; a component without nodes has no step.
     """
     return [
         StepOrder(
@@ -49,11 +49,11 @@ def srun_line(
     components: tuple[Component, ...], number: int, site: SiteConfig, allocation: Allocation | None,
     absent: frozenset[int] = frozenset(),
 ) -> tuple[str, ...]:  # fmt: skip
-    """What comes before the command of one component's step: a task a node, with all that the job has there.
+    """Returns the srun part of one component's step: one task per node, with all resources of the job there.
 
     Args:
-        number: which of `components`.
-        allocation, absent: as `step_orders` has them.
+        number: index in `components`.
+        allocation, absent: as in `step_orders`.
     """
     part = components[number]
     nodes = len(set(part.indexes) - absent)
@@ -68,8 +68,8 @@ def srun_line(
 
 
 def _srun(part: Component, group: int, nodes: int, is_het: bool, site: SiteConfig) -> tuple[str, ...]:
-    """Every count is given: a step inherits component 0's from the environment otherwise. The environment
-    is handed on, whatever the site's default is; MPI is nobody's here."""
+    """srun options. Every count is explicit, because a step inherits component 0's from the environment. The
+    environment is always exported; MPI is not used."""
     gpus = (f"--gpus-per-node={part.gpus_per_node}",) if part.gpus_per_node else ()
     no_kill = ("--no-kill",) if keeps_job(site) else ()
     return (
@@ -80,14 +80,14 @@ def _srun(part: Component, group: int, nodes: int, is_het: bool, site: SiteConfi
 
 
 def _cpus(part: Component, site: SiteConfig, allocation: Allocation | None) -> tuple[str, ...]:
-    """All CPUs that the job has on a node. Since Slurm 22.05 a step does not inherit them, and where tasks
-    are bound to cores a step that does not ask has one core for all workers of the node."""
+    """Requests all CPUs of the job on a node. Since Slurm 22.05 a step does not inherit them; where tasks are
+    bound to cores, a step without a request gets one core for all workers."""
     count = allocation.cpus.get(part.name, 0) if allocation else component(site, part.name).cpus_per_node
     return (f"--cpus-per-task={count}", "--cpu-bind=cores") if count else ()
 
 
 def _hosts(part: Component, allocation: Allocation | None, absent: frozenset[int]) -> tuple[str, ...]:
-    """Names only where some nodes are left out, or a flat job's nodes are divided."""
+    """Names the nodes only if some are left out, or if a flat job's nodes are divided."""
     if allocation is None:
         return ()
     names = allocation.hosts[part.name]
@@ -112,7 +112,7 @@ def _inside(container: ContainerSection) -> tuple[str, ...]:
 
 
 def python_of(site: SiteConfig) -> str:
-    """The interpreter of a step; in a container it is that one's."""
+    """Python interpreter of a step; in a container, the container's."""
     if site.container.runtime != "none":
         return site.container.python
     return site.python or sys.executable

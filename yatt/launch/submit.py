@@ -1,4 +1,4 @@
-"""`yatt submit`: checks a run and the cluster, then submits the run as one job that keeps itself going."""
+"""`yatt submit`: checks a run and the cluster, then submits the run as one job that requeues itself."""
 
 import contextlib
 import os
@@ -41,14 +41,14 @@ SHOWN_ATTEMPT = 1
 def submit_run(
     config: RunConfig, site: SiteConfig, *, dry_run: bool, take_over: bool = False, after: str = ""
 ) -> int:
-    """Submit a new run, or the next job of one that is there.
+    """Submits a new run, or the next job of an existing run.
 
     Args:
-        take_over: if the run is going on, let it save and stop first.
-        after: id of a job that has to end before this one begins.
+        take_over: if the run is active, let it save and stop first.
+        after: id of a job that has to end before this one starts.
 
     Raises:
-        ConfigError: something of the user's or the site's is in the way; nothing was queued.
+        ConfigError: the run file, the site file or the cluster does not fit; nothing was queued.
     """
     config = with_store(completed(config), site)
     if dry_run:
@@ -60,10 +60,10 @@ def submit_run(
 def submit_job(
     config: RunConfig, site: SiteConfig, *, take_over: bool = False, after: str = ""
 ) -> HetJob | None:
-    """As `submit_run`; gives submitit's job, None if the run is finished.
+    """Like `submit_run`; returns submitit's job, None if the run is finished.
 
     Args:
-        config: as `completed` and `with_store` have made it.
+        config: a config returned by `completed` and `with_store`.
     """
     paths = check_folder(config)
     if paths.config.is_file() and _is_over(paths):
@@ -81,10 +81,10 @@ def _is_over(paths: RunPaths) -> bool:
 
 
 def prepare_run(config: RunConfig, site: SiteConfig) -> int:
-    """Make the run folder ready for a job script of the user's own, and submit nothing.
+    """Prepares the run folder for the user's own job script, and submits nothing.
 
     Raises:
-        ConfigError: as `submit_run`.
+        ConfigError: see `submit_run`.
     """
     config = with_store(completed(config), site)
     name = f"yatt-{config.run.id}"
@@ -93,7 +93,9 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     write_plan(paths, plan)
     remember(paths.root)
     script = "train.sbatch" if plan.layout == "flat" else "train-het.sbatch"
-    sys.stdout.write(f"{paths.root} is ready: sbatch --job-name={name} slurm/{script} {paths.root}\n")
+    sys.stdout.write(
+        f"{paths.root} is ready; submit it with: sbatch --job-name={name} slurm/{script} {paths.root}\n"
+    )
     return 0
 
 
@@ -104,7 +106,7 @@ def _checked(config: RunConfig, site: SiteConfig) -> JobPlan:
 
 
 def are_engines_here(site: SiteConfig) -> bool:
-    """Whether the steps run with the interpreter of this process, so with its libraries."""
+    """Whether the steps use the interpreter of this process, and so its libraries."""
     return site.container.runtime == "none" and not site.python
 
 
@@ -112,10 +114,10 @@ def resume_submitted(
     folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool, take_over: bool = False,
     after: str = "",
 ) -> int:  # fmt: skip
-    """Submit another job of the run in `folder`; `take_over` and `after` as in `submit_run`.
+    """Submits another job of the run in `folder`; `take_over` and `after` as in `submit_run`.
 
     Raises:
-        ConfigError: as `submit_run`.
+        ConfigError: see `submit_run`.
     """
     paths, config = open_existing(folder)
     if _is_over(paths):
@@ -130,7 +132,7 @@ def resume_submitted(
 
 
 def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
-    """Checkpoints go to a place of the run's own in the site's object store, unless it names another."""
+    """Sets checkpoint.url to a folder of this run in the site's object store, unless the run sets its own."""
     if config.checkpoint.url or not site.checkpoint_url_prefix:
         return config
     url = f"{site.checkpoint_url_prefix.rstrip('/')}/{Path(config.run.dir).name}-{config.run.id}"
@@ -139,7 +141,7 @@ def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
 
 
 def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
-    """What is to be submitted, once the cluster was asked whether it can run."""
+    """Returns the job plan, after checking that the cluster can run it."""
     wanted = effective(config, site, resized)
     snapshot = take_snapshot(Slurm())
     found = findings(snapshot, site, demands_of(wanted))
@@ -150,14 +152,14 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     for finding in found:
         if finding.level == "warn":
             sys.stderr.write(f"yatt: warning: {finding.about}: {finding.what} {finding.cure}\n")
-    template_of(site)  # it is read before anything is made
+    template_of(site)  # report a bad template before anything is created
     is_backfill = (snapshot.config or {}).get("SchedulerType") == "sched/backfill"
     layout = layout_of(wanted, site, can_het=is_backfill)
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
 
 
 def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = "") -> HetExecutor:
-    """submitit's executor for the plan; `after` as in `submit_run`."""
+    """Returns submitit's executor for the plan; `after` as in `submit_run`."""
     site = plan.site
     wanted = effective(config, site, plan.resized)
     parts = components_of(wanted, site, plan.layout)
@@ -176,7 +178,7 @@ def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = 
 
 
 def _asked_of(part: Component, site: SiteConfig) -> dict[str, Any]:
-    """One component's sbatch parameters, under submitit's names."""
+    """Returns one component's sbatch parameters, under submitit's names."""
     options = resources(site, part.name, nodes=part.nodes, gpus_per_node=part.gpus_per_node)
     asked: dict[str, Any] = {key.replace("-", "_"): _flag(value) for key, value in options.items()}
     more = more_options(site, part.name, is_leader=part.first == 0)
@@ -190,10 +192,10 @@ def _flag(value: str | None) -> str | bool:
 def _submit(
     paths: RunPaths, config: RunConfig, plan: JobPlan, *, is_new: bool = False, after: str = ""
 ) -> HetJob:
-    """Submit a job of the run, unless it has one that lives.
+    """Submits a job of the run, unless it has an active job.
 
     Args:
-        is_new: the folder was made for this submission; without a job it would be in the next one's way.
+        is_new: the folder was made for this submission; it is removed if sbatch refuses the job.
     """
     slurm = Slurm()
     with only_submitter(paths):
@@ -226,30 +228,31 @@ def _check_has_none(paths: RunPaths, slurm: Slurm) -> None:
     found = job_view(paths, slurm)
     if found.is_alive:
         raise AlreadyGoing(
-            f"job {found.job_id} of this run is {found.state} already: `yatt status {paths.root}`. "
-            f"To begin anew with other settings, `yatt cancel {paths.root}` first."
+            f"job {found.job_id} of this run is already {found.state}; see `yatt status {paths.root}`. "
+            f"To submit with other settings, run `yatt cancel {paths.root}` first."
         )
     if found.state == "UNKNOWN":
         raise DeadlineExceeded(
-            f"Slurm does not say whether job {found.job_id} of this run lives; nothing was queued. Try again."
+            f"Slurm does not report whether job {found.job_id} of this run is active; nothing was queued. "
+            "Try again."
         )
 
 
 def _refusal(said: str) -> ConfigError:
-    """What to tell of sbatch's last words.
+    """Returns the error for sbatch's last line of output.
 
     Raises:
-        DeadlineExceeded: there was no answer, so a job may be queued all the same.
+        DeadlineExceeded: sbatch got no answer, so the job may be queued in spite of the error.
     """
     last = (said.strip().splitlines() or ["no reason given"])[-1]
     if Reply(1, "", last).is_unreachable:
-        raise DeadlineExceeded(f"no answer to sbatch ({last}): see `squeue --me` before you submit again.")
+        raise DeadlineExceeded(f"sbatch got no answer ({last}); check `squeue --me` before you submit again.")
     return ConfigError(f"sbatch refused the job, nothing was queued: {last}")
 
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Submitting from inside a job must not hand that job's variables on; which cluster it is stays."""
+    """Removes an outer job's variables while submitting; SLURM_CONF, which names the cluster, stays."""
     kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF"}
     with clean_env():
         os.environ.update(kept)
@@ -257,14 +260,14 @@ def _outside_of_jobs() -> Iterator[None]:
 
 
 def _show(config: RunConfig, plan: JobPlan, after: str) -> int:
-    """Print everything that submitting would make, and make nothing."""
+    """Prints everything that submitting would create, and creates nothing."""
     paths = RunPaths(Path(config.run.dir))
     wanted = effective(config, plan.site, plan.resized)
     parts = components_of(wanted, plan.site, plan.layout)
     lines = ["# ---- the batch script", executor_of(paths, config, plan, after).text().rstrip()]
     lines += [
         "",
-        "# ---- what it starts: one srun a component, one controller a node (attempt 1 as an example)",
+        "# ---- its steps: one srun per component, one controller per node (attempt 1 as an example)",
     ]
     for order in step_orders(parts, plan.site, None, paths, attempt=SHOWN_ATTEMPT):
         lines.append(shell_line(order.argv))

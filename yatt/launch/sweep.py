@@ -1,4 +1,4 @@
-"""`yatt submit --sweep key=a,b,c`: a run of its own for each value, or for each combination of values."""
+"""`yatt submit --sweep key=a,b,c`: submits one run per value, or per combination of values."""
 
 import hashlib
 import itertools
@@ -22,20 +22,20 @@ _OTHER = re.compile(r"[^\w.,=+-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SweepMember:
-    """One run of a sweep: the end of its folder's name, and its settings, ``key=value`` each."""
+    """One run of a sweep: the last part of its folder name, and its settings as ``key=value``."""
 
     name: str
     settings: tuple[str, ...]
 
 
 def members(sweeps: list[str]) -> list[SweepMember]:
-    """Every combination, in the order they are written.
+    """Returns every combination, in the order in which the values are written.
 
     Args:
         sweeps: ``key=a,b,c`` each; values are YAML, so a list is one value: ``key=[1,2],[3]``.
 
     Raises:
-        ConfigError: no key, no value, a key twice, or more than `MOST` runs.
+        ConfigError: no key, no value, a duplicate key or value, or more than `MOST` runs.
     """
     listed: list[list[str]] = []
     keys: list[str] = []
@@ -45,34 +45,34 @@ def members(sweeps: list[str]) -> list[SweepMember]:
         if not key or not found:
             raise ConfigError(f"--sweep {text}: write key=a,b,c.")
         if len(set(found)) < len(found):
-            raise ConfigError(f"--sweep {text}: a value is there twice, and would be the same run twice.")
+            raise ConfigError(f"--sweep {text}: a value is listed twice; remove one of them.")
         keys.append(key)
         listed.append([f"{key}={value}" for value in found])
     if len(set(keys)) < len(keys):
-        raise ConfigError("--sweep: a key is there twice; write all of its values behind one.")
+        raise ConfigError("--sweep: a key is given twice; write all of its values in one --sweep.")
     combined = list(itertools.islice(itertools.product(*listed), MOST + 1))
     if len(combined) > MOST:
-        raise ConfigError(f"--sweep: more than {MOST} runs; take fewer values.")
+        raise ConfigError(f"--sweep: more than {MOST} runs; write fewer values.")
     return [SweepMember(_name(settings), settings) for settings in combined]
 
 
 def of_sweep(config: RunConfig, member: SweepMember) -> RunConfig:
-    """The run of one member: its folder lies in the sweep's.
+    """Returns the config of one member, with its folder inside the sweep's folder.
 
     Raises:
-        ConfigError: the run file names an id, which can be one run's only.
+        ConfigError: the run file sets run.id, which must be unique.
     """
     if config.run.id:
-        raise ConfigError("--sweep: run.id names one run; leave it out, and each gets one of its own.")
+        raise ConfigError("--sweep: run.id must be unique; remove it, then each run gets its own id.")
     return replace(config, run=replace(config.run, dir=str(Path(config.run.dir) / member.name)))
 
 
 def each(found: list[SweepMember], submit: Callable[[SweepMember], object]) -> int:
-    """Submit every member. One that goes on already is left alone; what is wrong with one is no reason to
-    leave the others out.
+    """Submits every member. Skips runs that are active already; a member with a mistake does not stop the
+    others.
 
     Returns:
-        The exit code: that of the first mistake, else 0.
+        The exit code: that of the first error, else 0.
     """
     code = EXIT_FINISHED
     for member in found:
@@ -89,7 +89,7 @@ def each(found: list[SweepMember], submit: Callable[[SweepMember], object]) -> i
 
 
 def _values(sweep: str, text: str) -> list[str]:
-    """The members of a YAML list as they are written."""
+    """Returns the members of a YAML list as they are written."""
     try:
         node = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -100,8 +100,8 @@ def _values(sweep: str, text: str) -> list[str]:
 
 
 def _name(settings: tuple[str, ...]) -> str:
-    """Each key without its section, in characters that every filesystem takes; the same whatever else is in
-    the sweep."""
+    """Folder name of a member: keys without their section, in characters that every filesystem accepts. Does
+    not depend on the other members."""
     pairs = (setting.partition("=") for setting in settings)
     words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs)
     name = _OTHER.sub("_", words)[:MOST_NAME]

@@ -1,6 +1,6 @@
-"""Line charts as SVG text: no library, no script, so that a report is one small file that opens anywhere.
+"""Line charts as SVG text, without a library or script, so that a report is one small file.
 
-Colours are classes of the report's style sheet, which knows a light and a dark set.
+Colours are classes of the report's style sheet, which has a light and a dark set.
 """
 
 import math
@@ -14,7 +14,7 @@ LARGEST = 1e100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line. `colour` is a class of the style sheet; `on_right` reads on an axis of its own."""
+    """One line of a chart. `colour`: a class of the style sheet; `on_right`: uses the right axis."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -33,12 +33,12 @@ class Axis:
     to_px: float
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """Returns the pixel of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.from_px + share * (self.to_px - self.from_px)
 
     def ticks(self, count: int, *, whole: bool = False) -> list[float]:
-        """Round values inside the scale, about `count` of them; only integers if `whole`."""
+        """Returns about `count` round values inside the scale; only integers if `whole`."""
         step = _round_step((self.high - self.low) / count)
         step = max(1.0, math.ceil(step)) if whole else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
@@ -46,7 +46,7 @@ class Axis:
 
 
 def axis_over(values: Iterable[float], *, from_px: float, to_px: float, pad: float = 0.08) -> Axis:
-    """A scale that holds every value with some air; a constant gets air of its own size."""
+    """Returns a scale over all values with padding; a constant gets padding in proportion to its value."""
     known = list(values)
     low, high = min(known, default=0.0), max(known, default=1.0)
     air = (high - low) * pad or abs(high) * 0.1 or 1.0
@@ -54,13 +54,13 @@ def axis_over(values: Iterable[float], *, from_px: float, to_px: float, pad: flo
 
 
 def finite(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The points that can be drawn: those of which differences and shares are finite too."""
+    """Returns the points that can be drawn: finite, and small enough for finite differences and ratios."""
     drawn = ((x, y) for x, y in points if math.isfinite(x) and abs(y) < LARGEST)
     return tuple((x, y if abs(y) > 1 / LARGEST else 0.0) for x, y in drawn)
 
 
 def short(value: float) -> str:
-    """A number in a few characters, for axes."""
+    """Returns a number in a few characters, for axes."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -72,10 +72,10 @@ def short(value: float) -> str:
 
 
 def line_chart(series: Sequence[Series], *, title: str, width: int, height: int, label: str = "") -> str:
-    """An SVG of all series over iterations, with a legend when there are several.
+    """Returns an SVG of all series over iterations, with a legend if there are several.
 
     Args:
-        label: what a screen reader says; the title if empty.
+        label: text for screen readers; the title if empty.
     """
     drawn = [line for line in series if line.points]
     if not drawn:

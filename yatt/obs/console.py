@@ -1,7 +1,7 @@
-"""A run on a terminal: a live line for people who watch, plain lines where nobody can.
+"""Output of a run: a live line on a terminal, plain lines elsewhere.
 
-Plain lines are one an iteration and one for each thing worth knowing; they are the same text that
-stands above the live line.
+There is one plain line per iteration and one per notable event; on a terminal they appear above the live
+line.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ class Console:
     """Shows a `RunView`.
 
     Args:
-        out: where to; a terminal gets the live line.
+        out: output stream; a terminal gets the live line.
     """
 
     def __init__(self, view: RunView, out: TextIO = sys.stdout) -> None:
@@ -33,13 +33,13 @@ class Console:
             self._live.start()
 
     def update(self) -> None:
-        """Take in what is new and show it. What goes wrong here is said once and never ends the run."""
+        """Reads and shows new events. An error is reported once and never ends the run."""
         try:
             self._update()
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             if not self._has_failed:
                 self._has_failed = True
-                self.say(f"the display failed, the run goes on: {error!r}")
+                self.say(f"the display failed, the run continues: {error!r}")
 
     def _update(self) -> None:
         rows = self._view.refresh()
@@ -51,7 +51,7 @@ class Console:
             self._live.update(printable(live_line(self._view)))
 
     def say(self, sentence: str) -> None:
-        """One line that stays. A terminal that is gone is no reason to stop."""
+        """Prints one permanent line. A closed terminal is not an error."""
         sentence = printable_lines(sentence)
         with contextlib.suppress(OSError, ValueError):
             if self._live is not None:
@@ -61,14 +61,14 @@ class Console:
                 self._out.flush()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Removes the live line."""
         with contextlib.suppress(OSError, ValueError):
             if self._live is not None:
                 self._live.stop()
 
 
 def row_line(row: dict[str, Any], total: int) -> str:
-    """One iteration in a line."""
+    """Returns one line about an iteration."""
     parts = [f"iteration {row[STEP]}/{total}"]
     shown = (
         ("reward", "critic/rewards/mean", ".3f"), ("length", "response_length/mean", ".1f"),
@@ -87,7 +87,7 @@ def row_line(row: dict[str, Any], total: int) -> str:
 
 
 def live_line(view: RunView) -> str:
-    """Where the run is now."""
+    """Returns the live line: phase, iteration, time left, lease holders."""
     holders = " ".join(f"{slab}:{role}" for slab, role in sorted(view.holders.items()))
     eta_s = view.eta_s()
     eta = "" if eta_s is None else f"  left {duration(eta_s)}"
@@ -95,7 +95,7 @@ def live_line(view: RunView) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 1h02m, 3m05s or 7s; what is not finite as it is."""
+    """Returns seconds as 1h02m, 3m05s or 7s; a value that is not finite is unchanged."""
     if not math.isfinite(seconds):
         return str(seconds)
     whole = int(seconds)

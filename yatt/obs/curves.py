@@ -1,4 +1,4 @@
-"""Which of a run's metrics a report draws, and what it says about reward and validation."""
+"""Selects the metrics that a report draws, and describes the trend of reward and validation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ REWARD = "critic/rewards/mean"
 VALIDATION = "val-core/"
 MIN_JUDGED_ROWS = 4
 MIN_MOVE = 0.1
-"""Of a curve's own range: less is called flat."""
+"""Smallest change, as a fraction of the curve's range; less is called flat."""
 
 SMALL = (
     ("Response length (tokens)", (("mean", "response_length/mean"), ("max", "response_length/max"))),
@@ -21,22 +21,22 @@ SMALL = (
     ("Entropy", (("entropy", "actor/entropy"),)),
     ("Sampler against trainer (probability)", (("mean difference", "training/rollout_probs_diff_mean"),)),
     ("Policy loss", (("policy loss", "actor/pg_loss"),)),
-    ("Seconds an iteration", (("seconds", "timing_s/step"),)),
-    ("Tokens a second and GPU", (("tokens/s", "perf/throughput"),)),
-    ("Completions cut at the longest length (share)", (("cut", "response_length/clip_ratio"),)),
+    ("Seconds per iteration", (("seconds", "timing_s/step"),)),
+    ("Tokens per second and GPU", (("tokens/s", "perf/throughput"),)),
+    ("Completions truncated at the maximum length (fraction)", (("cut", "response_length/clip_ratio"),)),
 )
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6")
 
 
 def values_of(rows: Sequence[Row], key: str) -> tuple[tuple[float, float], ...]:
-    """A metric's points over iterations, without what is absent or no number."""
+    """Returns a metric's points over iterations, without missing and non-numeric values."""
     return finite(
         (float(row[STEP]), float(row[key])) for row in rows if isinstance(row.get(key), int | float)
     )
 
 
 def reward_chart(rows: Sequence[Row]) -> str:
-    """Reward and every validation curve on one chart; validation has its own axis if its size differs."""
+    """Draws reward and validation in one chart; validation gets its own axis if its scale differs."""
     reward = values_of([row for row in rows if row[STEP]], REWARD)
     keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
     curves = {key: values_of(rows, key) for key in keys}
@@ -53,7 +53,7 @@ def reward_chart(rows: Sequence[Row]) -> str:
 
 
 def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Title and SVG of the other curves that have values."""
+    """Returns title and SVG of the other curves that have values."""
     trained = [row for row in rows if row[STEP]]
     charts = []
     for title, names in SMALL:
@@ -68,28 +68,28 @@ def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def verdict_on_curves(rows: Sequence[Row]) -> tuple[str, bool]:
-    """One sentence on reward against validation, and whether it is a warning."""
+    """Returns one sentence that compares reward and validation, and whether it is a warning."""
     reward = trend(values_of([row for row in rows if row[STEP]], REWARD))
     keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
     moved = {key: trend(values_of(rows, key)) for key in keys}
     falling = [key.removeprefix(VALIDATION) for key, way in moved.items() if way < 0]
     if reward > 0 and falling:
         return (
-            f"Reward rises while validation falls ({', '.join(falling)}): the policy may be learning to "
-            "please the reward instead of the task. Read the completions below.",
+            f"Reward rises while validation falls ({', '.join(falling)}): the policy may exploit the reward "
+            "(reward hacking). Read the completions below.",
             True,
         )
-    words = {1: "rises", 0: "is flat, or too short to tell", -1: "falls"}
+    words = {1: "rises", 0: "is flat, or has too few points", -1: "falls"}
     told = [f"{key.removeprefix(VALIDATION)} {words[way]}" for key, way in moved.items()]
     validation = f"; validation: {', '.join(told)}" if told else "; there is no validation"
     return f"Reward {words[reward]}{validation}.", False
 
 
 def trend(points: Sequence[tuple[float, float]]) -> int:
-    """1, 0 or -1: whether the last third of a curve is above, about at or below its first third.
+    """Returns 1, 0 or -1: whether the last third of a curve is above, near or below its first third.
 
-    A move counts if it is more than `MIN_MOVE` of the curve's range and more than half the spread
-    inside either third, so that noise is called flat.
+    A change counts if it is more than `MIN_MOVE` of the curve's range and more than half the spread inside
+    either third; noise is called flat.
     """
     if len(points) < MIN_JUDGED_ROWS:
         return 0
@@ -103,7 +103,7 @@ def trend(points: Sequence[tuple[float, float]]) -> int:
 
 
 def _differ_in_size(left: Sequence[tuple[float, float]], right: Sequence[tuple[float, float]]) -> bool:
-    """Whether one curve would be a flat line on the other's axis."""
+    """Whether one curve would look flat on the other's axis."""
     if not left or not right:
         return False
     spans = [max(y for _, y in points) - min(y for _, y in points) for points in (left, right)]

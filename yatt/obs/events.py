@@ -1,6 +1,6 @@
-"""The event log: one JSON object an event, for machines and for the report.
+"""The event log: one JSON object per event, for programs and for the report.
 
-Every process of a run emits; the leader alone appends to ``events.jsonl``, the other controllers send
+Every process of a run emits events. Only the leader appends to ``events.jsonl``; the other controllers send
 their lines to it. The log is kept in segments (`yatt.adapters.segments`).
 """
 
@@ -16,7 +16,7 @@ from yatt.adapters.lines import Record, is_number
 from yatt.adapters.segments import newest_records
 
 TAIL_BYTES = 1 << 20
-"""The end of an attempt is among its last events."""
+"""Bytes read from the end of the log to find the end of an attempt."""
 
 _SLAB: dict[str, type] = {"slab": str, "cause": str}
 FIELDS: dict[str, dict[str, type]] = {
@@ -43,11 +43,11 @@ FIELDS: dict[str, dict[str, type]] = {
     "telemetry.late": {"seconds": float, "lost": int},
     "reward.kill": {"worker": str, "limit_s": float},
 }
-"""Fields of an event that readers use, by kind."""
+"""Fields of an event that readers need, by kind."""
 
 
 def reason_of_end(path: Path, attempt: int) -> str:
-    """Why the leader ended an attempt, by its own last word; empty if it left none."""
+    """Returns the leader's recorded reason for the end of an attempt; empty if there is none."""
     for event in newest_records(path, TAIL_BYTES):
         if (event.get("kind"), event.get("attempt")) == ("attempt.end", attempt):
             return str(event.get("reason", ""))
@@ -55,7 +55,7 @@ def reason_of_end(path: Path, attempt: int) -> str:
 
 
 def as_event(record: Record) -> Record | None:
-    """The record if it is an event that can be used: its stamps, and the fields that readers need."""
+    """Returns the record if it is a valid event: with its stamps, and the fields that readers need."""
     needed = {"kind": str, "wall": str, "attempt": int, **FIELDS.get(str(record.get("kind")), {})}
     if any(type(record.get(name)) is not kind for name, kind in needed.items()):
         return None
@@ -74,10 +74,10 @@ def _is_time(text: str) -> bool:
 
 
 class EventLog:
-    """Stamps events and hands the lines on.
+    """Adds the stamps to events and passes the lines to `sink`.
 
     Args:
-        sink: gets each line; the leader's appends it, another controller's sends it to the leader.
+        sink: called with each line; the leader's appends it, another controller's sends it to the leader.
     """
 
     def __init__(self, *, attempt: int, node: int, role: str, sink: Callable[[str], None]) -> None:
@@ -85,6 +85,6 @@ class EventLog:
         self._sink = sink
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record one event. Values must be JSON."""
+        """Records one event. Values must be JSON."""
         stamp = {"t": clock.monotonic_ns(), "wall": clock.wall_iso()}
         self._sink(msgspec.json.encode({**stamp, **self._fixed, "kind": kind, **fields}).decode())

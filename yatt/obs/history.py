@@ -1,6 +1,6 @@
-"""The whole story of a run, folded from its event log once it is to be told: attempts, phases, leases.
+"""The history of a run, computed from its event log: attempts, phases, leases.
 
-Pure functions of the events; `read_events` alone touches a file. Wall-clock times are for people.
+Pure functions of the events; only `read_events` reads a file. Wall-clock times are only for display.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ _GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSpan:
-    """`holder` had `slab` from grant to release; wall seconds."""
+    """A lease: `holder` had `slab` from grant to release; wall seconds."""
 
     slab: str
     holder: str
@@ -48,9 +48,9 @@ class LeaseSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something worth a mark on the timeline: an expired lease, a quarantine, a process that died.
+    """A mark on the timeline: an expired lease, a quarantine, a process that died.
 
-    `slab` is empty where it concerns no slab.
+    `slab` is empty if the mark concerns no slab.
     """
 
     at_s: float
@@ -60,7 +60,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One attempt of a run. `exit_code` is None while nobody wrote its end."""
+    """One attempt of a run. `exit_code` is None if its end was not recorded."""
 
     number: int
     span: AttemptSpan
@@ -71,7 +71,7 @@ class AttemptView:
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
-    """The events a history is made of, in the order of their times, and how many lines could not be read."""
+    """Returns the events of a history, ordered by time, and the number of unreadable lines."""
     tail = SegmentTail(path, as_event)
     kept = [event for batch in tail.batches() for event in batch if event["kind"].startswith(_PREFIXES)]
     kept.sort(key=lambda event: (event["attempt"], wall_s(event), event.get("t", 0)))
@@ -79,12 +79,12 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 
 def wall_s(event: Event) -> float:
-    """An event's wall-clock time in seconds since 1970."""
+    """Returns an event's wall-clock time in seconds since 1970."""
     return datetime.fromisoformat(event["wall"]).timestamp()
 
 
 def attempts_of(events: Iterable[Event]) -> tuple[AttemptView, ...]:
-    """Every attempt, oldest first."""
+    """Returns every attempt, oldest first."""
     folds: dict[int, _Fold] = {}
     for event in events:
         folds.setdefault(event["attempt"], _Fold(event["attempt"])).take(event)
@@ -92,15 +92,15 @@ def attempts_of(events: Iterable[Event]) -> tuple[AttemptView, ...]:
 
 
 def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tuple[Event, str], ...]]:
-    """The run's state after the events; and what a person should know of, each with its event: the terminal's
-    sentences, signals and bad ends."""
+    """Returns the run's state after the events, and notable events with their sentences: the news of the
+    terminal, signals and failed attempts."""
     view, found = RunView(paths, 0), []
     for event in events:
         view.fold(event)
         found += [(event, sentence) for sentence in view.news]
         view.news = []
         if event["kind"] == "signal":
-            found.append((event, f"a signal asked for an early end: {event['name']}"))
+            found.append((event, f"a signal requested an early end: {event['name']}"))
         elif event["kind"] == "attempt.end" and event["exit_code"]:
             how = f"ended with exit code {event['exit_code']}: {event['reason']}"
             found.append((event, f"attempt {event['attempt']} {how}"))
@@ -109,7 +109,7 @@ def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tup
 
 @dataclass(slots=True)
 class _Fold:
-    """One attempt as its events come."""
+    """Builds one attempt from its events."""
 
     number: int
     begin_s: float = 0.0
@@ -124,7 +124,7 @@ class _Fold:
     reason: str = ""
 
     def take(self, event: Event) -> None:
-        """One event of this attempt."""
+        """Adds one event of this attempt."""
         at_s, kind = wall_s(event), event["kind"]
         self.begin_s = self.begin_s or at_s
         self.last_s = max(self.last_s, at_s)
@@ -151,7 +151,7 @@ class _Fold:
             self.exit_code, self.reason = event["exit_code"], event["reason"]
 
     def attempt(self) -> AttemptView:
-        """What is known, with whatever is open closed at the last event."""
+        """Returns the attempt; anything still open is closed at the last event."""
         rest = [replace(self.open_phase, end_s=self.last_s)] if self.open_phase is not None else []
         held = [replace(span, end_s=self.last_s) for span in self.held.values()]
         span = AttemptSpan(
@@ -163,7 +163,7 @@ class _Fold:
         )  # fmt: skip
 
     def _node(self, index: int, at_s: float) -> None:
-        """Its leases are over, though nobody says so any more."""
+        """Closes the leases of a lost node, which no longer emits events."""
         for slab in [slab for slab in self.held if slab.startswith(f"n{index}s")]:
             self.leases.append(replace(self.held.pop(slab), end_s=at_s))
         self.marks.append(Mark(at_s=at_s, slab="", text=f"node{index} is lost"))

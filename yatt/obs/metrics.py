@@ -1,8 +1,8 @@
-"""``metrics.jsonl``: one line an iteration, written by the leader once the iteration is complete.
+"""``metrics.jsonl``: one line per iteration, written by the leader once the iteration is complete.
 
-A resumed attempt repeats iterations after its checkpoint, so it first writes the file anew without their
-lines: the file never has an iteration twice. It then appends to the file it made, not to the name: a stale
-attempt still appends to the file that it made itself, which has no name any more.
+A resumed attempt repeats the iterations after its checkpoint, so it first rewrites the file without their
+lines: no iteration appears twice. It appends to the open file, not to the name: a stale attempt appends to
+its own replaced file, which nobody reads.
 """
 
 import contextlib
@@ -19,25 +19,25 @@ from yatt.adapters.lines import MOST, Record, is_number, read_records
 
 STEP = "training/global_step"
 TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
-"""Keys that two runs with the same results may differ in."""
+"""Prefixes of keys that may differ between two runs with the same results."""
 
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""What strict JSON has no number for: the names that Python's JSON, and so `metrics.jsonl`, has for them."""
+"""Numbers that strict JSON does not have, by the names that Python's JSON and `metrics.jsonl` use."""
 
 
 def named(row: dict[str, Any]) -> dict[str, Any]:
-    """The row for strict JSON: a number that is not finite becomes its name; null would hide what it was."""
+    """Returns the row for strict JSON: a number that is not finite becomes its name, not null."""
     return {key: _name(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def unnamed(row: dict[str, Any]) -> dict[str, Any]:
-    """The row that `named` was given."""
+    """Inverse of `named`."""
     return {key: _NAMES.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def amount(row: dict[str, Any], key: str) -> float:
-    """The row's value for adding up: 0 if it has none, or one that is not finite or beyond `MOST`."""
+    """Returns the row's value for a sum: 0 if it is missing, not finite or beyond `MOST`."""
     value = row.get(key)
     return value if isinstance(value, int | float) and abs(value) < MOST else 0
 
@@ -49,11 +49,11 @@ def _name(value: float) -> float | str:
 
 
 class RowFile:
-    """One attempt's hold of a JSONL file.
+    """A JSONL file that one attempt appends to.
 
     Args:
-        keep_before: only the lines of iterations before this one are kept; a torn last line goes too.
-        guard: raises StaleAttempt if a newer attempt exists; asked before the name is taken.
+        keep_before: keeps the lines of iterations before this one; drops an incomplete last line.
+        guard: raises StaleAttempt if a newer attempt exists; called before the file is replaced.
     """
 
     def __init__(self, path: Path, keep_before: int, guard: Callable[[], None]) -> None:
@@ -66,10 +66,10 @@ class RowFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add one line. If a stale attempt has put its file in the place of this one, this one is put back.
+        """Appends one line. If a stale attempt has replaced this file, it is put back.
 
         Raises:
-            StaleAttempt: a newer attempt has taken the name.
+            StaleAttempt: a newer attempt has replaced the file.
         """
         self._guard()
         size, line = os.fstat(self._descriptor).st_size, json.dumps(row).encode() + b"\n"
@@ -77,7 +77,7 @@ class RowFile:
             if os.write(self._descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         except OSError:
-            with contextlib.suppress(OSError):  # so that it can be tried again
+            with contextlib.suppress(OSError):  # so that it can be retried
                 os.ftruncate(self._descriptor, size)
             raise
         if not self._has_its_name():
@@ -94,27 +94,27 @@ class RowFile:
             return False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Closes the file."""
         os.close(self._descriptor)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every readable row of an iteration; what is no row is left out.
+    """Returns every readable row of an iteration; skips other lines.
 
     Raises:
-        OSError: a passing trouble of the filesystem, or rows would be taken for lost.
+        OSError: a transient filesystem error, which must not look like missing rows.
     """
     return read_records(path, of_iteration, may_lack=False)[0]
 
 
 def of_iteration(record: Record) -> Record | None:
-    """The record if it says of which iteration it is."""
+    """Returns the record if it has a valid iteration number."""
     step = record.get(STEP)
     return record if type(step) is int and 0 <= step < MOST else None
 
 
 def as_row(record: Record) -> Record | None:
-    """A row of metrics as readers can use it: every value a number or None. None if it is no such row."""
+    """Returns the record if it is a row of metrics: every value a number or None; else None."""
     if of_iteration(record) is None:
         return None
     is_whole = all(value is None or is_number(value) for value in record.values())
@@ -122,5 +122,5 @@ def as_row(record: Record) -> Record | None:
 
 
 def results(row: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal between a run and its resumed twin: everything but times and placement."""
+    """Returns the metrics that must be equal in a run and its resumed copy: all but times and placement."""
     return {key: value for key, value in row.items() if not key.startswith(TIME_PREFIXES)}

@@ -1,4 +1,4 @@
-"""The parts of a report's page, each a function of values. Everything that comes from data is escaped."""
+"""The parts of a report's page, as functions of values. All text from data is escaped."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -24,44 +24,44 @@ CATEGORY_COLOURS = {
     "not running": "p-idle", "other": "p-idle",
 }  # fmt: skip
 CATEGORY_SOURCES = {
-    "sampling": "phase rollout (scoring beside it included)", "scoring": "phase score",
+    "sampling": "phase rollout, including concurrent scoring", "scoring": "phase score",
     "training": "phase train", "weight transfer": "phases publish and sync", "checkpoint": "phase save",
     "validation": "phase validate", "start-up": "first attempt, before its first rollout",
-    "lost to restarts": "start-ups of later attempts, and iterations that were done again",
-    "not running": "between attempts", "other": "in an attempt, in no phase",
+    "lost to restarts": "start-ups of later attempts, and repeated iterations",
+    "not running": "between attempts", "other": "in an attempt, outside of all phases",
 }  # fmt: skip
 LEGEND = (
     ("p-rollout", "rollout"), ("p-genrm", "GenRM, score"), ("p-trainer", "trainer, train"),
     ("p-weights", "publish, sync"), ("p-save", "checkpoint"), ("p-validate", "validate"),
-    ("p-start", "join, build"), ("p-bad", "quarantined; triangle: something ended badly"),
+    ("p-start", "join, build"), ("p-bad", "quarantined; triangle: failure"),
 )  # fmt: skip
 
 
 def shown(value: Any) -> str:
-    """Any value of a run as HTML text: escaped, control characters made visible, cut if very long."""
+    """Returns any value as HTML text: escaped, with visible control characters, truncated if very long."""
     text = str(value)
-    cut = f" ... ({len(text) - MAX_TEXT} characters more)" if len(text) > MAX_TEXT else ""
+    cut = f" ... ({len(text) - MAX_TEXT} more characters)" if len(text) > MAX_TEXT else ""
     return escape("".join(map(_visible, text[:MAX_TEXT])) + cut)
 
 
 def facts(named: Iterable[tuple[str, str]]) -> str:
-    """Small boxes: a value and what it is."""
+    """Draws small boxes, each with a value and its name."""
     boxes = (f"<div><b>{shown(value)}</b><span>{shown(name)}</span></div>" for name, value in named)
     return f'<div class="facts">{"".join(boxes)}</div>'
 
 
 def unreadable_part(count: int) -> str:
-    """A note on lines that were left out; empty if there are none."""
+    """Returns a note about skipped lines; empty if there are none."""
     if not count:
         return ""
     return (
-        f'<p class="say warn">{count} unreadable line{"s" if count > 1 else ""} of events, metrics and '
-        "samples were left out.</p>"
+        f'<p class="say warn">{count} damaged line{"s" if count > 1 else ""} of events, metrics and '
+        "samples were skipped.</p>"
     )
 
 
 def alarms_part(alarms: Iterable[ActiveAlarm]) -> str:
-    """The alarms that last; empty if there are none."""
+    """Returns the active alarms; empty if there are none."""
     return "".join(
         f'<p class="say warn"><b>Alarm {shown(alarm.name)}</b>: {shown(alarm.message)}</p>'
         for alarm in alarms
@@ -69,18 +69,18 @@ def alarms_part(alarms: Iterable[ActiveAlarm]) -> str:
 
 
 def counted_part(sentences: Iterable[str]) -> str:
-    """What was counted beside the metrics; empty if nothing was."""
+    """Returns sentences about counted events; empty if there are none."""
     return "".join(f'<p class="say">{shown(sentence)}.</p>' for sentence in sentences)
 
 
 def attempts_table(
     attempts: Sequence[AttemptView], ends: dict[int, tuple[str, str]], starts: dict[int, str]
 ) -> str:
-    """One row an attempt.
+    """Returns a table with one row per attempt.
 
     Args:
-        ends: by attempt how it ended and why.
-        starts: by attempt which start of which job it was, and where; empty for a run without jobs.
+        ends: maps each attempt to how and why it ended.
+        starts: maps each attempt to its job, start number and nodes; empty for a run without jobs.
     """
     rows = []
     for attempt in attempts:
@@ -94,8 +94,8 @@ def attempts_table(
         rows.append(f"<tr>{cells}</tr>")
     names = (
         "attempt",
-        "lasted",
-        "went on from",
+        "duration",
+        "resumed from",
         "reached",
         "end",
         "why",
@@ -106,10 +106,10 @@ def attempts_table(
 
 
 def goodput_part(seconds: dict[str, float]) -> str:
-    """The stacked bar and its table."""
+    """Returns the stacked bar of wall time and its table."""
     total_s = sum(seconds.values())
     if total_s <= 0:
-        return '<p class="none">No time was spent yet.</p>'
+        return '<p class="none">No wall time has passed yet.</p>'
     spent = [name for name in CATEGORIES if seconds[name] > 0]
     bar = "".join(
         f'<div class="{CATEGORY_COLOURS[name]}" style="width:{100 * seconds[name] / total_s:.2f}%" '
@@ -124,19 +124,19 @@ def goodput_part(seconds: dict[str, float]) -> str:
     )
     return (
         f"<p><b>{100 * goodput_share(seconds):.0f}%</b> of {duration(total_s)} wall time went into sampling, "
-        f'scoring and training that counted.</p><div class="bar">{bar}</div><table>{rows}</table>'
+        f'scoring and training that was kept.</p><div class="bar">{bar}</div><table>{rows}</table>'
     )
 
 
 def timelines(attempts: Sequence[AttemptView]) -> str:
-    """Each attempt's timeline, the newest first, with a closer look at the last iterations."""
+    """Returns each attempt's timeline, newest first, with a zoom on the last iterations."""
     if not attempts:
-        return '<p class="none">No attempt has begun yet.</p>'
+        return '<p class="none">No attempt has started yet.</p>'
     keys = "".join(f'<span><i class="swatch {colour}"></i>{name}</span>' for colour, name in LEGEND)
     parts = [f'<div class="legend">{keys}</div>']
     for attempt in reversed(attempts[-MAX_TIMELINES:]):
         span, hidden = attempt.span, hidden_slabs(attempt)
-        more = f" {hidden} more slabs are not drawn." if hidden else ""
+        more = f" {hidden} more slabs are not shown." if hidden else ""
         parts.append(f"<h3>Attempt {attempt.number}: {duration(span.end_s - span.begin_s)}.{more}</h3>")
         parts.append(timeline(attempt, begin_s=span.begin_s, end_s=span.end_s))
         window = last_iterations(attempt, ZOOM_ITERATIONS) if attempt is attempts[-1] else None
@@ -144,18 +144,18 @@ def timelines(attempts: Sequence[AttemptView]) -> str:
             parts.append(f"<h3>Its last {ZOOM_ITERATIONS} iterations</h3>")
             parts.append(timeline(attempt, begin_s=window[0], end_s=window[1]))
     if len(attempts) > MAX_TIMELINES:
-        parts.append(f'<p class="none">{len(attempts) - MAX_TIMELINES} older attempts are not drawn.</p>')
+        parts.append(f'<p class="none">{len(attempts) - MAX_TIMELINES} older attempts are not shown.</p>')
     return "".join(parts)
 
 
 def samples_part(samples: Sequence[dict[str, Any]]) -> str:
-    """Completions by iteration, the last open; of very many iterations evenly chosen ones."""
+    """Returns completions by iteration, the last one open; an even selection if there are many iterations."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for sample in samples:
         by_iteration.setdefault(sample[STEP], []).append(sample)
     chosen = _evenly(sorted(by_iteration), MAX_SAMPLED_ITERATIONS)
     if not chosen:
-        return '<p class="none">No completions were kept yet (logging.samples_per_iteration).</p>'
+        return '<p class="none">No completions were recorded yet (logging.samples_per_iteration).</p>'
     left_out = len(by_iteration) - len(chosen)
     note = f'<p class="none">{left_out} iterations in between are not shown.</p>' if left_out else ""
     blocks = []
@@ -170,30 +170,32 @@ def samples_part(samples: Sequence[dict[str, Any]]) -> str:
 
 
 def counters_part(rows: Sequence[dict[str, Any]]) -> str:
-    """Failed rewards, unreadable verdicts, dropped groups: in all, and in the last iteration."""
+    """Returns the counters of failures and dropped groups: in total, and in the last iteration."""
     keys = sorted({key for row in rows for key in row if _is_counter(key)})
     if not keys:
-        return '<p class="none">Nothing was counted yet.</p>'
+        return '<p class="none">There are no counters yet.</p>'
     body = []
     for key in keys:
         total = sum(amount(row, key) for row in rows)
         asked = sum(amount(row, f"{key.rsplit('/', 1)[0]}/asked") for row in rows)
         share = (
-            f"{100 * total / asked:.1f}% of {asked:g} asked" if key.endswith("/unparsable") and asked else ""
+            f"{100 * total / asked:.1f}% of {asked:g} requests"
+            if key.endswith("/unparsable") and asked
+            else ""
         )
         last = rows[-1].get(key) or 0
         body.append(
             f'<tr><td><code>{shown(key)}</code></td><td class="n">{total:g}</td><td class="n">{last:g}</td>'
             f'<td class="soft">{share}</td></tr>'
         )
-    head = '<tr><th>counter</th><th class="n">in all</th><th class="n">last iteration</th><th></th></tr>'
+    head = '<tr><th>counter</th><th class="n">total</th><th class="n">last iteration</th><th></th></tr>'
     return f"<table>{head}{''.join(body)}</table>"
 
 
 def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
-    """What a person should know, newest first."""
+    """Returns the table of notable events, newest first."""
     if not news:
-        return '<p class="none">Nothing out of the ordinary.</p>'
+        return '<p class="none">No notable events.</p>'
     rows = "".join(
         f'<tr><td class="when">{shown(event["wall"][:19].replace("T", " "))}</td>'
         f'<td class="when">attempt {event["attempt"]}</td><td class="wrap">{shown(sentence)}</td></tr>'
@@ -232,14 +234,14 @@ def _is_counter(key: str) -> bool:
 
 
 def _evenly(values: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the values, first and last among them."""
+    """Returns at most `count` of the values, including the first and the last."""
     if len(values) <= count:
         return list(values)
     return [values[index * (len(values) - 1) // (count - 1)] for index in range(count)]
 
 
 def _visible(character: str) -> str:
-    """Control characters and lone surrogates as something that can be seen and encoded."""
+    """Replaces control characters and lone surrogates by visible characters that can be encoded."""
     if character in "\n\t":
         return character
     kind = unicodedata.category(character)

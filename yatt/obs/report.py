@@ -1,7 +1,7 @@
 """`yatt report RUN`: one self-contained HTML page about a run, from its folder alone.
 
-The page holds everything it shows and asks for nothing: no script, no font, no file beside it. It can
-be written while the run goes on, after it failed, or before it has any metrics.
+The page is self-contained: no script, font or other file. It can be written while the run is active, after it
+failed, or before it has any metrics.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ from yatt.obs.style import STYLE
 from yatt.obs.view import counted
 from yatt.paths import RunPaths
 
-RUNNING = "running, or broken off without a word"
-CUT_OFF = "broken off without a word"
-NODE_LEFT = "went on without a node"
-"""Nobody's failure: a machine was lost or found unfit."""
+RUNNING = "running, or cut off"
+CUT_OFF = "cut off"
+NODE_LEFT = "continued without a node"
+"""Not a failure of the run: a node was lost or found unfit."""
 
 
 def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = None) -> Path:
-    """Write the page; gives where it is.
+    """Writes the page; returns its path.
 
     Args:
         out: the file; ``report.html`` in the run folder if None.
-        charged_s: GPU seconds that Slurm's accounting has for the run's jobs; None where there is none.
+        charged_s: GPU seconds of the run's jobs in Slurm's accounting; None if there is none.
 
     Raises:
-        ConfigError: it is no run folder, or the page cannot be written there.
+        ConfigError: it is not a run folder, or the page cannot be written.
     """
     if not paths.config.exists():
         raise ConfigError(
-            f"{paths.root} is not a run folder: it has no config.yaml. Give the folder of run.dir."
+            f"{paths.root} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
         )
     target = out or paths.report
     if out is None:
@@ -56,13 +56,13 @@ def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = No
         publish(target, page.encode(errors="replace"))
     except OSError as error:
         raise ConfigError(
-            f"{target}: the report cannot be written there ({error.strerror}). Name another file with --out."
+            f"{target}: the report cannot be written ({error.strerror}). Name another file with --out."
         ) from error
     return target
 
 
 def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = None) -> str:
-    """The page's text."""
+    """Returns the page's HTML text."""
     events, bad_events = read_events(paths.events)
     attempts = attempts_of(events)
     ends = {attempt.number: end_of(attempt, paths) for attempt in attempts}
@@ -99,7 +99,7 @@ def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = No
 
 
 def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
-    """How an attempt ended and why, by its leader's word, else by the launcher's."""
+    """Returns how an attempt ended and why, as recorded by its leader, else by the launcher."""
     noted = paths.attempt(attempt.number) / "ended.json"
     record = unsealed(noted.read_bytes(), attempt.number) if noted.exists() else None
     code = record["exit_code"] if record is not None else attempt.exit_code
@@ -111,7 +111,7 @@ def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
 
 
 def starts_of(paths: RunPaths) -> dict[int, str]:
-    """By attempt, which start of which job it was, and its nodes; nothing of attempts that were no job's."""
+    """Maps each attempt to its job, start number and nodes; attempts outside of jobs are missing."""
     found = {}
     for attempt in ledger.attempts(paths):
         if job := attempt.started.get("job"):
@@ -124,11 +124,11 @@ def starts_of(paths: RunPaths) -> dict[int, str]:
 
 
 def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[AttemptView, ...]) -> list[int]:
-    """How many GPUs, or slots, each attempt had; its nodes that were known to be gone had none."""
+    """Returns the number of GPUs, or slots, of each attempt, without those of nodes that were left out."""
     absent = {a.number: set(a.started.get("absent", ())) for a in ledger.attempts(paths)}
     counts = []
     for attempt in attempts:
-        with contextlib.suppress(ConfigError, OSError):  # else that of the attempt before has to do
+        with contextlib.suppress(ConfigError, OSError):  # else use the config of the previous attempt
             config = load_attempt(paths, attempt.number)
         gone = absent.get(attempt.number, set())
         counts.append(sum(gpus for node, gpus in enumerate(node_gpus(config)) if node not in gone))
@@ -136,7 +136,7 @@ def gpus_of(paths: RunPaths, config: RunConfig, attempts: tuple[AttemptView, ...
 
 
 def state_of(paths: RunPaths, attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]]) -> str:
-    """finished, failed, stopped, running or starting."""
+    """Returns the run's state: finished, failed, stopped, running or starting."""
     if run_is_finished(paths):
         return "finished"
     if not attempts:
@@ -174,7 +174,7 @@ def _facts(
         ("attempts", str(len(attempts))),
         ("wall time", duration(sum(seconds.values()))),
         ("goodput", f"{100 * goodput_share(seconds):.0f}%"),
-        ("tokens a second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
+        ("tokens per second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
         ("tokens trained on", f"{tokens / 1e6:,.0f} M" if tokens >= 1e7 else f"{tokens:,}"),
     ]
 
@@ -183,7 +183,9 @@ def _hours(gpus_s: float, share: float, charged_s: float | None) -> list[tuple[s
     hours = [("GPU or slot hours", f"{gpus_s / 3600:.2f}, {100 * share:.0f}% of them useful")]
     if charged_s:
         useful = min(1.0, gpus_s * share / charged_s)
-        hours.append(("GPU hours in Slurm's accounts", f"{charged_s / 3600:.2f}, {100 * useful:.0f}% useful"))
+        hours.append(
+            ("GPU hours in Slurm's accounting", f"{charged_s / 3600:.2f}, {100 * useful:.0f}% useful")
+        )
     return hours
 
 
@@ -200,5 +202,5 @@ def _attempts(
     attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]
 ) -> str:
     if not attempts:
-        return '<p class="none">No attempt has begun yet.</p>'
+        return '<p class="none">No attempt has started yet.</p>'
     return f'<div class="card">{parts.attempts_table(attempts, ends, starts)}</div>'

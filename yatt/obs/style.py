@@ -1,4 +1,4 @@
-"""The report's style sheet: one light and one dark set of colours, nothing from outside the page."""
+"""The report's style sheet: light and dark colours, without external files."""
 
 STYLE = """
 :root { color-scheme: light dark; --bg:#f6f7f9; --card:#fff; --ink:#1b2330; --soft:#5d6878; --rule:#dfe3e9;

@@ -1,4 +1,4 @@
-"""The timeline of one attempt as SVG: phases, who held each slab, and what went wrong, over wall time."""
+"""The timeline of one attempt as SVG: phases, lease holders per slab, and failures, over wall time."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _Bar:
 
 
 def timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
-    """One attempt, or the part of it between two wall times."""
+    """Draws one attempt, or the part between two wall times."""
     lanes = _lanes(attempt)
     scale = Axis(low=begin_s, high=max(end_s, begin_s + 0.001), from_px=LEFT, to_px=WIDTH - RIGHT)
     bottom = TOP + len(lanes) * (LANE + GAP)
@@ -60,7 +60,8 @@ def timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
 
 
 def last_iterations(attempt: AttemptView, count: int) -> tuple[float, float] | None:
-    """Begin and end of the attempt's last `count` whole iterations, if it is worth a closer look."""
+    """Returns begin and end of the last `count` complete iterations; None if a zoom would show nothing
+    new."""
     begins = [span.begin_s for span in attempt.span.phases if span.phase == "rollout"]
     if len(begins) <= count:
         return (begins[0], attempt.span.end_s) if begins else None
@@ -69,12 +70,12 @@ def last_iterations(attempt: AttemptView, count: int) -> tuple[float, float] | N
 
 
 def hidden_slabs(attempt: AttemptView) -> int:
-    """Slabs that the timeline leaves out."""
+    """Returns the number of slabs that the timeline leaves out."""
     return max(0, len({span.slab for span in attempt.leases}) - MAX_SLABS)
 
 
 def role_colour(holder: str) -> str:
-    """The class of a holder's bars."""
+    """Returns the CSS class of a holder's bars."""
     if holder == "quarantined":
         return "p-bad"
     return "p-genrm" if holder.startswith("genrm:") else f"p-{holder}"
@@ -100,7 +101,7 @@ def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
 
 
 def _visible(bars: Sequence[_Bar], begin_s: float, end_s: float) -> list[_Bar]:
-    """Those inside the window; of very many, in each of `MAX_BARS` columns the one that fills most of it."""
+    """Bars inside the window; of too many, the longest one in each of `MAX_BARS` columns."""
     inside = [bar for bar in bars if bar.end_s >= begin_s and bar.begin_s <= end_s]
     if len(inside) <= MAX_BARS:
         return inside

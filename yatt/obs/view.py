@@ -1,6 +1,6 @@
-"""What a run is doing, folded from its event log and metrics: for the terminal, `status` and the report.
+"""The current state of a run from its event log and metrics: for the terminal, `status` and the report.
 
-Reads only the run folder, so it works from anywhere the folder is seen, while the run goes on or after.
+Reads only the run folder, so it works on any machine that sees the folder, during the run and after it.
 """
 
 import math
@@ -21,7 +21,7 @@ DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
 
 @dataclass(frozen=True, slots=True)
 class ActiveAlarm:
-    """An alarm that lasts: its name, the first iteration with its sign, and what to do."""
+    """An active alarm: its name, the first iteration that showed it, and what to do."""
 
     name: str
     since: int
@@ -30,7 +30,7 @@ class ActiveAlarm:
 
 @dataclass(slots=True)
 class RunView:
-    """A run's present state. Call `refresh`, then read the fields."""
+    """The current state of a run. Call `refresh`, then read the fields."""
 
     paths: RunPaths
     total_iterations: int
@@ -43,23 +43,23 @@ class RunView:
     committed: int = 0
     workers: dict[str, str] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
-    """Sentences for people that came with the last refresh."""
+    """Sentences for the user from the last refresh."""
 
     ended: str = ""
     waits: dict[str, str] = field(default_factory=dict)
-    """Who waits for the checkpoint store, and its error."""
+    """Maps each process that waits for the checkpoint store to its error."""
 
     alarms: dict[str, ActiveAlarm] = field(default_factory=dict)
-    """Those that last, by name."""
+    """Active alarms by name."""
 
     num_late: int = 0
-    """Times that events and metrics could not be written for a while."""
+    """Number of times that events and metrics were written late."""
 
     num_lost: int = 0
-    """Lines of them that were lost then."""
+    """Number of lines that were lost then."""
 
     num_killed: int = 0
-    """Calls of reward functions that were killed at their time limit."""
+    """Number of reward function calls that were killed at their time limit."""
 
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
@@ -75,11 +75,11 @@ class RunView:
 
     @property
     def unreadable(self) -> int:
-        """Lines of events and metrics that could not be read, a torn last one included."""
+        """Number of unreadable lines of events and metrics, including an incomplete last line."""
         return self._events.unreadable + self._metrics.skipped + self._metrics.has_torn_end
 
     def refresh(self) -> list[dict[str, Any]]:
-        """Take in what is new; gives the new metrics rows."""
+        """Reads new events and metrics; returns the new metrics rows."""
         self.news = []
         for events in self._events.batches():
             for event in events:
@@ -92,7 +92,7 @@ class RunView:
         return [row for row in rows if row[STEP] not in known]
 
     def fold(self, event: dict[str, Any]) -> None:
-        """Take in one event, and add sentences for people to `news`. Skips events of stale attempts."""
+        """Applies one event; adds sentences for the user to `news`. Events of a stale attempt are ignored."""
         if event["attempt"] < self.attempt:
             return
         if event["attempt"] > self.attempt:
@@ -102,12 +102,12 @@ class RunView:
             handler(self, event)
 
     def _begin(self, attempt: int) -> None:
-        """A new attempt; its start may be in a segment of the log that is deleted."""
+        """Resets the state for a new attempt, whose start event may be in a deleted segment of the log."""
         self.attempt, self.nodes, self.phase, self.ended = attempt, 0, "join", ""
         self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
 
     def eta_s(self) -> float | None:
-        """Seconds to the end at the pace of the last iterations, if there were any."""
+        """Returns the seconds left at the pace of the last iterations; None before the first."""
         found = (amount(row, "timing_s/step") for row in self.rows[-10:] if row[STEP])
         steps = [step_s for step_s in found if step_s > 0]
         if not steps:
@@ -117,7 +117,7 @@ class RunView:
         return left_s if math.isfinite(left_s) else None
 
     def summary(self) -> dict[str, Any]:
-        """What `yatt status` prints. Numbers of metrics are as they were written, also not finite."""
+        """Returns the contents of `yatt status`. Metrics keep their recorded values, also not finite ones."""
         last = self.rows[-1] if self.rows else {}
         return {
             "run": str(self.paths.root),
@@ -144,7 +144,7 @@ class RunView:
 
 
 def counted(num_late: int, num_lost: int, num_killed: int) -> list[str]:
-    """Sentences about what was counted; none about what never happened."""
+    """Returns sentences about the counters that are not zero."""
     found = []
     if num_late:
         lost = f"; {num_lost} lines were lost" if num_lost else ""
@@ -172,7 +172,7 @@ def _end(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _phase(view: RunView, event: dict[str, Any]) -> None:
-    # A new attempt counts from 0 until it has resumed.
+    # The iteration of a new attempt is 0 until it has resumed.
     view.phase, view.iteration = event["phase"], event["iteration"] or view.committed
 
 
@@ -205,14 +205,14 @@ def _node_lost(view: RunView, event: dict[str, Any]) -> None:
     }  # fmt: skip
     its = re.compile(rf"-n{index}([rs]\d+)?$")
     view.workers = {name: state for name, state in view.workers.items() if not its.search(name)}
-    then = "the run goes on without it" if event["goes_on"] else "the run cannot do without it"
+    then = "the run continues without it" if event["goes_on"] else "the run cannot continue without it"
     view.news.append(f"node{index} {event['why']}: {then}")
 
 
 def _worker_start(view: RunView, event: dict[str, Any]) -> None:
     view.workers[event["worker"].rpartition(".")[0]] = f"pid {event['pid']}"
     if not event["worker"].endswith(".1"):
-        view.news.append(f"{event['worker']} was started again")
+        view.news.append(f"{event['worker']} was restarted")
 
 
 def _worker_delay(view: RunView, event: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ def _store_wait(view: RunView, event: dict[str, Any]) -> None:
         if not had_waited:
             view.news.append(f"{event['who']} waits for the checkpoint store: {event['error']}")
     elif view.waits.pop(event["who"], None) is not None and not view.waits:
-        view.news.append("nobody waits for the checkpoint store any more")
+        view.news.append("no process waits for the checkpoint store now")
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def _resume(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _skip(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(f"checkpoint passed over: {event['reason']}")
+    view.news.append(f"checkpoint skipped: {event['reason']}")
 
 
 def _alarm(view: RunView, event: dict[str, Any]) -> None:
@@ -259,7 +259,7 @@ def _alarm(view: RunView, event: dict[str, Any]) -> None:
 
 def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
     if view.alarms.pop(event["alarm"], None) is not None:
-        view.news.append(f"alarm {event['alarm']} is over with iteration {event['iteration']}")
+        view.news.append(f"alarm {event['alarm']} ended at iteration {event['iteration']}")
 
 
 def _drops(view: RunView, event: dict[str, Any]) -> None:
@@ -280,7 +280,7 @@ def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
     if view.num_killed == 1:
         view.news.append(
             f"{event['worker']} was killed: a reward call took more than {event['limit_s']:g} s. "
-            "`yatt status` counts further ones"
+            "`yatt status` shows the number of killed calls"
         )
 
 

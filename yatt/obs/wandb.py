@@ -1,11 +1,11 @@
-"""Follows a run's metrics and logs them to Weights & Biases: a process of its own beside the run.
+"""Sends a run's metrics to Weights & Biases; a separate process beside the run.
 
-Never in the path of training: it only reads ``metrics.jsonl``, and if it fails or wandb is slow, absent
-or unreachable, nothing waits for it. The only module that imports wandb.
+It only reads ``metrics.jsonl``. If it fails, or if wandb is slow, missing or unreachable, training does not
+wait for it. This is the only module that imports wandb.
 
 A run keeps one wandb id over all its attempts (``RUN/wandb/run_id``). A resumed attempt repeats the
-iterations after its checkpoint; steps that were logged once (``RUN/wandb/last_step``) are not logged
-again, so wandb shows the first take of such an iteration and the report the last.
+iterations after its checkpoint. Steps already logged (``RUN/wandb/last_step``) are not logged again, so wandb
+shows the first result of such an iteration and the report the last one.
 """
 
 import argparse
@@ -35,10 +35,10 @@ _RUN_ID = re.compile(rb"[0-9A-Za-z_-]{1,64}")
 
 
 def follow(paths: RunPaths, told: Sequence[int]) -> None:
-    """Log every new row until told to end, then what is left.
+    """Logs every new row until a signal comes, then the remaining rows.
 
     Args:
-        told: signals received so far; the first one ends it.
+        told: signals received so far; the first one ends the logging.
     """
     import wandb
 
@@ -64,9 +64,9 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
 
 
 def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
-    """Arguments of ``wandb.init``: the same run id at each start."""
+    """Returns the arguments of ``wandb.init``, with the same run id at each start."""
     mode = config.logging.wandb_mode
-    own = replace(config.logging, webhook_url="")  # it is a secret
+    own = replace(config.logging, webhook_url="")  # the URL is a secret
     return {
         "project": config.logging.wandb_project,
         "name": config.logging.wandb_name or paths.root.absolute().name,
@@ -79,7 +79,7 @@ def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
 
 
 def run_id(paths: RunPaths) -> str:
-    """The run's id, made at the first start."""
+    """Returns the run's wandb id; creates it at the first start."""
     known = read_or_none(paths.wandb / "run_id")
     if known is not None and _RUN_ID.fullmatch(known.strip()):
         return known.decode().strip()
@@ -89,14 +89,14 @@ def run_id(paths: RunPaths) -> str:
 
 
 def last_step(paths: RunPaths) -> int:
-    """The highest step logged so far; -1 before the first."""
+    """Returns the highest step logged so far; -1 before the first."""
     known = read_or_none(paths.wandb / "last_step")
     text = (known or b"").decode(errors="replace").strip()
     return int(text) if text.isdecimal() and text.isascii() else -1
 
 
 def new_rows(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Rows above `last`, each step once, without what has no value."""
+    """Returns the rows above `last`, each step once, without None values."""
     fresh = []
     for row in rows:
         if row[STEP] > last:
@@ -106,7 +106,7 @@ def new_rows(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Follow until SIGTERM; the last line of the log says what went wrong."""
+    """Sends metrics until SIGTERM; the last line of the log names an error."""
     parser = argparse.ArgumentParser(prog="yatt.obs.wandb")
     parser.add_argument("--run", type=Path, required=True)
     told: list[int] = []
@@ -117,7 +117,7 @@ def main() -> int:
     except ImportError as error:
         sys.stderr.write(f"{error}; pip install 'yatt[wandb]', or write logging.wandb_mode: disabled\n")
         return EXIT_FAILED
-    except Exception as error:  # noqa: BLE001 - a process's main: recorded, and it ends here
+    except Exception as error:  # noqa: BLE001 - main of the process: logs the error and exits
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return EXIT_FAILED
     return EXIT_FINISHED

@@ -1,108 +1,29 @@
 """Messages between a controller and its workers, and between controllers.
 
-Every message travels in a `Frame`. A receiver refuses a frame of an older attempt than its own, and one that
-it has seen already. Orders to a worker that touch its GPUs are `under_lease`: their frame carries the lease's
-token, and `yatt.adapters.worker_link` refuses one that is out of date. Arrays travel as raw bytes: token ids
-little-endian int32, log-probs little-endian float32.
+Arrays travel as raw bytes: token ids little-endian int32, log-probs little-endian float32. The base classes
+and the envelope are in `yatt.records.order`.
 """
 
-import functools
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
+from typing import ClassVar
 
 import msgspec
 
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
+from yatt.records.order import (
+    Done as Done,
+    Failed as Failed,
+    Frame as Frame,
+    Message as Message,
+    Order as Order,
+    answer_type as answer_type,
+    as_answer as as_answer,
+    unless_failed as unless_failed,
+)
 from yatt.records.packing import (
     pack_floats as pack_floats,
     pack_ids as pack_ids,
     unpack_floats as unpack_floats,
     unpack_ids as unpack_ids,
 )
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of every message; the class name is its tag."""
-
-    under_lease: ClassVar[bool] = False
-    """Whether a worker may act on it only while it holds the lease (see `yatt.core.lease.WorkerLease`)."""
-
-
-A = TypeVar("A", bound=Message)
-
-
-class Order(Message, Generic[A], frozen=True, kw_only=True):
-    """Base of every message that is answered: by an `A`, or by Failed."""
-
-
-class Done(Message, frozen=True, kw_only=True):
-    """The order was carried out and has nothing to tell."""
-
-
-class Failed(Message, frozen=True, kw_only=True):
-    """The order failed. `error` is one sentence for people, `exit_code` what the attempt should end with if
-    nobody can mend it. `overran`: a reward function met its limit; `waits`: a data file may be read later."""
-
-    error: str
-    trace: str = ""
-    exit_code: int = EXIT_FAILED
-    overran: bool = False
-    waits: bool = False
-
-    @property
-    def user(self) -> bool:
-        """Whether it is a user's mistake."""
-        return self.exit_code == EXIT_USER_MISTAKE
-
-
-@functools.cache
-def answer_type(order: type[Message]) -> Any:
-    """The answers that this class of orders can have, besides Failed; a type for `isinstance`.
-
-    Raises:
-        TypeError: it is no order.
-    """
-    for base in getattr(order, "__orig_bases__", ()):
-        if getattr(base, "__origin__", None) is Order:
-            return get_args(base)[0]
-    raise TypeError(f"{order.__name__} is no order: it has no answer")
-
-
-def as_answer(order: Order[A], got: Message | None, who: str) -> A | Failed:
-    """What `who` answered, if it is an answer to this order.
-
-    Raises:
-        WorkerFailed: it is another message.
-    """
-    if isinstance(got, Failed | answer_type(type(order))):
-        return got
-    name = type(got).__name__ if got is not None else "nothing"
-    raise WorkerFailed(f"{who} answered {type(order).__name__} by {name}")
-
-
-def unless_failed(answer: A | Failed, who: str) -> A:
-    """The answer.
-
-    Raises:
-        WorkerFailed: it is Failed; `exit_code` is what it says.
-    """
-    if not isinstance(answer, Failed):
-        return answer
-    failure = WorkerFailed(f"{who}: {answer.error}")
-    failure.exit_code = answer.exit_code
-    raise failure
-
-
-class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Envelope. `token` is that of the lease that the message is under, or 0. `seq` rises by one with every
-    frame to the same receiver; `reply_to` is the seq it answers, or 0, or below 0 a notice about a request
-    (`yatt.records.codec`)."""
-
-    attempt: Annotated[int, msgspec.Meta(ge=0)]
-    token: Annotated[int, msgspec.Meta(ge=0)]
-    seq: Annotated[int, msgspec.Meta(ge=1)]
-    reply_to: Annotated[int, msgspec.Meta(ge=-3)]
-    body: msgspec.Raw
-
 
 # ---- any worker ---------------------------------------------------------------------------------
 
@@ -417,7 +338,7 @@ class Scored(Message, frozen=True, kw_only=True):
     """The function's number, what else it measured, and how often it asked its GenRM."""
 
     score: float
-    extra: dict[str, float] = {}
+    extra: dict[str, float] = msgspec.field(default_factory=dict)
     asked: int = 0
 
 

@@ -77,9 +77,9 @@ def test_rows_over_several_files_of_both_kinds_are_found_by_number_and_by_place(
         ),
         (b'{"prompt": 7}', r"row 1 has an unreadable prompt"),
         (b'{"question": "a"}', r"row 1 has no prompt: column 'prompt'"),
-        (b'{"prompt": "a\\ud800"}', r"row 1: its prompt has half a character"),
+        (b'{"prompt": "a\\ud800"}', r"row 1: its prompt contains a lone surrogate"),
         (b'{"prompt": "\xff"}', r"row 1 is not text in UTF-8"),
-        (b'{"prompt": "a", "data_source": "b\\ud800"}', r"row 1: its data source has half a character"),
+        (b'{"prompt": "a", "data_source": "b\\ud800"}', r"row 1: its data source contains a lone surrogate"),
         (
             b'{"prompt": "a", "truth": ' + b"9" * 5000 + b"}",
             r"row 1 cannot be read as JSON: Exceeds the limit",
@@ -110,7 +110,7 @@ def test_a_file_that_changes_under_the_run_costs_the_row_not_the_process(tmp_pat
     jsonl(file, [row(number) for number in range(3)])
     with closing(RowFiles((str(file),), DATA, tmp_path / "scratch")) as read:
         file.write_bytes(file.read_bytes()[:40])
-        with pytest.raises(WorkerFailed, match="a row that was there cannot be read"):
+        with pytest.raises(WorkerFailed, match="a row of the data file cannot be read any more"):
             read.row(2)
 
 

@@ -55,7 +55,7 @@ def test_an_interface_with_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("ip_version: 6", "name that as well: interface"), ("interface: lo\nip_version: 5", "write 4, 6, or 0")],
+    [("ip_version: 6", "write `interface` as well"), ("interface: lo\nip_version: 5", "write 4, 6, or 0")],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "site.yaml"

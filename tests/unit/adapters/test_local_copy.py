@@ -223,7 +223,7 @@ def test_room_is_made_by_removing_the_one_unused_for_the_longest_time(
     sources[3].write_bytes(b"more")
     copies.take(sources[3])
     assert [path.exists() for path in found] == [True, False, True]
-    with pytest.raises(OSError, match=r"no room for 0\.0 GB"):
+    with pytest.raises(OSError, match=r"not enough space for 0\.0 GB"):
         copies.take(model)
     end(user)
 
@@ -238,9 +238,7 @@ def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch
         copies.take(model)
     assert not list(copies.folder.rglob("*.safetensors"))
     # Threads that copy are not waited for: they may hang in a filesystem.
-    wait_for(
-        lambda: not list(copies.folder.rglob("*.unfinished")), timeout_s=5, what="unfinished files to go"
-    )
+    wait_for(lambda: not list(copies.folder.rglob("*.unfinished")), timeout_s=5, what="them to go")
 
 
 def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
@@ -317,17 +315,17 @@ def test_a_source_without_a_name_gets_one() -> None:
 
 def test_an_empty_folder_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(OSError, match="nothing in it"):
+    with pytest.raises(OSError, match="folder is empty"):
         copies_in(tmp_path).take(tmp_path / "model")
 
 
 def test_a_folder_in_which_others_may_rename_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="others can rename"):
+    with pytest.raises(PermissionError, match="other users can rename"):
         copies_in(tmp_path)
     tmp_path.chmod(0o1777)
     copies_in(tmp_path)
-    with pytest.raises(OSError, match="no absolute path"):
+    with pytest.raises(OSError, match="not an absolute path"):
         copies_in(Path("here"))
 
 
@@ -342,7 +340,7 @@ def test_a_folder_that_another_may_have_planted_is_not_used(tmp_path: Path, plan
     else:
         own.mkdir()
         own.chmod(0o770)
-    with pytest.raises(PermissionError, match="not a folder of this user alone"):
+    with pytest.raises(PermissionError, match="not a private folder of this user"):
         copies_in(tmp_path)
 
 

@@ -166,6 +166,6 @@ def test_weights_pass_through_memory_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"launch\.shm_dir: there is no folder .*nowhere\. Write /dev/shm"):
         check_memory(tmp_path / "nowhere", "launch.shm_dir")
     with pytest.raises(
-        ConfigError, match=r"launch\.shm_dir: /proc is on proc, which is no memory filesystem"
+        ConfigError, match=r"launch\.shm_dir: /proc is on proc, which is not a memory filesystem"
     ):
         check_memory(Path("/proc"), "launch.shm_dir")

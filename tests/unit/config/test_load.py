@@ -77,39 +77,39 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("run:", "run: {dir: /x}\nrun:", "run.yaml:2: key 'run' is written twice (first at"),
         ("optimizer: {lr: 1.0e-6}\n", "", "optimizer: missing, and it has no default"),
         ("trainer:\n", "trainer:\n  tensor_model_parallel_size: 2\n", "= 2 does not divide the 1 GPUs"),
-        ("trainer:\n", "placement: {mode: partial}\ntrainer:\n", "placement.mode: partial divides GPUs"),
+        ("trainer:\n", "placement: {mode: partial}\ntrainer:\n", "placement.mode: partial splits GPUs"),
         (
             "trainer:\n",
             "launch: {nodes: 2}\nplacement: {mode: disaggregated}\ntrainer:\n",
-            "placement.trainer_nodes: 0 of 2 nodes (launch.nodes): disaggregated needs one that trains "
-            "and one that runs engines; write 1 to 1",
+            "placement.trainer_nodes: 0 of 2 nodes (launch.nodes): disaggregated needs at least one "
+            "trainer node and one engine node; write 1 to 1",
         ),
         (
             "trainer:\n",
             "launch: {nodes: 2}\nplacement: {trainer_nodes: 1}\ntrainer:\n",
-            "placement.trainer_nodes: in colocated every node trains; leave it out",
+            "placement.trainer_nodes: in colocated every node trains; remove it",
         ),
         (
             "trainer:\n",
             f"launch: {{scratch_dir: /{'é' * 45}}}\ntrainer:\n",
-            "has 91 bytes; a socket's path may have 107, so that",
+            "has 91 bytes; a socket's path may have 107, which leaves",
         ),
         (
             "trainer:\n",
             "launch: {engine_gpus_per_node: 4}\ntrainer:\n",
-            "launch.engine_gpus_per_node: in colocated every node trains; leave it out",
+            "launch.engine_gpus_per_node: in colocated every node trains; remove it",
         ),
         (
             "trainer:\n",
             "launch: {nodes: 3, gpus_per_node: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1}\n"
             "trainer:\n  tensor_model_parallel_size: 4\n",
-            "= 4 does not divide the 2 GPUs (nodes that train x launch.gpus_per_node)",
+            "= 4 does not divide the 2 GPUs (trainer nodes x launch.gpus_per_node)",
         ),
         (
             "trainer:\n",
             "launch: {nodes: 2, gpus_per_node: 4, engine_gpus_per_node: 3}\nrollout: {tp_size: 2}\n"
             "placement: {mode: disaggregated, trainer_nodes: 1}\ntrainer:\n",
-            "rollout.tp_size: 2 does not divide launch.engine_gpus_per_node 3.",
+            "rollout.tp_size: 2 does not divide launch.engine_gpus_per_node 3; write",
         ),
         (
             "trainer:\n",
@@ -121,26 +121,30 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "launch: {nodes: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\n"
             "trainer:\n",
-            "placement.genrm_slabs: 1, but genrms is empty; leave it out.",
+            "placement.genrm_slabs: 1, but genrms is empty; remove it.",
         ),
         (
             "trainer:\n",
             "launch: {node_silence_s: 1}\ntrainer:\n",
-            "node_silence_s is 1, but three signs of life",
+            "node_silence_s is 1, but must allow for three heartbeats",
         ),
-        ('"builtin:gsm8k"}', '"builtin:gsm8k", weight: 0}', "no reward with a weight other than 0"),
+        ('"builtin:gsm8k"}', '"builtin:gsm8k", weight: 0}', "no reward has a weight other than 0"),
         (
             "trainer:\n",
             "validation: {reward: rul}\ntrainer:\n",
-            "validation.reward: 'rul' is not among rewards",
+            "validation.reward: 'rul' is not the name of a reward",
         ),
         (
             "trainer:\n",
             "logging: {webhook_url: 'file:///etc/passwd'}\ntrainer:\n",
-            "logging.webhook_url: is no URL that begins with https:// or http://.",
+            "logging.webhook_url: is not a URL; write one that begins with https:// or http://.",
         ),
-        ("trainer:\n", "lease: {ttl_s: 3}\ntrainer:\n", "lease: ttl_s is 3, but three renewals"),
-        ("trainer:\n", "rollout: {max_response_tokens: 32768}\ntrainer:\n", "cannot hold one longest sample"),
+        (
+            "trainer:\n",
+            "lease: {ttl_s: 3}\ntrainer:\n",
+            "lease: ttl_s is 3, but must allow for three renewals",
+        ),
+        ("trainer:\n", "rollout: {max_response_tokens: 32768}\ntrainer:\n", "cannot hold the longest sample"),
         ("model:", "model: [", "not readable as YAML. Line"),
         ("1.0e-6", ".inf", "run.yaml:4: optimizer.lr is inf; write 0 to 1."),
         ("1.0e-6", ".nan", "optimizer.lr is nan; write 0 to 1."),
@@ -168,7 +172,7 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         (
             "trainer:\n",
             "algorithm: {kl_in: loss, kl_type: k1}\ntrainer:\n",
-            "run.yaml:5: algorithm.kl_type: k1 in the loss has no gradient",
+            "run.yaml:5: algorithm.kl_type: the expected gradient of k1 in the loss is 0",
         ),
         ("trainer:\n", "rollout: {n: 1}\ntrainer:\n", "rollout.n: grpo compares completions of one prompt"),
         (
@@ -197,15 +201,15 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         (
             "[a.jsonl]",
             "&a [*a]",
-            "run.yaml:2: nested more than 24 levels deep; an alias (*name) that contains",
+            "run.yaml:2: nested more than 24 levels deep; an alias (*name) must not",
         ),
         ("[a.jsonl]", "[" * 60 + "]" * 60, "Line 2: nested more than 24 levels deep"),
-        ("/shared/run", '"/a\\0b"', "run.dir: '/a\\x00b' has a NUL character in it"),
-        ("/shared/run", '"/a\\ud800b"', "run.dir: '/a\\ud800b' has half of a surrogate pair in it"),
-        ("/shared/run", '"/a\\n#SBATCH -p x"', "run.dir: '/a\\n#SBATCH -p x' has a line break"),
-        ("/shared/run", '"/a\\rb"', "run.dir: '/a\\rb' has a line break"),
-        ("/shared/run", "/a%jb", "run.dir: '/a%jb' has a '%' in it"),
-        ("a.jsonl", '"a\\nb"', "data.train_files[0]: 'a\\nb' has a line break"),
+        ("/shared/run", '"/a\\0b"', "run.dir: '/a\\x00b' contains a NUL character"),
+        ("/shared/run", '"/a\\ud800b"', "run.dir: '/a\\ud800b' contains a lone surrogate"),
+        ("/shared/run", '"/a\\n#SBATCH -p x"', "run.dir: '/a\\n#SBATCH -p x' contains a line break"),
+        ("/shared/run", '"/a\\rb"', "run.dir: '/a\\rb' contains a line break"),
+        ("/shared/run", "/a%jb", "run.dir: '/a%jb' contains '%'"),
+        ("a.jsonl", '"a\\nb"', "data.train_files[0]: 'a\\nb' contains a line break"),
         ("path: /models", '"\\e[31mpath": /models', "model.\\x1b[31mpath: no such key."),
         ("run:", "a\0b:", "run.yaml: not readable as YAML. Line 1: '\\x00' cannot be in a YAML file"),
     ],
@@ -221,7 +225,7 @@ def laughs(levels: int, width: int) -> str:
 
 
 def test_aliases_that_expand_without_end_are_refused_at_once(tmp_path: Path) -> None:
-    assert "has more than 50000 values once aliases" in mistakes(tmp_path, laughs(12, 10))
+    assert "has more than 50000 values with aliases" in mistakes(tmp_path, laughs(12, 10))
 
 
 def test_a_file_that_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_component_has_the_sites_options_and_its_own(tmp_path):
 
 @pytest.mark.parametrize("name", [*OWN_KEYS, *FIXED])
 def test_what_yatt_sets_is_not_handed_on(tmp_path, name):
-    with pytest.raises(ConfigError, match=rf"sbatch_args.{name}: (that is|not to be changed)"):
+    with pytest.raises(ConfigError, match=rf"sbatch_args.{name}: (use the key|cannot be changed)"):
         site(tmp_path, f"sbatch_args: {{{name}: x}}")
     with pytest.raises(ConfigError, match=rf"components.engines.sbatch_args.{name}"):
         site(tmp_path, f"components: {{engines: {{sbatch_args: {{{name}: x}}}}}}")
@@ -43,14 +43,14 @@ def test_what_yatt_sets_is_not_handed_on(tmp_path, name):
         ("sbatch_args: {--reservation: x}", "write the name without dashes: reservation"),
         ("sbatch_args: {parti: x}", "sbatch would read it as --partition"),
         ("sbatch_args: {no-k: true}", "sbatch would read it as --no-kill"),
-        ("sbatch_args: {Reservation: x}", "no long option of sbatch has this name"),
+        ("sbatch_args: {Reservation: x}", "this is not a long option of sbatch"),
         ('sbatch_args: {reservation: "x\\n#SBATCH --uid=0"}', "a line break"),
-        ("sbatch_args: {reboot: false}", "leave the option out"),
+        ("sbatch_args: {reboot: false}", "remove the option"),
         ("sbatch_args: {reservation: [a]}", "sbatch_args.reservation"),
-        ("env: {NOT-A-NAME: x}", "no variable can have this name"),
-        ("env: {SLURM_JOB_ID: x}", "Slurm and yatt set it themselves"),
-        ("env: {CUDA_VISIBLE_DEVICES: x}", "Slurm and yatt set it themselves"),
-        ("env: {NCCL_DEBUG: true}", "is no text"),
+        ("env: {NOT-A-NAME: x}", "this is not a valid variable name"),
+        ("env: {SLURM_JOB_ID: x}", "Slurm or yatt sets this variable"),
+        ("env: {CUDA_VISIBLE_DEVICES: x}", "Slurm or yatt sets this variable"),
+        ("env: {NCCL_DEBUG: true}", "is not text"),
         ("template: job.sh", "is relative"),
     ],
 )
@@ -80,7 +80,10 @@ def test_one_submission_may_have_other_values(tmp_path):
         ("#!/bin/bash\n@DIRECTIVES@\n", "has 0 lines @COMMAND@"),
         ("#!/bin/bash\n@DIRECTIVES@\n@DIRECTIVES@\n@COMMAND@\n", "has 2 lines @DIRECTIVES@"),
         ("@DIRECTIVES@\n@COMMAND@\n", "does not begin with #!"),
-        ("#!/bin/bash\nmodule load x\n@DIRECTIVES@\n@COMMAND@\n", "has 'module load x' before @DIRECTIVES@"),
+        (
+            "#!/bin/bash\nmodule load x\n@DIRECTIVES@\n@COMMAND@\n",
+            "has the command 'module load x' before @DIRECTIVES@",
+        ),
     ],
 )
 def test_a_template_without_room_for_our_lines_is_refused(tmp_path: Path, text, says):

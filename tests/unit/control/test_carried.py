@@ -52,7 +52,7 @@ def written(store, states):
 def test_every_node_gets_back_exactly_what_it_saved(store):
     states = [state(i, 3, accepted=4 - i, unfinished=i) for i in range(3)]
     files = written(store, states)
-    assert [read_state(store, files, owner=i, trainer_nodes=3) for i in range(3)] == states
+    assert [read_state(store, files, shard=i, num_shards=3) for i in range(3)] == states
     assert [store.size(file.path) for file in files] == [file.size_bytes for file in files]
 
 
@@ -60,7 +60,7 @@ def test_every_node_gets_back_exactly_what_it_saved(store):
 def test_another_number_of_nodes_shares_out_all_groups_each_once(store, trainer_nodes):
     states = [state(i, 3, accepted=3 + i, unfinished=2 * i) for i in range(3)]
     files = written(store, states)
-    shares = [read_state(store, files, owner=i, trainer_nodes=trainer_nodes) for i in range(trainer_nodes)]
+    shares = [read_state(store, files, shard=i, num_shards=trainer_nodes) for i in range(trainer_nodes)]
     for kind in ("accepted", "unfinished"):
         saved = [each for one in states for each in getattr(one, kind)]
         # as they were dealt when the leader held them all
@@ -85,10 +85,10 @@ def test_no_flipped_bit_and_no_missing_end_is_read_as_a_state(store):
     for each in damaged:
         store.write(file.path, each)
         with pytest.raises(CheckpointError, match="node-00000"):
-            read_state(store, files, owner=0, trainer_nodes=1)
+            read_state(store, files, shard=0, num_shards=1)
     store.delete(file.path)
     with pytest.raises(CheckpointError, match="node-00000"):
-        read_state(store, files, owner=0, trainer_nodes=1)
+        read_state(store, files, shard=0, num_shards=1)
 
 
 def test_a_state_of_another_version_is_refused_by_name(store):
@@ -97,7 +97,7 @@ def test_a_state_of_another_version_is_refused_by_name(store):
     written_file = store.write_stream("f", lambda: [data])
     file = carried.StateFile(path="f", size_bytes=len(data), sha256=written_file.sha256)
     with pytest.raises(CheckpointError, match="f: has version 99, known is 3"):
-        read_state(store, [file], owner=0, trainer_nodes=1)
+        read_state(store, [file], shard=0, num_shards=1)
 
 
 def test_what_happens_to_a_group_after_the_snapshot_is_not_in_it(store):
@@ -121,7 +121,7 @@ def test_neither_writing_nor_a_shares_reading_holds_the_whole(store, monkeypatch
     files = written(store, [whole])
     write_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
-    share = read_state(store, files, owner=3, trainer_nodes=80)
+    share = read_state(store, files, shard=3, num_shards=80)
     read_peak = tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert [each.number for each in share.accepted] == [3, 83]

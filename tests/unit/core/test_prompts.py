@@ -23,7 +23,7 @@ from yatt.core.prompts import (
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 200))
 def test_shares_add_up_to_the_batch_and_belong_to_their_node(nodes: int, batch: int, first: int) -> None:
-    shares = [share(batch, owner=k, num_trainer_nodes=nodes, first=first) for k in range(nodes)]
+    shares = [share(batch, shard=k, num_shards=nodes, first=first) for k in range(nodes)]
     trainer_nodes = Counter(number % nodes for number in range(first, first + batch))
     assert shares == [trainer_nodes[k] for k in range(nodes)]
 

@@ -49,7 +49,7 @@ def test_a_good_template_passes():
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("", "is empty"), ("(", "is no regular expression"), ("score", "has no group")],
+    [("", "is empty"), ("(", "is not a regular expression"), ("score", "has no group")],
 )
 def test_a_pattern_that_can_give_no_verdict_is_refused(pattern, says):
     with pytest.raises(ConfigError, match=rf"genrms\[0\].verdict.pattern.*{says}"):

@@ -83,7 +83,9 @@ def test_crash_after_crash_ends_with_93_also_over_several_starts(tmp_path):
     backend = Here(CRASH, CRASH)
     code, paths, said = run_of(tmp_path, backend)
     assert (code, len(attempts(paths))) == (93, 3)
-    assert said[-1].startswith("3 attempts in a row failed without a checkpoint after iteration 0; the last:")
+    assert said[-1].startswith(
+        "3 attempts in a row failed without a checkpoint after iteration 0; reason of the last one:"
+    )
 
 
 def test_a_warning_between_attempts_is_no_lack_of_progress(tmp_path):
@@ -104,4 +106,4 @@ def test_a_start_is_over_once_another_has_claimed_the_run(tmp_path):
 
     code, _, said = run_of(tmp_path, Here(taken_over))
     assert code == 75
-    assert said[-1] == "another start of this run is newer: this one is over"
+    assert said[-1] == "a newer start of this run exists: this one ends"

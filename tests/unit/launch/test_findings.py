@@ -51,14 +51,14 @@ def test_the_captured_cluster_has_one_weakness(tmp_path: Path) -> None:
     ("config", "level", "says"),
     [
         ({"SLURM_VERSION": "20.02.7"}, "fail", "lacks srun --overlap"),
-        ({"SLURM_VERSION": "21.08.8"}, "warn", "the oldest that was tried is 22.05"),
+        ({"SLURM_VERSION": "21.08.8"}, "warn", "the oldest tested version is 22.05"),
         ({"SchedulerType": "sched/builtin"}, "warn", "does not start heterogeneous jobs"),
         ({"AuthInfo": "cred_expire=900"}, "warn", "waits at least 900 s"),
-        ({"SlurmdTimeout": "0 sec"}, "warn", "never calls a silent node down"),
-        ({"SlurmdTimeout": "10 sec"}, "warn", "perhaps before we do"),
+        ({"SlurmdTimeout": "0 sec"}, "warn", "never marks a silent node down"),
+        ({"SlurmdTimeout": "10 sec"}, "warn", "maybe before yatt does"),
         ({"RequeueExit": "1,93"}, "warn", "requeues jobs that end with 93"),
         ({"RequeueExitHold": "75"}, "warn", "requeues and holds jobs that end with 75"),
-        ({"SlurmctldParameters": "(null)"}, "warn", "gets SIGTERM only"),
+        ({"SlurmctldParameters": "(null)"}, "warn", "get a signal: SIGTERM"),
         ({"PreemptType": "preempt/qos"}, "warn", "sacctmgr show qos"),
         ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "warn", "does not answer"),
     ],
@@ -77,16 +77,16 @@ def test_settings_of_the_cluster(tmp_path: Path, config, level: str, says: str) 
             {"AllowAccounts": "a,b"},
             "account: c",
             "fail",
-            "does not take account 'c'. -> account: one of a, b",
+            "does not accept account 'c'. -> Write account: one of a, b",
         ),
-        ({"AllowQos": "normal"}, "qos: long", "fail", "does not take qos 'long'"),
+        ({"AllowQos": "normal"}, "qos: long", "fail", "does not accept qos 'long'"),
         ({"GraceTime": "5"}, "", "warn", "5 s from the notice"),
         ({"PreemptMode": "SUSPEND"}, "", "warn", "they keep their GPU memory"),
         ({"PreemptMode": "GANG,SUSPEND"}, "", "warn", "they keep their GPU memory"),
         ({"PreemptMode": "CANCEL", "GraceTime": "0"}, "", "warn", "without notice"),
         ({"Default": "NO"}, "", "fail", "no default partition"),
-        ({}, "partition: gpu", "fail", "there is no 'gpu'. -> partition: one of low, high"),
-        ({"MaxNodes": "1"}, "", "fail", "low gives a job 1 at most"),
+        ({}, "partition: gpu", "fail", "there is no partition 'gpu'. -> Write partition: one of low, high"),
+        ({"MaxNodes": "1"}, "", "fail", "low allows 1 per job"),
         ({}, "components: {engines: {partition: high}}", "fail", "are preempted differently"),
     ],
 )
@@ -100,11 +100,14 @@ def test_partitions(tmp_path: Path, low, text: str, level: str, says: str) -> No
     [
         ({"Gres": "gpu:2"}, "", "fail", "4 GPUs are needed; 0 of 5 have that. -> The largest have 2 GPUs"),
         ({"Gres": "(null)"}, "", "fail", "0 of 5 have that"),
-        ({"Gres": "gpu:a:4(S:0-1)"}, "gpu_type: b", "fail", "no node has a GPU of type 'b'. -> gpu_type: a"),
+        (
+            {"Gres": "gpu:a:4(S:0-1)"}, "gpu_type: b", "fail",
+            "no node has a GPU of type 'b'. -> Write gpu_type: a",
+        ),
         ({}, "cpus_per_node: 17", "fail", "4 GPUs, 17 CPUs are needed"),
         ({}, "mem_gb: 16", "fail", "The largest have 4 GPUs, 16 CPUs, 15 GiB"),
         ({}, "constraint: ib", "fail", "feature ib are needed"),
-        ({}, "gpus_directive: none", "warn", "the job gets none"),
+        ({}, "gpus_directive: none", "warn", "the job gets no GPUs"),
         ({"State": "DOWN*"}, "", "warn", "0 of 5 are up now"),
         ({"State": "IDLE+DRAIN"}, "", "warn", "0 of 5 are up now"),
     ],
@@ -138,7 +141,7 @@ def test_what_a_run_needs(tmp_path: Path) -> None:
 def test_components_never_share_a_node(tmp_path: Path) -> None:
     demands = (replace(TRAINER, nodes=3), replace(ENGINES, nodes=3))
     found = problems(findings(snapshot(), site(tmp_path), demands))
-    assert any("6 nodes are needed in low, which has 5" in line for line in found), found
+    assert any("6 nodes are needed in partition low, which has 5" in line for line in found), found
 
 
 @pytest.mark.parametrize(
@@ -147,8 +150,12 @@ def test_components_never_share_a_node(tmp_path: Path) -> None:
         ({"missing_commands": ("srun",)}, "", "fail commands: not on the PATH: srun"),
         ({"overriding": ("SBATCH_PARTITION",)}, "", "warn environment: SBATCH_PARTITION"),
         ({"config": None}, "", "fail slurm: the controller does not answer"),
-        ({"nodes": None}, "", "warn nodes: Slurm does not say"),
-        ({}, "container: {runtime: pyxis, image: a}", "warn container: srun has no --container-image here"),
+        ({"nodes": None}, "", "warn nodes: Slurm does not list its nodes"),
+        (
+            {},
+            "container: {runtime: pyxis, image: a}",
+            "warn container: srun has no --container-image on this machine",
+        ),
     ],
 )
 def test_what_is_missing(tmp_path: Path, more, text: str, says: str) -> None:
@@ -167,7 +174,7 @@ def test_accounts(tmp_path: Path) -> None:
         return next(f for f in found if f.about == "account")
 
     assert about("account: a", ("a", "b")).level == "ok"
-    assert about("account: c", ("a", "b")).cure == "account: one of a, b."
+    assert about("account: c", ("a", "b")).cure == "Write account: one of a, b."
     assert about("", ()).level == "fail"
 
 

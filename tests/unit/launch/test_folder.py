@@ -37,7 +37,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_stays_as_it_is(tmp_pa
     (root / name).write_text("title: mine\n")
     root.chmod(0o2775)
     before = modes(root)
-    with pytest.raises(ConfigError, match=r"run\.dir: .*name another folder|run\.dir: .*Name a new folder"):
+    with pytest.raises(ConfigError, match=r"run\.dir: .*write another folder|run\.dir: .*Write a new folder"):
         open_folder(config)
     assert modes(root) == before and [p.name for p in root.iterdir()] == [name]
 
@@ -54,7 +54,7 @@ def test_the_config_of_another_run_is_refused(tmp_path: Path) -> None:
     other = replace(config, run=replace(config.run, dir=str(tmp_path / "elsewhere")))
     open_folder(other)
     (tmp_path / "elsewhere").rename(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"holds a config\.yaml of the run .*elsewhere"):
+    with pytest.raises(ConfigError, match=r"has the config\.yaml of the run .*elsewhere"):
         open_folder(config)
 
 
@@ -95,7 +95,7 @@ def test_a_working_folder_that_would_break_a_batch_script_is_refused(
     bad = tmp_path / "a\nb"
     bad.mkdir()
     monkeypatch.chdir(bad)
-    with pytest.raises(ConfigError, match="has a line break"):
+    with pytest.raises(ConfigError, match="contains a line break"):
         completed(config)
 
 
@@ -137,7 +137,7 @@ def test_the_second_of_two_first_starts_hears_that_another_has_made_the_folder(t
     winner, loser = completed(config), completed(config)
     paths = open_folder(winner)
     for look in (check_folder, open_folder):
-        with pytest.raises(ConfigError, match="belongs to another start, which made it first") as caught:
+        with pytest.raises(ConfigError, match="belongs to another start, which created it first") as caught:
             look(loser)
         assert "yatt status" in str(caught.value) and "run.id: was" not in str(caught.value)
     assert load_resolved(paths.config).run.id == winner.run.id

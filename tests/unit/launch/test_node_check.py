@@ -79,7 +79,7 @@ def test_folders_that_are_not_there_and_disks_that_are_full(tmp_path: Path) -> N
     free_gb = shutil.disk_usage(tmp_path).free >> 30
     assert check(tmp_path, f"node_check: {{free_gb: {max(1, free_gb // 2)}}}\n") is None
     unfit = check(tmp_path, f"node_check: {{free_gb: {free_gb + 1000}}}\n")
-    assert f"node_check.free_gb is {free_gb + 1000}" in unfit.why
+    assert f"node_check.free_gb requires {free_gb + 1000}" in unfit.why
     assert unfit.exit_code == 1
 
 
@@ -105,7 +105,7 @@ def test_memory_that_others_have_left_full(tmp_path: Path, monkeypatch) -> None:
     total_mib = int(next(line.split()[1] for line in lines if line.startswith("MemTotal:"))) >> 10
     assert check(tmp_path, SLURM_MEM_PER_NODE="64") is None
     unfit = check(tmp_path, SLURM_MEM_PER_NODE=str(total_mib * 3))
-    assert f"MiB of memory are left of the {total_mib * 3} that the job was granted" in unfit.why
+    assert f"MiB of memory are free; the job was granted {total_mib * 3} MiB" in unfit.why
     assert unfit.exit_code == 1
     assert check(tmp_path, SLURM_MEM_PER_NODE="all") is None, "what is no number is not compared"
 
@@ -116,7 +116,7 @@ def test_a_look_with_a_defect_of_its_own_costs_no_node(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("yatt.launch.node_check.own_address", broken)
     assert check(tmp_path) is None
-    assert "its network could not be looked at: ZeroDivisionError" in capsys.readouterr().err
+    assert "the check of its network failed: ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_a_driver_that_does_not_answer_ends_no_controller_in_silence(tmp_path: P
     monkeypatch.setattr("yatt.launch.device.ANSWER_S", 0.2)
     site = SiteConfig(interface="lo")
     unfit = NodeCheck(site, (tmp_path, tmp_path), "auto", 1, os.environ).run()
-    assert "nvidia-smi has not answered within 0.2 s" in unfit.why
-    with pytest.raises(Exception, match="has not answered"):
+    assert "nvidia-smi did not answer within 0.2 s" in unfit.why
+    with pytest.raises(Exception, match="did not answer"):
         device_of("auto")
 
 

@@ -70,7 +70,7 @@ def test_a_folder_may_be_named_by_a_variable_of_the_step(
 @pytest.mark.parametrize(
     ("folder", "why"),
     [
-        ("$JOB_TMP/x", "there is no variable JOB_TMP"),
+        ("$JOB_TMP/x", "the environment variable JOB_TMP is not set"),
         ("/proc/here", "No such file or directory"),
         ("${", "Invalid placeholder in string: line 1, col 1"),
     ],
@@ -86,7 +86,9 @@ def test_one_that_cannot_be_copied_costs_only_itself(source: str, tmp_path: Path
     said: list[str] = []
     missing = str(tmp_path / "missing")
     assert list(staging(str(tmp_path), said).run([missing, source])) == [source]
-    assert said == [f"{missing} is not copied (No such file or directory); it is read from where it is"]
+    assert said == [
+        f"{missing} is not copied (No such file or directory); it is read from its original place"
+    ]
 
 
 def test_a_filesystem_that_stands_still_costs_its_limit(
@@ -96,7 +98,7 @@ def test_a_filesystem_that_stands_still_costs_its_limit(
     monkeypatch.setattr(local_copy, "parts_of", lambda _: [stands.wait(60)][:0])
     said: list[str] = []
     assert staging(str(tmp_path), said, limit_s=1).run([source]) == {}
-    assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from where it is"]
+    assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from its original place"]
     said.clear()
     assert staging(str(tmp_path), said, limit_s=600, is_told=True).run([source]) == {}
     assert said == []
@@ -120,7 +122,7 @@ def test_a_defect_costs_a_line(source: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(local_copy, "parts_of", lambda _: raises(ValueError("odd")))
     said: list[str] = []
     assert staging(str(tmp_path), said).run([source]) == {}
-    assert said == [f"{source} is not copied (ValueError: odd); it is read from where it is"]
+    assert said == [f"{source} is not copied (ValueError: odd); it is read from its original place"]
 
 
 def test_a_folder_in_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

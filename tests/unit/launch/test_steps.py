@@ -29,7 +29,7 @@ def test_counts_are_expanded(text, counts):
 
 @pytest.mark.parametrize("text", ["x", "72(2)", "72(x2", "-1", "1,,2,a"])
 def test_what_is_no_list_of_counts_is_said(text):
-    with pytest.raises(ValueError, match="is no list of counts"):
+    with pytest.raises(ValueError, match="is not a list of counts"):
         expand_counts(text)
 
 

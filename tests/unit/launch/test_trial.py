@@ -45,7 +45,7 @@ def test_what_the_site_file_asks_for(tmp_path: Path, text: str, asked: str) -> N
 def test_two_good_nodes(tmp_path: Path) -> None:
     found = list(trial_findings(BOTH, site(tmp_path), TRAINER))
     assert [f.level for f in found] == ["ok", "ok"]
-    assert found[0].what == "n1, n2: 4 GPUs each, all reach each other."
+    assert found[0].what == "n1, n2: 4 GPUs each; all nodes reach each other."
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_two_good_nodes(tmp_path: Path) -> None:
     [
         ({"problem": "no interface ib0"}, "fail", "no interface ib0"),
         ({"unreached": ("10.0.0.2",)}, "fail", "cannot reach 10.0.0.2"),
-        ({"gpus": 3}, "fail", "sees 3 GPUs, 4 were asked for"),
-        ({"cpus": 1}, "warn", "may use 1 CPUs, 8 were asked for"),
-        ({"cpus": 8}, "warn", "may use 8 CPUs, 8 were asked for"),
+        ({"gpus": 3}, "fail", "sees 3 GPUs; 4 were requested"),
+        ({"cpus": 1}, "warn", "may use 1 CPUs, 8 were requested"),
+        ({"cpus": 8}, "warn", "may use 8 CPUs, 8 were requested"),
         ({"granted": 2, "cpus": 8}, "warn", "has 2 CPUs on the node for 4 GPUs"),
         ({"unfit": "/scratch cannot be written to"}, "fail", "unfit: /scratch cannot be written to"),
         ({"missing_commands": ("scontrol",)}, "fail", "scontrol not on the PATH"),
@@ -73,7 +73,7 @@ def test_a_node_that_lacks_something(tmp_path: Path, changes, level: str, says: 
     ("trial", "level", "says"),
     [
         (Trial(facts=(), report=None, problem="Unable to allocate resources"), "fail", "Unable to allocate"),
-        (replace(BOTH, facts=(GOOD,), report=None), "fail", "1 of 2 nodes were not heard of"),
+        (replace(BOTH, facts=(GOOD,), report=None), "fail", "1 of 2 nodes wrote no report"),
         (replace(BOTH, report=report(claim_faults=2)), "fail", "2 of 40 claims"),
         (replace(BOTH, report=report(new_name=Spread(median_s=1, longest_s=9))), "warn", "within 9000 ms"),
     ],

@@ -59,7 +59,7 @@ def test_a_damaged_file_blocks_no_reader(run, capsys, name, damage):
     assert (unreadable > 0) == (name in ("events", "metrics") and damage not in SILENT)
     assert status(run.root, as_json=False) == 0 and print_runs([run.root]) == 0
     page = write_report(run, None).read_text()
-    assert ("unreadable line" in page) == (name in ("events", "metrics", "samples") and damage not in SILENT)
+    assert ("damaged line" in page) == (name in ("events", "metrics", "samples") and damage not in SILENT)
     assert isinstance(reason_of_end(run.events, 1), str)
     console = Console(RunView(run, 24), io.StringIO())
     console.update()

@@ -39,7 +39,7 @@ def page_of(paths) -> str:
 def test_a_run_that_has_not_begun_gives_a_page(tmp_path):
     page = page_of(make_run(tmp_path))
     assert ">starting<" in page
-    assert "No attempt has begun yet." in page and "No iteration is complete yet." in page
+    assert "No attempt has started yet." in page and "No iteration is complete yet." in page
 
 
 def test_a_run_in_its_first_phase_gives_a_page(tmp_path):
@@ -80,7 +80,7 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
     assert ends == {"n3s0": 9, "n2s0": 20}
     assert [mark.text for mark in attempt.marks] == ["node3 is lost"]
     page = write_report(paths, None).read_text()
-    assert "node3 was not heard of for 10.2 s: the run goes on without it" in page
+    assert "node3 was not heard of for 10.2 s: the run continues without it" in page
     assert "1 x 2 + 3 x 1 GPUs or slots, disaggregated" in page
     view = RunView(paths, 24)
     view.refresh()
@@ -206,7 +206,7 @@ def test_late_writes_and_killed_reward_calls_are_counted_over_all_attempts(tmp_p
     page = write_report(paths, None).read_text()
     assert "2 writes of telemetry were late; 6 lines were lost." in page
     assert "3 reward calls were killed." in page
-    assert "1 unreadable line" in page, "a kill without its fields"
+    assert "1 damaged line" in page, "a kill without its fields"
     status(paths.root, as_json=False)
     shown = capsys.readouterr().out
     assert "2 writes of telemetry were late; 6 lines were lost" in shown

@@ -25,7 +25,7 @@ def test_a_wait_for_the_store_is_told_once_and_shown_while_it_lasts(capsys) -> N
     _print_failure(view.summary())
     assert "node0 and 1 more for the checkpoint store: EIO" in capsys.readouterr().out
     view, news = told(*began, wait("node0", ""), wait("trainer-n0r0.1", ""))
-    assert news[1:] == ["nobody waits for the checkpoint store any more"]
+    assert news[1:] == ["no process waits for the checkpoint store now"]
     assert not view.summary()["waits"]
 
 

@@ -145,15 +145,15 @@ class PhaseWork:
         config, placement = self._node.config, self._node.placement
         sampling = act.phase is Phase.ROLLOUT
         holders = placement.sampling if sampling else placement.scoring[act.scoring]
-        batch, trainer_nodes = config.trainer.train_batch_size, len(placement.trainer_nodes)
+        batch, num_shards = config.trainer.train_batch_size, len(placement.trainer_nodes)
         first = (act.iteration - 1) * batch
         orders = [
             c.Advance(
                 iteration=act.iteration, policy_version=act.iteration - 1,
-                target=share(batch, owner=index, num_trainer_nodes=trainer_nodes, first=first),
+                target=share(batch, shard=index, num_shards=num_shards, first=first),
                 roles=tuple(sorted(set(holders.values()))),
             )
-            for index in range(trainer_nodes)
+            for index in range(num_shards)
         ]  # fmt: skip
         advanced = await self._clients.ask_each_trainer_node(orders)
         self._groups = {}  # each owner tells all that it has chosen

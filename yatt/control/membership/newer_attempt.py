@@ -13,16 +13,16 @@ from yatt.paths import RunPaths
 _LOG = logging.getLogger(__name__)
 NEWER_CHECK_S = 5.0
 GONE_CHECKS = 3
-"""A mount that flickers is no removed folder."""
+"""Number of checks that must fail, because a mount may be missing for a moment."""
 
 
 async def watch_newer_attempt(
     paths: RunPaths, attempt: int, node: int, period_s: float = NEWER_CHECK_S
 ) -> None:
-    """Return never, or raise once this controller counts no more.
+    """Never returns; raises once this controller must not continue.
 
-    A folder that cannot be read for a while is no reason to end: what counts is fenced where it is written,
-    this is only the early word.
+    A folder that cannot be read for a while is no reason to end: every write is fenced anyway, this check
+    only detects a newer attempt early.
 
     Raises:
         StaleAttempt: a newer attempt was claimed.

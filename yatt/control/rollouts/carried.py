@@ -79,8 +79,8 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
     return StateFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256)
 
 
-def read_state(store: Store, files: Sequence[StateFile], *, owner: int, trainer_nodes: int) -> NodeState:
-    """The state of trainer node `owner` of `trainer_nodes`. Blocks: not for an event loop.
+def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shards: int) -> NodeState:
+    """The state of data shard `shard` of `num_shards`. Blocks: not for an event loop.
 
     As many nodes as saved have each its own back; otherwise groups are dealt in turn, over all files.
 
@@ -88,8 +88,8 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, trainer_
         CheckpointError: a file is not what was saved.
         StoreUnreachable: the store does not answer.
     """
-    if len(files) == trainer_nodes:
-        saved = _read(store, files[owner], first=0, step=1)
+    if len(files) == num_shards:
+        saved = _read(store, files[shard], first=0, step=1)
         return NodeState(
             data=saved.header.data, next_number=saved.header.next_number, accepted=saved.accepted,
             unfinished=saved.unfinished,
@@ -98,7 +98,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, owner: int, trainer_
     for file in files:
         before = [each.header for each in all_saved]
         skip = (sum(h.num_accepted for h in before), sum(h.num_unfinished for h in before))
-        all_saved.append(_read(store, file, first=owner, step=trainer_nodes, skip=skip))
+        all_saved.append(_read(store, file, first=shard, step=num_shards, skip=skip))
     # A node's numbers are len(files) apart: nothing from here on was opened by any of them.
     return NodeState(
         data=all_saved[0].header.data,

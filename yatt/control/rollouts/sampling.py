@@ -49,6 +49,7 @@ class Sampler:
         self._router, self._events, self._writer = router, events, writer
         self._completions = Completions(node, router)
         self._tokenizer = Tokenizer(node.config.model.path)
+        self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
         self._unfinished: dict[int, PromptGroup] = {}
@@ -86,8 +87,7 @@ class Sampler:
                 "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
                 "(run.from_checkpoint)."
             )
-        trainer_nodes = len(self._node.placement.trainer_nodes)
-        self._next_number = first_number(self._node.index, trainer_nodes, at_least=state.next_number)
+        self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
             self._trials = Trials(has_worked=True)  # groups were trained on before
@@ -102,10 +102,9 @@ class Sampler:
         """Drop groups that were trained on; in deterministic mode also all that lies beyond them."""
         self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
         self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
-        trainer_nodes = len(self._node.placement.trainer_nodes)
-        mine = {n for n in numbers if n % trainer_nodes == self._node.index}
+        mine = {n for n in numbers if n % self._num_shards == self._node.index}
         if self._node.config.run.deterministic and mine:
-            self._next_number = self._base_number = max(mine) + trainer_nodes
+            self._next_number = self._base_number = max(mine) + self._num_shards
             self._accepted, self._unfinished, self._rows, self._counted = {}, {}, {}, {}
 
     def show(self, numbers: set[int], iteration: int) -> None:
@@ -212,11 +211,9 @@ class Sampler:
         skipped = 0
         while len(opened) < self._quota.num_to_open():
             group, row = await call_in_thread(partial(self._shard.open, self._next_number))
-            self._next_number += len(self._node.placement.trainer_nodes)
+            self._next_number += self._num_shards
             if group is None:
-                self._counts(self._next_number - len(self._node.placement.trainer_nodes))[
-                    "rollout/too_long"
-                ] += 1
+                self._counts(self._next_number - self._num_shards)["rollout/too_long"] += 1
                 skipped += 1
                 self._check_some_fit(skipped)
             else:

@@ -1,1 +1,1 @@
-"""Where attempts run: on this machine, or in a job of Slurm's."""
+"""Backends that run attempts: on this machine, or in a Slurm job."""

@@ -1,4 +1,4 @@
-"""A container's image is copied to each node's own disk before the steps that run in it."""
+"""Copies a container's image to each node's local disk before the steps that run in it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from yatt.launch.plan import Component
 from yatt.launch.steps import python_of, srun_line
 
 START_S = 60.0
-"""What a step takes to start and end, beside the copying."""
+"""Time for a step to start and end, in addition to the copying."""
 
 END_S = 10.0
 
@@ -29,10 +29,10 @@ def with_local_image(
     site: SiteConfig, components: tuple[Component, ...], allocation: Allocation, absent: frozenset[int],
     say: Callable[[str], None], is_told: Callable[[], bool],
 ) -> SiteConfig:  # fmt: skip
-    """The site with the image's copy, if every node has made one; with the image where it is otherwise.
+    """Returns the site with the image's local copy if every node has one, else the site unchanged.
 
     Args:
-        is_told: whether this start is being ended, which ends the copying.
+        is_told: whether this start of the job has to end; stops the copying.
     """
     stage, image = site.stage, site.container.image
     if not stage.folder or "container" not in stage.what or not _is_file(image) or is_told():
@@ -46,19 +46,20 @@ def with_local_image(
     ]
     try:
         lines = _lines(orders, step_environment(site, os.environ), stage.limit_s + START_S, is_told)
-    except OSError as error:  # no process, descriptor or file to be had
+    except OSError as error:  # no process, file descriptor or temporary file
         lines = []
         say(f"the step that copies {image} cannot be started ({error.strerror})")
     num_nodes = sum(len(set(part.indexes) - absent) for part in components)
     if len(lines) == num_nodes and len(set(lines)) == 1 and image not in lines:
         return replace(site, container=replace(site.container, image=lines[0]))
     if not is_told():
-        say(f"not every node has a copy of {image} in {stage.folder}; it is read from where it is")
+        say(f"not every node has a copy of {image} in {stage.folder}; it is read from its original place")
     return site
 
 
 def _is_file(image: str) -> bool:
-    """Not a name that the runtime fetches. A filesystem that fails gives none: the runtime will say so."""
+    """Whether the image is a file, not a name to fetch. False if the filesystem fails: the runtime reports
+    it."""
     try:
         return Path(image).is_file()
     except OSError:
@@ -68,10 +69,10 @@ def _is_file(image: str) -> bool:
 def _lines(
     orders: list[tuple[str, ...]], env: dict[str, str], limit_s: float, is_told: Callable[[], bool]
 ) -> list[str]:
-    """What the tasks of those steps printed that ended well, within `limit_s`.
+    """Returns the output lines of the steps that succeeded within `limit_s`.
 
     Raises:
-        OSError: they cannot be started.
+        OSError: the steps cannot be started.
     """
     until_s, steps = clock.monotonic_s() + limit_s, list[subprocess.Popen[bytes]]()
     with ExitStack() as stack:

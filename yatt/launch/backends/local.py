@@ -1,6 +1,6 @@
-"""Attempts on this machine: one controller a virtual node, each a child of this process.
+"""Attempts on this machine: one controller per virtual node, each a child of this process.
 
-The launcher dies with nothing left: its children are bound to it.
+The children end when the launcher dies (parent-death signal).
 """
 
 import os
@@ -33,25 +33,25 @@ from yatt.paths import RunPaths
 
 POLL_S = 0.1
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP})
-"""Signals that stop a run with its state saved. SIGHUP: the terminal was closed."""
+"""Signals that stop a run after saving. SIGHUP: the terminal was closed."""
 
 END_TOGETHER_S = 15.0
-"""After the first controller that trains has ended, the others may take so long."""
+"""Time limit for the other controllers after the first one of a trainer node has ended."""
 
 ORPHANS_S = 3.0
-"""How long it may take to end what the workers of a killed controller have started."""
+"""Time limit for ending the processes left by workers of a killed controller."""
 
-STOPPED = "stopped by a signal; `yatt resume` goes on"
+STOPPED = "stopped by a signal; `yatt resume` resumes"
 
 
 @dataclass(slots=True)
 class LocalBackend:
-    """Where the attempts of one `yatt run` run.
+    """Runs the attempts of one `yatt run`.
 
     Attributes:
-        show: called often while an attempt runs, to update what a person sees.
-        signals: those of `ENDING` that were received; the second one stops the run without saving.
-        owns_orphans: whether every orphan is of this run.
+        show: called often while an attempt runs, to update the console.
+        signals: received signals of `ENDING`; the second one stops the run without saving.
+        owns_orphans: whether every orphan process belongs to this run.
     """
 
     config: RunConfig
@@ -65,37 +65,37 @@ class LocalBackend:
     owns_orphans: bool = False
 
     def listen(self) -> None:
-        """From now on signals are noted, and orphans are this process's."""
+        """Installs the signal handlers, and makes this process the parent of orphans."""
         self.owns_orphans = adopt_orphans()
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._received)
 
     def _received(self, number: int, _frame: object) -> None:
-        """Note a signal. A second one stops the run without saving, but not SIGHUP: kernel and shell both
-        send it when a terminal is closed."""
+        """Records a signal. A second one stops the run without saving; a second SIGHUP is ignored, because
+        kernel and shell both send it when a terminal is closed."""
         if number != signal.SIGHUP or not self.signals:
             self.signals.append(number)
 
     def told(self) -> str:
-        """As `yatt.launch.attempts.Backend` has it, like all that follow."""
+        """See `yatt.launch.attempts.Backend`, as for all methods below."""
         return STOPPED if self.signals else ""
 
     def is_warned(self) -> bool:
-        """Every signal ends this start."""
+        """Whether a signal came; every signal ends this start."""
         return bool(self.signals)
 
     def superseded(self, *, has_begun: bool) -> str:  # noqa: ARG002 - the protocol's
-        """Nobody starts runs here but their users."""
+        """Returns '': on this machine only users start runs."""
         return ""
 
     def about(self) -> dict[str, Any]:
-        """By which `yatt status` on this machine sees whether the launcher lives."""
+        """Launcher identity, so that `yatt status` can tell whether it is alive."""
         mine = Identity.of(os.getpid())
         return {"launcher": asdict(mine) if mine else {}}
 
     def carry_out(self, attempt: int, follower: Follower) -> Outcome:
-        """Start the controllers, pass the first signal on to the leader, wait."""
+        """Starts the controllers, forwards the first signal to the leader, and waits for their end."""
         children = [self._start(attempt, index) for index in range(self.config.launch.nodes)]
         told = 0
         deadline_s: float | None = None
@@ -104,7 +104,7 @@ class LocalBackend:
             follower.check()
             if len(self.signals) > told:
                 told = len(self.signals)
-                self.wait.num_heeded = 1  # a second one ends waits too
+                self.wait.num_heeded = 1  # a second signal ends waits too
                 os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
             if deadline_s is None and any(
                 children[index].poll() is not None for index in self._trainer_nodes
@@ -119,14 +119,14 @@ class LocalBackend:
         return judge(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
-        """Nothing follows by itself."""
+        """Does nothing: no start follows automatically."""
 
     @property
     def _trainer_nodes(self) -> tuple[int, ...]:
         return place(self.config).trainer_nodes
 
     def _seen(self, attempt: int, ended: dict[int, int], *, is_told: bool) -> AttemptFacts:
-        """A leader that stops as it should was asked to, though not always by its launcher."""
+        """Collects the facts about the end. Exit code 75 of the leader means that it got a stop request."""
         cause = reason_of_end(self.paths.events, attempt)
         request = str(record(self.paths, attempt, STOP).get("reason", ""))
         if is_told:
@@ -145,12 +145,12 @@ class LocalBackend:
         return f"see {log}, which ends:\n{log_tail(log)}"
 
     def _tidy(self, attempt: int, own: set[int]) -> None:
-        """What controllers that were killed could not."""
+        """Cleans up after killed controllers."""
         end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
         launch = self.config.launch
         for index in range(launch.nodes):
             self.wait(partial(scratch.tidy, self.paths, attempt, index))
-        scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # where the record is gone too
+        scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # also folders whose record is lost
 
     def _start(self, attempt: int, index: int) -> "Any":
         argv = [
@@ -167,7 +167,7 @@ class LocalBackend:
             os.close(output)
 
     def _environment(self, index: int) -> dict[str, str]:
-        """Each virtual node has a part of its own of the GPUs that this process may use."""
+        """Gives each virtual node its own part of the GPUs that this process may use."""
         if self.device != "cuda":
             return dict(os.environ)
         gpus = node_gpus(self.config)

@@ -1,4 +1,4 @@
-"""Attempts in one start of a Slurm job: one srun a component, and the job's next start, asked for once."""
+"""Attempts in one start of a Slurm job: one srun per component; requests the job's next start once."""
 
 import os
 import signal
@@ -23,17 +23,17 @@ from yatt.paths import RunPaths
 
 END_OF_START_S = 900.0
 TAKEOVER_S = 30.0
-ENDING = "Slurm is ending this start"
+ENDING = "Slurm ends this start of the job"
 
 
 @dataclass(slots=True)
 class SlurmBackend:
-    """One start of a job.
+    """Runs the attempts of one start of a job.
 
     Attributes:
-        signals: received since the start of its launcher.
-        absent: the run's nodes whose machines were lost in this start.
-        has_claim: whether the next start is this process's to ask for.
+        signals: signals received since the launcher started.
+        absent: nodes of the run that were lost in this start.
+        has_claim: whether this process has claimed the next start, so it requests it.
     """
 
     config: RunConfig
@@ -49,42 +49,42 @@ class SlurmBackend:
 
     @property
     def submission(self) -> str:
-        """As `yatt.launch.attempts.Backend` has it, like all that follow."""
+        """See `yatt.launch.attempts.Backend`, as for all methods below."""
         return self.plan.submission
 
     def told(self) -> str:
-        """After Slurm's warning there is time for another attempt, which saves and hands over."""
+        """Returns a reason after SIGTERM only: after Slurm's warning, another attempt can still save."""
         return ENDING if self._is_told_to_end() else ""
 
     def is_warned(self) -> bool:
-        """Slurm's warning ends every wait."""
+        """Whether SIGTERM or Slurm's warning (SIGUSR2) came."""
         return self._is_told_to_end() or signal.SIGUSR2 in self.signals
 
     def superseded(self, *, has_begun: bool) -> str:
-        """A start may claim its first attempt: Slurm has just begun it. It claims a later one only while
-        Slurm confirms it, or a stale attempt and a newer one would end each other forever."""
+        """Allows the first attempt always, because Slurm has just begun this start. A later one needs Slurm's
+        confirmation; otherwise a stale and a newer start would end each other forever."""
         if not self.slurm.has_scontrol:
-            self.say("scontrol is not on the PATH: this start cannot ask Slurm anything, nor requeue itself")
+            self.say("scontrol is not on the PATH: this start cannot query Slurm or requeue itself")
             return ""
         pause_s = RETRY_FIRST_S
         while not self._is_told_to_end():
             state = state_of(self.slurm.show_job(self.allocation.job_id), self.allocation.restarts)
             if state in (Start.OVER, Start.DIED):
-                return f"Slurm does not run this start of job {self.allocation.job_id} any more"
+                return f"Slurm has ended this start of job {self.allocation.job_id}"
             if state is Start.SAME or not has_begun:
                 return ""
-            self.say("Slurm does not say whether this start still counts; asking again")
+            self.say("Slurm does not report whether this start is still current; asking again")
             self._pause(pause_s)
             pause_s = min(RETRY_MOST_S, pause_s * 2)
         return ENDING
 
     def about(self) -> dict[str, Any]:
-        """The job and its nodes."""
+        """Returns the job and its nodes."""
         hosts = {name: list(nodes) for name, nodes in self.allocation.hosts.items()}
         return {"job": self.allocation.job_id, "restarts": self.allocation.restarts, "hosts": hosts}
 
     def carry_out(self, attempt: int, follower: Follower) -> Outcome:
-        """Start the steps, and stay until they have ended."""
+        """Starts the steps, and waits until they have ended."""
         job, about = self.allocation, self.about()
         self.say(f"attempt {attempt} of job {job.job_id}, restart {job.restarts}, on {about['hosts']}")
         site = with_local_image(
@@ -99,7 +99,7 @@ class SlurmBackend:
         return outcome
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
-        """Ask for the job's next start, or see this one ended."""
+        """Requests the job's next start, or waits for the end of this one."""
         if outcome.verdict is Verdict.KILLED:
             self._wait_for_the_end(ENDING)
         elif outcome.verdict is Verdict.CANCELLED:
@@ -114,40 +114,40 @@ class SlurmBackend:
             self._switch_slabs(requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)])
 
     def _switch_slabs(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
-        """Let Slurm start the job anew, once, however long it does not answer; then wait for its kill."""
+        """Requeues the job once, retrying while Slurm does not answer; then waits to be killed."""
         pause_s = RETRY_FIRST_S
         while self._has_claim(requeue) and not self._is_told_to_end():
             reply = requeue.succeed(gone, os.environ)
             if reply.code == 0:
                 chained = reply.out
-                self.say(f"{reason}: {f'job {chained} goes on' if chained else 'requeued'}")
+                self.say(f"{reason}: {f'job {chained} continues the run' if chained else 'requeued'}")
                 if not chained:
                     self._pause(END_OF_START_S)
                 return
-            self.say(f"{reason}, but the next start was not to be had: {reply.says}")
+            self.say(f"{reason}, but the next start could not be requested: {reply.says}")
             self._pause(pause_s)
             pause_s = min(RETRY_MOST_S, pause_s * 2)
 
     def _has_claim(self, requeue: Requeue) -> bool:
-        """Make the next start ours to ask for. If another has claimed it, that one is given time."""
+        """Claims the next start. If another process has claimed it, gives that process time."""
         number = 1
         while not self.has_claim and not self._is_told_to_end():
             is_mine = requeue.claim(number)
             self.has_claim = is_mine is True
             if is_mine is False:
-                self.say("another has claimed the next start; waiting for it")
+                self.say("another process has claimed the next start; waiting for it")
                 self._pause(TAKEOVER_S)
                 number += 1
                 if requeue.state() is Start.OVER:
-                    self._wait_for_the_end("the next start was asked for")
+                    self._wait_for_the_end("the next start was requested")
                     return False
             elif is_mine is None:
                 self._pause(RETRY_FIRST_S)
         return self.has_claim
 
     def _wait_for_the_end(self, why: str) -> None:
-        """Slurm ends this start by signals; until then nothing is written and nothing returned."""
-        self.say(f"{why}; waiting to be ended")
+        """Waits until Slurm ends this start by signals; writes nothing and does not return before."""
+        self.say(f"{why}; waiting for Slurm to end this start")
         self._pause(END_OF_START_S, until_told=False)
 
     def _pause(self, seconds: float, *, until_told: bool = True) -> None:
@@ -160,7 +160,7 @@ class SlurmBackend:
 
 
 def node_names(components: tuple[Component, ...], allocation: Allocation) -> dict[int, str]:
-    """Slurm's name of each of the run's nodes."""
+    """Returns Slurm's name of each of the run's nodes."""
     return {
         index: name
         for part in components

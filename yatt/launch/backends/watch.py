@@ -1,4 +1,4 @@
-"""One attempt as its launcher sees it: starts the steps, passes the request to stop on, and sees the end."""
+"""One attempt in a Slurm job: starts the steps, forwards a stop request, and determines how it ended."""
 
 import contextlib
 import os
@@ -30,27 +30,27 @@ from yatt.paths import RunPaths
 
 POLL_S = 0.1
 LOOK_S, LOOK_NODES = 0.4, 16
-"""Every node's entry is read so often; less often where there are more nodes."""
+"""Interval for reading every node's record, up to this many nodes; longer for more nodes."""
 
 END_TOGETHER_S = 15.0
-"""After the leader's goodbye the others may take so long."""
+"""Time limit for the other controllers after the leader has ended."""
 
 ORPHANS_S = 1.0
-"""After a controller that trains died, the others only burn time."""
+"""Time limit for the other controllers after one of a trainer node died: they cannot make progress."""
 
 UNFIT_S = 10.0
-"""Once a node was found unfit the others may take a check and this: what all say is no node's fault."""
+"""Extra time for the other nodes' checks once one node is unfit: if all fail, no single node is at fault."""
 
-NO_GPU = "no GPU answers there, though others have some"
+NO_GPU = "no GPU answers on this node, but other nodes have GPUs"
 
 LAST_SRUN_S = 3.0
-"""Once every controller has ended; srun does not end while Slurm's controller is away."""
+"""Time limit for srun once every controller has ended; srun does not end while slurmctld is down."""
 
 SETTLE_S = 15.0
-"""After tasks got SIGTERM and the launcher did not: so long until Slurm must have said why."""
+"""Longest wait for Slurm's reason if the tasks got SIGTERM and the launcher did not."""
 
 ASK_S = 2.0
-"""How long the warned may wait for Slurm to say why, instead of saving."""
+"""Longest wait for Slurm's reason after a warning; it shortens the time left for saving."""
 
 SETTLE_LOOK_S = 0.5
 MARGIN_S = 2.0
@@ -59,7 +59,7 @@ BUDGET_S = 3600.0
 
 @dataclass(slots=True)
 class AttemptWatch:
-    """One attempt. `signals` are those that the launcher has received since its start."""
+    """One attempt. `signals`: received by the launcher since its start."""
 
     paths: RunPaths
     attempt: int
@@ -79,7 +79,7 @@ class AttemptWatch:
     looked_s: float = 0.0
 
     def run(self) -> Outcome:
-        """Start the steps and stay until they have ended; gives what follows."""
+        """Starts the steps and waits until they have ended; returns the outcome."""
         self._start()
         try:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
@@ -90,7 +90,7 @@ class AttemptWatch:
                 ):
                     continue
                 self.looked_s = clock.monotonic_s()
-                with contextlib.suppress(OSError):  # the run folder is looked at again
+                with contextlib.suppress(OSError):  # try the run folder again next time
                     self._look()
                     self._pass_stop_on()
                 if self._blind():
@@ -109,12 +109,12 @@ class AttemptWatch:
         patiently(lambda: make_within(self.paths.root, self.paths.attempt(self.attempt) / "logs"))
         for order in orders:
             log = self.paths.log(self.attempt, f"srun-{order.component}")
-            # An srun that is killed has its tasks killed: none would be left to ask for the next start.
+            # Not bound to us: a killed srun has its tasks killed, and a task must request the next start.
             start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
             self.steps.append(patiently(start))
 
     def _look(self) -> None:
-        """Read who is there and who has ended."""
+        """Reads which nodes have started and which have ended."""
         for part in self.components:
             for index in set(part.indexes) - self.absent - self.ended.keys():
                 entry = unsealed_any(read_or_none(self.paths.controller_record(self.attempt, index)))
@@ -125,7 +125,7 @@ class AttemptWatch:
         self._limit_the_rest()
 
     def _limit_the_rest(self) -> None:
-        """An end that nobody outlives."""
+        """Sets a time limit for the remaining steps once the attempt cannot continue."""
         trainer_nodes = range(num_trainer_nodes(self.config))
         if self._unfit():
             self._limit(
@@ -139,7 +139,7 @@ class AttemptWatch:
             self._limit(ORPHANS_S)
 
     def _unfit(self) -> dict[int, str]:
-        """Nodes that say so, and those without a GPU that answers where others have some."""
+        """Returns nodes that failed their check, and nodes without a GPU if other nodes have some."""
         found = {index: str(entry["unfit"]) for index, entry in self.records.items() if "unfit" in entry}
         devices = {index: entry["device"] for index, entry in self.records.items() if "device" in entry}
         if "cuda" in devices.values():
@@ -147,7 +147,7 @@ class AttemptWatch:
         return found
 
     def _is_everywhere(self, unfit: dict[int, str]) -> bool:
-        """Whether all nodes say so; of a single one, whether another said the same in an attempt before."""
+        """Whether all nodes are unfit; for a single node, whether another one failed the same way before."""
         if len(unfit) < self._num_present or self._num_present > 1:
             return 0 < len(unfit) == self._num_present
         mine = self.records[next(iter(unfit))]
@@ -170,7 +170,7 @@ class AttemptWatch:
         self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
 
     def _pass_stop_on(self) -> None:
-        """Passes on Slurm's warning, at any time of this start, or a request from the run folder."""
+        """Records a stop request after Slurm's warning, and reads one that others have written."""
         request = str(record(self.paths, self.attempt, STOP).get("reason", ""))
         if signal.SIGUSR2 in self.signals and not self.stop and not request:
             job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
@@ -184,7 +184,7 @@ class AttemptWatch:
             return Outcome(verdict=Verdict.GIVE_UP, reason=blind, exit_code=EXIT_USER_MISTAKE)
         seen = self._seen()
         if not seen.is_killed and not seen.stop and self.ended.get(0) == EXIT_WILL_CONTINUE:
-            self._settle()  # the tasks were told to end, we were not: who by?
+            self._settle()  # the tasks got SIGTERM, the launcher did not: find out why
             seen = self._seen()
         return judge(seen)
 
@@ -192,7 +192,7 @@ class AttemptWatch:
         until_s = clock.monotonic_s() + SETTLE_S
         while clock.monotonic_s() < until_s and not self._is_killed() and not self._is_preempted():
             if newest_attempt(self.paths) > self.attempt:
-                return  # by a newer start
+                return  # a newer start ended them
             time.sleep(SETTLE_LOOK_S)
 
     def _seen(self) -> AttemptFacts:
@@ -220,18 +220,18 @@ class AttemptWatch:
         return _is_set(job.get("PreemptTime", ""))
 
     def _refusal(self) -> str:
-        """If no controller came up, what srun said."""
+        """Returns srun's output if no controller started."""
         if self.records:
             return ""
         logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
-        return "no controller came up; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
+        return "no controller started; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
     @property
     def _num_present(self) -> int:
         return sum(len(set(part.indexes) - self.absent) for part in self.components)
 
     def _blind(self) -> str:
-        """What a node said that does not see the run folder, and so cannot end in any other way."""
+        """Returns the message of a node that cannot see the run folder, and so leaves no record there."""
         if len(self.records) == self._num_present:
             return ""
         logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
@@ -241,7 +241,7 @@ class AttemptWatch:
         return next((line.removeprefix("yatt: ") for line in lines if BLIND in line), "")
 
     def _end_steps(self) -> None:
-        """srun passes SIGUSR1 on, so controllers tidy up; on SIGTERM it has its tasks killed at once."""
+        """Ends the steps. srun forwards SIGUSR1, so controllers clean up; on SIGTERM it kills its tasks."""
         stages = ((signal.SIGUSR1, 6.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0))
         for number, patience_s in stages[-1:] if self._have_all_ended() else stages:
             if self._is_killed():
@@ -259,7 +259,7 @@ def _is_set(slurm_time: str) -> bool:
 
 
 def _why_warned(job: Fields, site: SiteConfig) -> str:
-    """Slurm's own times tell a warning of its own from a signal that somebody has sent."""
+    """Distinguishes a warning by Slurm from a signal sent by a user, by Slurm's times of the job."""
     if not job:
         return "warned by Slurm"
     if _is_set(job.get("PreemptTime", "")):
@@ -271,7 +271,7 @@ def _why_warned(job: Fields, site: SiteConfig) -> str:
 
 
 def _budget_s(job: Fields, site: SiteConfig) -> float:
-    """Seconds from Slurm's warning to its kill. Only times of Slurm's own clock are compared."""
+    """Returns the seconds from Slurm's warning to its kill, comparing only times of Slurm's clock."""
     end, preempt = job.get("EndTime", ""), job.get("PreemptTime", "")
     if not _is_set(preempt):
         return float(site.signal_lead_s)

@@ -1,6 +1,6 @@
-"""Tries a shared folder with several processes: `tools/check_fs.py`, and the quick look of `yatt diagnose`.
+"""Tests a shared folder with several processes: `tools/check_fs.py`, and the short test of `yatt diagnose`.
 
-On one node it starts the processes itself; started by srun it is one of them, and the nodes try each other.
+On one node it starts the processes itself; started by srun, each task is one of the processes.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from yatt.errors import YattError
 PROCESSES = 4
 END_S = 120.0
 LATE_S = 5.0
-"""Seeing another node's file later than this makes a start slow and an old attempt's end late."""
+"""Longest acceptable delay until a node sees another node's file; more makes starts and ends slow."""
 
 
 def main() -> int:
@@ -37,11 +37,11 @@ def main() -> int:
 
 
 def measure(folder: Path, processes: int = PROCESSES) -> Report:
-    """Try `folder` with processes of this node.
+    """Tests `folder` with processes of this node.
 
     Raises:
         OSError: the folder cannot be written to.
-        DeadlineExceeded: a process did not get to its end.
+        DeadlineExceeded: a process did not end in time.
     """
     meeting = folder / f".yatt-check-{secrets.token_hex(4)}"
     meeting.mkdir()
@@ -59,7 +59,7 @@ def measure(folder: Path, processes: int = PROCESSES) -> Report:
 
 
 def faults(report: Report) -> list[str]:
-    """Promises a run stands on, and this folder breaks."""
+    """Returns the guarantees that a run needs and this folder does not provide."""
     found = []
     if report.claim_faults:
         found.append(f"{report.claim_faults} of {report.claim_rounds} claims had not exactly one winner")
@@ -69,27 +69,30 @@ def faults(report: Report) -> list[str]:
 
 
 def lateness_s(report: Report) -> float:
-    """How late one process may see what another wrote: the longest round trip is more than that."""
+    """Returns the longest delay until one process sees another's write, bounded by the round trip."""
     return max(report.new_name.longest_s, report.new_content.longest_s)
 
 
 def table(report: Report) -> str:
-    """For people."""
+    """Returns the report as a table."""
     rows = [
         ("processes, nodes", f"{report.members}, {report.nodes}"),
-        ("claims with one winner", f"{report.claim_rounds - report.claim_faults} of {report.claim_rounds}"),
-        ("reads of a whole file", f"{report.reads - report.torn} of {report.reads}"),
-        ("reads older than one before", f"{report.backward}"),
-        ("new file, there and back", _times(report.new_name.median_s, report.new_name.longest_s)),
-        ("replaced file, there and back", _times(report.new_content.median_s, report.new_content.longest_s)),
+        (
+            "exclusive creates with one winner",
+            f"{report.claim_rounds - report.claim_faults} of {report.claim_rounds}",
+        ),
+        ("reads of a complete file", f"{report.reads - report.torn} of {report.reads}"),
+        ("reads older than the one before", f"{report.backward}"),
+        ("new file, round trip", _times(report.new_name.median_s, report.new_name.longest_s)),
+        ("replaced file, round trip", _times(report.new_content.median_s, report.new_content.longest_s)),
         ("durable write of 4 KiB", _times(report.write.median_s, report.write.longest_s)),
     ]
     return "\n".join(f"{name:<32}{value}" for name, value in rows)
 
 
 def site_line(report: Report) -> str:
-    """One comment line for the site file."""
-    verdict = "; ".join(faults(report)) or "claims exclusive, renames whole"
+    """Returns the result as one comment line for the site file."""
+    verdict = "; ".join(faults(report)) or "exclusive creates and renames work"
     late = f"{lateness_s(report):.2g} s"
     return (
         f"# check_fs {date.today()}: {verdict}; {report.nodes} node(s) see each other's files within {late}"
@@ -111,7 +114,7 @@ def _report(arguments: argparse.Namespace) -> Report | None:
 
 
 def _step_report(folder: Path, *, index: int, count: int) -> Report | None:
-    """As one task of a job step: its ids name the place where the tasks meet."""
+    """Runs one task of a job step; the ids of job and step name the folder where the tasks meet."""
     ids = (os.environ.get(key, "0") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
     meeting = folder / f".yatt-check-{'-'.join(ids)}"
     report = Member(meeting, index=index, count=count, node=_node()).measure()
@@ -133,11 +136,16 @@ def _node() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="check_fs", description="Tries a shared folder: claims, renames, how late others see it.",
+        prog="check_fs", description="Test a shared folder: exclusive creates, renames, visibility delay.",
         epilog="Between nodes: srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER",
     )  # fmt: skip
-    parser.add_argument("folder", type=Path, help="an existing folder on the filesystem to be tried")
-    parser.add_argument("--processes", type=int, default=PROCESSES, help=f"on one node ({PROCESSES})")
+    parser.add_argument("folder", type=Path, help="existing folder on the filesystem to test")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=PROCESSES,
+        help=f"number of processes on one node (default: {PROCESSES})",
+    )
     parser.add_argument("--member", default="", help=argparse.SUPPRESS)
     return parser
 

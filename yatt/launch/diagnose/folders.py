@@ -1,4 +1,4 @@
-"""What the folders of a run are, seen from this machine."""
+"""Findings about the folders of a run, seen from this machine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ LITTLE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder as it was found."""
+    """The state of a folder."""
 
     key: str
-    """Where it is written: run.dir, scratch_dir, shm_dir."""
+    """Config key of the folder: run.dir, scratch_dir, shm_dir."""
 
     path: str
     filesystem: str
-    """Type, as the kernel names it."""
+    """Filesystem type, by the kernel's name."""
 
     problem: str = ""
-    """Why it cannot be written to; empty if it can."""
+    """Reason why it cannot be written to; empty if it can."""
 
     free_bytes: int = 0
     report: Report | None = None
-    """What processes of this machine saw in it, where they were asked to look."""
+    """Result of the test with several processes of this machine; None if not tested."""
 
 
 def run_folder_findings(folder: Folder, *, is_one_machine: bool) -> Iterator[Finding]:
-    """Every node must see the run folder, and claims and renames must hold there.
+    """Checks that every node sees the run folder, and that exclusive creates and renames work there.
 
     Args:
         is_one_machine: all nodes of the cluster are this machine, so any folder is shared.
@@ -42,30 +42,30 @@ def run_folder_findings(folder: Folder, *, is_one_machine: bool) -> Iterator[Fin
         return
     kind = folder.filesystem.removeprefix("fuse.")
     if kind in SHARED:
-        yield ok(folder.key, f"{folder.path} is on {folder.filesystem}, which nodes can share.")
+        yield ok(folder.key, f"{folder.path} is on {folder.filesystem}, a shared filesystem.")
     elif is_one_machine:
         yield ok(folder.key, f"{folder.path} is on {folder.filesystem}; all nodes are this machine.")
     else:
         certain = "is not shared between nodes" if kind in LOCAL else "may not be shared between nodes"
-        cure = "Check: srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER. " + _elsewhere(folder)
+        cure = "Test it: srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER. " + _elsewhere(folder)
         yield warn(folder.key, f"{folder.path} is on {folder.filesystem}, which {certain}.", cure)
     if folder.report is not None:
         yield _semantics(folder, folder.report)
 
 
 def local_folder_findings(folder: Folder) -> Iterator[Finding]:
-    """Folders of each node; seen from here, so what is missing may be there on the nodes."""
+    """Checks a node-local folder from this machine; a folder missing here may exist on the nodes."""
     if folder.problem:
-        what = f"{folder.path} cannot be written to here: {folder.problem}."
-        yield warn(folder.key, what, f"If that is so on the nodes too, name another {folder.key}.")
+        what = f"{folder.path} cannot be written to on this machine: {folder.problem}."
+        yield warn(folder.key, what, f"If the nodes have the same problem, write another {folder.key}.")
     elif folder.filesystem.removeprefix("fuse.") in SHARED:
         what = f"{folder.path} is on {folder.filesystem}: shared and slow."
-        yield warn(folder.key, what, f"{folder.key}: a folder of the node's own.")
+        yield warn(folder.key, what, f"{folder.key}: write a folder on a local disk of the node.")
     elif folder.key == "shm_dir" and folder.filesystem not in MEMORY:
-        what = f"{folder.path} is on {folder.filesystem}, not in memory: runs refuse it."
-        yield warn(folder.key, what, "shm_dir: /dev/shm.")
+        what = f"{folder.path} is on {folder.filesystem}, not in memory: a run will refuse it."
+        yield warn(folder.key, what, "Write shm_dir: /dev/shm.")
     elif folder.free_bytes < LITTLE_BYTES:
-        yield warn(folder.key, f"{folder.path} has {folder.free_bytes >> 20} MiB free.", "Make room.")
+        yield warn(folder.key, f"{folder.path} has {folder.free_bytes >> 20} MiB free.", "Free space.")
     else:
         free = f"{folder.free_bytes / 2**30:.0f} GiB free"
         yield ok(folder.key, f"{folder.path}: writable, {folder.filesystem}, {free}.")
@@ -76,11 +76,11 @@ def _semantics(folder: Folder, report: Report) -> Finding:
     if broken:
         return fail(folder.key, f"{folder.path}: {broken}.", _elsewhere(folder))
     late_s = lateness_s(report)
-    what = f"claims exclusive, renames whole, others' files seen within {late_s * 1e3:.0f} ms (this machine)."
+    what = f"exclusive creates and renames work, seen by others within {late_s * 1e3:.0f} ms (this machine)."
     if late_s > LATE_S:
         return warn(folder.key, what, "Starts will be slow; see tools/check_fs.py. " + _elsewhere(folder))
     return ok(folder.key, what)
 
 
 def _elsewhere(folder: Folder) -> str:
-    return f"Give a folder on the cluster's shared filesystem as {folder.key}."
+    return f"Write a folder on the cluster's shared filesystem as {folder.key}."

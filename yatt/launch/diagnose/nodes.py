@@ -1,4 +1,4 @@
-"""Whether a cluster has the nodes that a run needs, and whether they are up now."""
+"""Findings about nodes: whether the cluster has those that a run needs, and whether they are up."""
 
 import re
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
 def node_findings(
     nodes: dict[str, Fields], partitions: dict[str, Fields], site: SiteConfig, demands: tuple[Demand, ...]
 ) -> Iterator[Finding]:
-    """Of each component, and of those that share a partition: no two components lie on one node."""
+    """Checks each component, and the components that share a partition: two components never share a node."""
     sums: dict[str, int] = {}
     for demand in demands:
         name = partition_of(site, demand.component, partitions)
         if name not in partitions:
-            continue  # said already
+            continue  # reported already
         there = {key: node for key, node in nodes.items() if name in node.get("Partitions", "").split(",")}
         asked = component(site, demand.component)
         if absent := [key for key in expand(asked.nodelist) if key not in there]:
-            what = f"nodelist {asked.nodelist}: {name} has no {', '.join(absent)}."
-            yield fail(demand.component, what, f"Its nodes are {partitions[name].get('Nodes', 'not told')}.")
+            what = f"nodelist {asked.nodelist}: partition {name} has no {', '.join(absent)}."
+            yield fail(demand.component, what, f"Its nodes are {partitions[name].get('Nodes', 'unknown')}.")
         yield from _fit(there, asked, site, demand)
         sums[name] = sums.get(name, 0) + demand.nodes
         if sums[name] > len(there):
-            what = f"{sums[name]} nodes are needed in {name}, which has {len(there)}."
-            yield fail(demand.component, what, "Take fewer nodes, or another partition.")
+            what = f"{sums[name]} nodes are needed in partition {name}, which has {len(there)}."
+            yield fail(demand.component, what, "Use fewer nodes, or another partition.")
         limit = partitions[name].get("MaxNodes", "UNLIMITED")
         if limit.isdigit() and demand.nodes > int(limit):
-            what = f"{demand.nodes} nodes are needed; {name} gives a job {limit} at most."
-            yield fail(demand.component, what, "Take fewer nodes, or another partition.")
+            what = f"{demand.nodes} nodes are needed; partition {name} allows {limit} per job (MaxNodes)."
+            yield fail(demand.component, what, "Use fewer nodes, or another partition.")
 
 
 def _fit(
@@ -51,7 +51,7 @@ def _fit(
     up = [name for name, node in good.items() if is_up(node)]
     if len(up) < demand.nodes:
         what = f"{demand.nodes} nodes with {request} are needed; {len(up)} of {len(good)} are up now."
-        yield warn(about, what, "The job will wait until more are.")
+        yield warn(about, what, "The job will wait until enough are up.")
     else:
         yield ok(about, f"{demand.nodes} nodes with {request}: there are {len(good)}, {len(up)} of them up.")
 
@@ -62,16 +62,18 @@ def _gpu_request(
     kinds = {kind for node in there.values() for kind in gpus_of(node)}
     if asked.gpu_type and asked.gpu_type not in kinds:
         known = ", ".join(sorted(kinds - {""})) or "no types"
-        yield fail(demand.component, f"no node has a GPU of type '{asked.gpu_type}'.", f"gpu_type: {known}.")
+        yield fail(
+            demand.component, f"no node has a GPU of type '{asked.gpu_type}'.", f"Write gpu_type: {known}."
+        )
     if site.gpus_directive == "none" and demand.gpus_per_node and kinds:
-        what = "the nodes have GPUs that Slurm gives to jobs, and gpus_directive is none: the job gets none."
-        yield warn(demand.component, what, "gpus_directive: gpus_per_node.")
+        what = "Slurm allocates the nodes' GPUs, but gpus_directive is none: the job gets no GPUs."
+        yield warn(demand.component, what, "Write gpus_directive: gpus_per_node.")
 
 
 def _has(node: Fields, asked: ComponentSection, site: SiteConfig, demand: Demand) -> bool:
     wants_gpus = demand.gpus_per_node if site.gpus_directive != "none" else 0
     features = node.get("AvailableFeatures", "").split(",")
-    is_plain = re.fullmatch(r"[\w.-]+", asked.constraint)  # what is more than one word is Slurm's to judge
+    is_plain = re.fullmatch(r"[\w.-]+", asked.constraint)  # only Slurm can evaluate an expression
     return (
         _count(node, asked.gpu_type) >= wants_gpus
         and int(node.get("CPUTot", "0")) >= asked.cpus_per_node

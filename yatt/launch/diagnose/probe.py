@@ -1,7 +1,7 @@
-"""The job and the tasks of a trial (`yatt.launch.diagnose.trial`).
+"""The batch script and the tasks of a test job (`yatt.launch.diagnose.trial`).
 
-The batch script starts a task on each node, as a run's does. A task says what its node has, listens on a port
-and connects to every other, as controllers do, and takes part in the trial of the shared folder.
+The batch script starts one task per node, as for a run. A task reports its node's resources, listens on a
+port, connects to every other task, as controllers do, and takes part in the test of the shared folder.
 """
 
 import argparse
@@ -34,39 +34,39 @@ MEET_S, CONNECT_S = 60.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What one node says of itself."""
+    """The report of one node."""
 
     node: str
     python: str
     gpus: int
-    """That the task sees: by the driver's tool where it is, else by CUDA_VISIBLE_DEVICES."""
+    """Number of GPUs visible to the task: by nvidia-smi if available, else by CUDA_VISIBLE_DEVICES."""
 
     cpus: int
-    """That the task may run on."""
+    """Number of CPUs that the task may use."""
 
     granted: int
-    """CPUs that the job has on the node, as far as the machine has them; 0 if Slurm does not say."""
+    """CPUs of the job on the node, at most the machine's; 0 if Slurm does not report them."""
 
     address: str
-    """Empty if there is none; `problem` says why."""
+    """Address of the node; empty if there is none, see `problem`."""
 
     unreached: tuple[str, ...]
     """Addresses of nodes whose port did not answer."""
 
     missing_commands: tuple[str, ...]
     locked_memory_bytes: int
-    """How much memory may be pinned, as InfiniBand needs; -1: all."""
+    """Memory that may be locked, which InfiniBand needs; -1: unlimited."""
 
     problem: str = ""
     unfit: str = ""
-    """Why a run would leave this node out; empty if it would not."""
+    """Reason why a run would leave this node out; empty if it would not."""
 
     stage: str = ""
-    """Why models and data would not be copied to this node; empty if they would, or shall not."""
+    """Reason why models and data would not be copied to this node; empty if they would, or are not to be."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the batch script is to try. `folders`: scratch and shared-memory folder."""
+    """The test to run. `folders`: the scratch and the shared-memory folder."""
 
     site: SiteConfig
     component: Component
@@ -74,7 +74,7 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def main() -> int:
-    """``batch MEETING`` in the batch script, ``task MEETING ...`` in its step."""
+    """Entry point: ``batch MEETING`` in the batch script, ``task MEETING ...`` in its step."""
     parser = argparse.ArgumentParser(prog="yatt.launch.diagnose.probe")
     parser.add_argument("what", choices=("batch", "task"))
     parser.add_argument("meeting", type=Path)
@@ -146,7 +146,7 @@ def _gpus() -> int:
 
 
 def _unreached(meeting: Path, address: str, index: int, count: int) -> tuple[str, ...]:
-    """The kernel answers a connection on behalf of whoever listens, so nobody needs to accept it."""
+    """Returns the nodes whose port does not answer. Nothing accepts: the kernel completes the connections."""
     with listening_place(address or "127.0.0.1", count + 8) as server:
         port = server.getsockname()[1]
         publish(meeting / f"port-{index}", f"{address} {port}".encode())
@@ -170,7 +170,7 @@ def _answers(place: str) -> bool:
 
 
 def _awaited(path: Path) -> str:
-    """What the file says, or nothing after a minute: then that node is one that was not reached."""
+    """Waits for the file; returns its content, or '' after a minute, which counts as unreached."""
     until_s = time.monotonic() + MEET_S
     while (data := read_or_none(path)) is None:
         if time.monotonic() > until_s:

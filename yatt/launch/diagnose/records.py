@@ -1,4 +1,4 @@
-"""What was found, what a run needs, and what a cluster says of itself."""
+"""Data types of `yatt diagnose`: findings, a run's requirements, and the state of the cluster."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,35 +10,35 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     about: str
-    """What was looked at, in a word or two."""
+    """Name of the check, in a word or two."""
 
     what: str
     cure: str = ""
-    """What to change; empty when there is nothing to."""
+    """The change to make; empty if none is needed."""
 
 
 def ok(about: str, what: str) -> Finding:
-    """As it should be."""
+    """Returns a finding without a problem."""
     return Finding("ok", about, what)
 
 
 def warn(about: str, what: str, cure: str) -> Finding:
-    """A job can run, but know this."""
+    """Returns a finding that does not stop a job."""
     return Finding("warn", about, what, cure)
 
 
 def fail(about: str, what: str, cure: str) -> Finding:
-    """A job would be refused, wait for ever or be lost."""
+    """Returns a finding with which a job would be refused, wait forever or be lost."""
     return Finding("fail", about, what, cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a run needs of one component; all components must be there at once."""
+    """A run's requirements of one component; all components must be available at the same time."""
 
     component: str
     """`trainer` or `engines`; a flat job has only `trainer`."""
@@ -50,17 +50,17 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the cluster says of itself. None: nobody answered."""
+    """State of the cluster. None: no answer."""
 
     missing_commands: tuple[str, ...] = ()
     overriding: tuple[str, ...] = ()
-    """Names of SBATCH_* variables in this environment; each outranks a line of the job's script."""
+    """Names of SBATCH_* variables in this environment; each overrides a line of the job's script."""
 
     config: Fields | None = None
     partitions: dict[str, Fields] | None = None
     nodes: dict[str, Fields] | None = None
     accounts: tuple[str, ...] | None = None
-    """Accounts this user may charge; None also where there is no accounting database."""
+    """Accounts that this user may charge; None also without an accounting database."""
 
     container_runtimes: tuple[str, ...] = ()
-    """Of pyxis and apptainer, those that are here."""
+    """Available container runtimes, of pyxis and apptainer."""

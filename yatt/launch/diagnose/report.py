@@ -1,6 +1,6 @@
-"""`yatt diagnose`: looks at the cluster it stands on and says what a run will meet there.
+"""`yatt diagnose`: checks the cluster on which it runs and prints what a run has to expect there.
 
-The decisions are in the modules beside it; this one looks, and prints.
+This module collects the facts and prints the findings; the other modules of the package decide.
 """
 
 import getpass
@@ -33,11 +33,11 @@ EXIT_FAIL = 2
 
 
 def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_num: int = 0) -> int:
-    """Print every finding; exit code 2 if a job would fail.
+    """Prints every finding; returns exit code 2 if a job would fail.
 
     Args:
-        config: a run, whose demands and folders are looked at as well; None: the cluster, and this folder.
-        try_num: run a short job on so many nodes; 0: ask only.
+        config: a run whose requirements and folders are checked too; None: only the cluster, this folder.
+        try_num: number of nodes for a short test job; 0: no job.
     """
     snapshot = take_snapshot(Slurm())
     demands = demands_of(config) if config else ()
@@ -54,26 +54,26 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
 
 
 def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) -> list[Finding]:
-    """What the cluster's settings, partitions and nodes mean for a job of these demands."""
+    """Returns the findings about the cluster's settings, partitions and nodes for a job of these demands."""
     found = [_commands(snapshot)]
     config, partitions = snapshot.config, snapshot.partitions
     if config is None and snapshot.missing_commands:
-        return found  # nobody could ask
+        return found  # without commands nothing else can be queried
     if config is None or partitions is None:
-        cure = "Is this a machine of the cluster (SLURM_CONF)? If so, try again later."
+        cure = "Run this on a machine of the cluster, check SLURM_CONF, or try again later."
         return [*found, fail("slurm", "the controller does not answer.", cure)]
     components = [demand.component for demand in demands] or list(COMPONENTS)
     found += settings_findings(snapshot, config, site)
     found += partition_findings(config, partitions, site, components)
     if snapshot.nodes is None:
-        found.append(warn("nodes", "Slurm does not say what nodes it has.", "Try again later."))
+        found.append(warn("nodes", "Slurm does not list its nodes.", "Try again later."))
     else:
         found += node_findings(snapshot.nodes, partitions, site, demands)
     return found
 
 
 def demands_of(config: RunConfig) -> tuple[Demand, ...]:
-    """What a run needs of each component; where every node trains there is one."""
+    """Returns a run's requirements per component; there is one component if every node trains."""
     trainers, gpus = num_trainer_nodes(config), node_gpus(config)
     if config.launch.device == "cpu":
         gpus = (0,) * len(gpus)
@@ -86,7 +86,7 @@ def demands_of(config: RunConfig) -> tuple[Demand, ...]:
 
 
 def take_snapshot(slurm: Slurm) -> Snapshot:
-    """Ask the cluster, and this environment."""
+    """Reads the state of the cluster and of this environment."""
     missing = tuple(name for name in COMMANDS if shutil.which(name) is None)
     config = slurm.show_config()
     return Snapshot(
@@ -103,7 +103,7 @@ def take_snapshot(slurm: Slurm) -> Snapshot:
 def folder_findings(
     site: SiteConfig, config: RunConfig | None, *, nodes: dict[str, Fields] | None
 ) -> Iterator[Finding]:
-    """The run folder, tried by several processes, and the node's own folders."""
+    """Findings about the run folder, tested by several processes, and about the node-local folders."""
     hosts = {node.get("NodeHostName") for node in (nodes or {}).values()}
     is_one_machine = hosts == {socket.gethostname().split(".")[0]}
     yield from run_folder_findings(
@@ -121,7 +121,7 @@ def _run_dir(config: RunConfig | None) -> Path:
 
 
 def _local(site: SiteConfig, config: RunConfig | None) -> tuple[str, str]:
-    """Scratch and shared-memory folder: the site's, else the run's, else what a run has by default."""
+    """Returns the scratch and the shared-memory folder: the site's, else the run's, else the defaults."""
     run = (config.launch.scratch_dir, config.launch.shm_dir) if config else ("/tmp", "/dev/shm")
     return site.scratch_dir or run[0], site.shm_dir or run[1]
 
@@ -131,7 +131,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
-    """A run folder need not exist yet: the nearest one above it that does is looked at."""
+    """Checks a folder. The run folder may not exist yet: then its nearest existing parent is checked."""
     there = _nearest(path)
     if not try_it and there != path:
         return Folder(key=key, path=str(path), filesystem="unknown", problem="it does not exist")
@@ -150,8 +150,8 @@ def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
 def _interface(name: str) -> Finding:
     here = sorted(path.name for path in Path("/sys/class/net").glob("*"))
     if name in here:
-        return ok("interface", f"{name} is here.")
-    cure = f"If the nodes have none either: interface: one of {', '.join(here)} or empty."
+        return ok("interface", f"{name} exists on this machine.")
+    cure = f"If the nodes lack it too, set `interface` to one of {', '.join(here)}, or leave it empty."
     return warn("interface", f"there is no network interface {name} on this machine.", cure)
 
 
@@ -172,7 +172,7 @@ def _container_runtimes(slurm: Slurm) -> Iterator[str]:
 
 def _commands(snapshot: Snapshot) -> Finding:
     if not snapshot.missing_commands:
-        return ok("commands", "Slurm's commands are here.")
+        return ok("commands", "Slurm's commands are on the PATH.")
     what = f"not on the PATH: {', '.join(snapshot.missing_commands)}."
     return fail("commands", what, "Load the cluster's Slurm module, or use a login node.")
 

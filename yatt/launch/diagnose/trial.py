@@ -1,8 +1,7 @@
-"""Tries real nodes, for `yatt diagnose --nodes N`: a short job that starts its step as a run's job does.
+"""`yatt diagnose --nodes N`: a short job that starts its step as a run's job does.
 
-The same asking, the same setup lines, the same srun, the same container: what a node says here holds for a
-run. The task of each node is `yatt.launch.diagnose.probe`. Nodes and this process meet in a folder that
-all see.
+It uses the same sbatch options, setup lines, srun and container, so its findings hold for a run. The task on
+each node is `yatt.launch.diagnose.probe`. Nodes and this process exchange files in a shared folder.
 """
 
 import os
@@ -34,7 +33,7 @@ _NOT_OVER = ("RUNNING", "COMPLETING", "CONFIGURING")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of it. `problem` says why the job did not run to its end."""
+    """The result of the test job. `problem`: why the job did not run to its end."""
 
     facts: tuple[NodeFacts, ...]
     report: Report | None
@@ -42,11 +41,11 @@ class Trial:
 
 
 def try_nodes(site: SiteConfig, demand: Demand, folder: Path, local: tuple[str, str]) -> Trial:
-    """Run a job with a task on each of `demand.nodes` nodes and collect what they say.
+    """Runs a job with one task on each of `demand.nodes` nodes, and collects their reports.
 
     Args:
         folder: an existing folder that all nodes see.
-        local: scratch and shared-memory folder.
+        local: the scratch and the shared-memory folder.
     """
     slurm = Slurm(outside_of_jobs(os.environ), limit_s=QUEUE_S)
     meeting = folder / f".yatt-probe-{secrets.token_hex(4)}"
@@ -80,7 +79,7 @@ def _script(site: SiteConfig, meeting: Path) -> str:
 
 
 def _run(slurm: Slurm, site: SiteConfig, demand: Demand, meeting: Path) -> str:
-    """Submit, wait, end; gives the problem."""
+    """Submits the job, waits for it and cancels it; returns the problem, or ''."""
     options = resources(site, demand.component, nodes=demand.nodes, gpus_per_node=demand.gpus_per_node)
     options |= more_options(site, demand.component, is_leader=True)
     options |= {"time": "5", "job-name": "yatt-diagnose", "output": str(meeting / "log"), "no-requeue": None}
@@ -90,7 +89,7 @@ def _run(slurm: Slurm, site: SiteConfig, demand: Demand, meeting: Path) -> str:
     try:
         return _wait(slurm, match[0], meeting)
     finally:
-        slurm.call("scancel", match[0])  # one that is over is not disturbed
+        slurm.call("scancel", match[0])  # has no effect on a job that has ended
 
 
 def _wait(slurm: Slurm, job_id: str, meeting: Path) -> str:
@@ -107,7 +106,7 @@ def _wait(slurm: Slurm, job_id: str, meeting: Path) -> str:
         if not is_waiting and state not in _NOT_OVER:
             return f"{state}: {_last_words(meeting)}"
         if passed_s > QUEUE_S + TRIAL_S:
-            return f"it was not done after {TRIAL_S:g} s: {_last_words(meeting)}"
+            return f"it did not end within {TRIAL_S:g} s: {_last_words(meeting)}"
         time.sleep(LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""What real nodes said when they were tried."""
+"""Findings from the test job on real nodes."""
 
 from collections.abc import Iterator
 
@@ -10,26 +10,26 @@ from yatt.launch.diagnose.trial import Trial
 
 
 def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
-    """Whether the job ran, of each node what it lacks, and what they saw of the shared folder."""
+    """Checks whether the job ran, what each node lacks, and how the shared folder behaved."""
     if trial.problem:
-        cure = "If they are busy, try again; else the site file asks for what cannot be had."
+        cure = "If the nodes are busy, try again; else correct the requests in the site file."
         yield fail("trial", f"no job ran on {demand.nodes} nodes: {trial.problem}", cure)
     if not trial.facts:
         return
     before = [finding for facts in trial.facts for finding in _of_node(facts, site, demand)]
     yield from before
     if len(trial.facts) < demand.nodes:
-        what = f"{demand.nodes - len(trial.facts)} of {demand.nodes} nodes were not heard of in the folder."
-        yield fail("trial", what, "Is it the same folder on every node?")
+        what = f"{demand.nodes - len(trial.facts)} of {demand.nodes} nodes wrote no report to the folder."
+        yield fail("trial", what, "Use a folder that is the same on every node.")
     elif not any(finding.level == "fail" for finding in before):
         names = ", ".join(facts.node for facts in trial.facts)
-        yield ok("trial", f"{names}: {trial.facts[0].gpus} GPUs each, all reach each other.")
+        yield ok("trial", f"{names}: {trial.facts[0].gpus} GPUs each; all nodes reach each other.")
     if trial.report is not None:
         broken = "; ".join(faults(trial.report))
         late_s = lateness_s(trial.report)
-        seen = f"claims exclusive, renames whole, seen within {late_s * 1e3:.0f} ms between nodes."
+        seen = f"exclusive creates and renames work, seen within {late_s * 1e3:.0f} ms between nodes."
         if broken:
-            yield fail("trial", f"{broken}.", "Take another filesystem for run.dir.")
+            yield fail("trial", f"{broken}.", "Use another filesystem for run.dir.")
         elif late_s > LATE_S:
             yield warn("trial", seen, "Starts will be slow.")
         else:
@@ -41,31 +41,37 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
     if facts.problem:
         yield fail(about, facts.problem, "Correct `interface` in the site file.")
     elif facts.unfit:
-        cure = "Mend it or keep the job off it (sbatch_args: exclude); where the check is wrong: node_check."
+        cure = "Repair it, or exclude it (sbatch_args: exclude); if the check is wrong, change node_check."
         yield (fail if site.node_check.enabled else warn)(about, f"the node is unfit: {facts.unfit}", cure)
     elif facts.unreached:
         what = f"cannot reach {', '.join(facts.unreached)} (ports that the kernel chose)."
         yield fail(
-            about, what, "Name another `interface`; ask the administrators about a firewall between nodes."
+            about, what, "Write another `interface`; ask the administrators about a firewall between nodes."
         )
     if facts.stage:
-        yield warn(about, f"{facts.stage}.", "Name a folder on a disk of each node, or leave stage out.")
+        yield warn(
+            about, f"{facts.stage}.", "Write a folder on a local disk of each node, or remove `stage`."
+        )
     if facts.gpus < demand.gpus_per_node:
-        what = f"the task sees {facts.gpus} GPUs, {demand.gpus_per_node} were asked for."
-        yield fail(about, what, "See gpus_directive and srun_args.")
+        what = f"the task sees {facts.gpus} GPUs; {demand.gpus_per_node} were requested."
+        yield fail(about, what, "Check gpus_directive and srun_args.")
     yield from _cpus(facts, component(site, demand.component).cpus_per_node, demand.gpus_per_node)
     if facts.missing_commands:
-        what = f"{', '.join(facts.missing_commands)} not on the PATH, which a run needs on its nodes."
-        yield fail(about, what, "setup: load the Slurm module.")
+        what = f"{', '.join(facts.missing_commands)} not on the PATH; a run needs them on its nodes."
+        yield fail(about, what, "Load the Slurm module in `setup`.")
     if 0 <= facts.locked_memory_bytes < 1 << 30 and demand.gpus_per_node:
         what = f"only {facts.locked_memory_bytes >> 10} KiB may be locked in memory; InfiniBand needs more."
-        yield warn(about, what, "ulimit -l unlimited in setup; administrators: PropagateResourceLimits.")
+        yield warn(
+            about, what, "Write ulimit -l unlimited in setup. Administrators: PropagateResourceLimits."
+        )
 
 
 def _cpus(facts: NodeFacts, wanted: int, gpus: int) -> Iterator[Finding]:
     if facts.cpus < max(wanted, facts.granted):
-        had = f"{wanted} were asked for" if wanted else f"the job has {facts.granted}"
-        yield warn(facts.node, f"the task may use {facts.cpus} CPUs, {had}.", "srun_args: --cpu-bind=none.")
+        had = f"{wanted} were requested" if wanted else f"the job has {facts.granted}"
+        yield warn(
+            facts.node, f"the task may use {facts.cpus} CPUs, {had}.", "Write srun_args: --cpu-bind=none."
+        )
     elif 0 < facts.granted < gpus:
-        what = f"the job has {facts.granted} CPUs on the node for {gpus} GPUs; each has a process at least."
+        what = f"the job has {facts.granted} CPUs on the node for {gpus} GPUs; each GPU needs one or more."
         yield warn(facts.node, what, "Write cpus_per_node.")
