@@ -1,0 +1,146 @@
+"""Which engine gets which request; what an engine's sleep or death costs. Real router and engines' table."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.control.engine_stand_in import Engines, completion
+from tests.unit.core.test_placement import config as colocated
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.control.rollouts.router import Router
+from yatt.core.placement import ROLLOUT, place
+from yatt.errors import WorkerFailed
+from yatt.paths import RunPaths
+from yatt.records import message as m
+
+
+class Bench:
+    def __init__(self, *, retries: int = 1) -> None:
+        config = colocated(1, 2, 0, 0)
+        config = replace(config, rollout=replace(config.rollout, max_retries=retries, max_num_seqs=8))
+        self.node = Node(
+            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
+            device="cpu",
+        )  # fmt: skip
+        self.engines = Engines(lambda _, __: None)
+        self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
+        self.engines.completed = self.local.completed
+        self.router = Router(self.node, self.local, Peers(), Progress(int))
+
+    async def wake(self, *names: str) -> None:
+        for name in names:
+            await self.local.add(name, ROLLOUT, self.node.slabs[0], 1)
+
+    def ask(self, name: str, group: str = "") -> "asyncio.Task[m.Completed]":
+        return asyncio.ensure_future(self.router.complete(ROLLOUT, request(name, group)))
+
+    def where(self) -> dict[str, str]:
+        """The engine that each request was sent to last, by its name."""
+        sent = [(to, body) for to, body, _ in self.engines.sent if isinstance(body, m.Sample)]
+        return {body.request_id.partition("#")[0].removeprefix("node0/"): to for to, body in sent}
+
+
+def request(name: str, group: str) -> m.Sample:
+    return m.Sample(
+        request_id=name, prompt_ids=m.pack_ids([1]), seed=1, temperature=1.0, top_p=1.0, top_k=-1,
+        max_tokens=4, group=group,
+    )  # fmt: skip
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def finish(bench: Bench) -> None:
+    bench.engines.answer = lambda _, sample: completion(sample, [5])
+
+
+def test_requests_of_a_group_share_an_engine_and_groups_are_spread() -> None:
+    async def scene() -> dict[str, str]:
+        bench = Bench()
+        await bench.wake("a", "b")
+        tasks = [bench.ask(f"{group}/{i}", group) for group in ("x", "y") for i in range(4)]
+        await settle()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return bench.where()
+
+    where = asyncio.run(scene())
+    by_group = {group: {to for name, to in where.items() if name.startswith(group)} for group in "xy"}
+    assert len(where) == 8
+    assert [len(engines) for engines in by_group.values()] == [1, 1]
+    assert by_group["x"] != by_group["y"]
+
+
+def test_a_request_of_an_engine_that_is_put_to_sleep_is_sent_elsewhere_without_counting() -> None:
+    async def scene() -> None:
+        bench = Bench(retries=0)
+        await bench.wake("a", "b")
+        task = bench.ask("one")
+        await settle()
+        first = bench.where()["one"]
+        finish(bench)
+        bench.local.remove(first, "was put to sleep")
+        completed = await asyncio.wait_for(task, 5)
+        assert completed.finish_reason == "stop"
+        assert bench.where()["one"] != first
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_outlives_no_engine_fails_after_its_retries() -> None:
+    async def scene() -> int:
+        bench = Bench(retries=2)
+        task, deaths = bench.ask("poison"), 0
+        while not task.done():
+            await bench.wake("a")
+            await settle()
+            if "poison" in bench.where() and not task.done():
+                deaths += 1
+                bench.local.remove("a", "ended: killed", is_blamed=True)
+                await settle()
+        with pytest.raises(WorkerFailed, match="a ended: killed"):
+            await task
+        return deaths
+
+    assert asyncio.run(scene()) == 3, "the first try and two more"
+
+
+def test_an_abort_gives_back_what_was_sampled_and_what_was_not_begun() -> None:
+    async def scene() -> list[m.Completed]:
+        bench = Bench()
+        waiting = bench.ask("waiting")
+        await settle()
+        await bench.router.abort(ROLLOUT)
+        nothing = await asyncio.wait_for(waiting, 5)
+        await bench.wake("a")
+        running = bench.ask("running")
+        await settle()
+        await bench.router.abort(ROLLOUT)
+        return [nothing, await asyncio.wait_for(running, 5)]
+
+    nothing, partial = asyncio.run(scene())
+    assert (nothing.finish_reason, nothing.token_ids) == ("abort", b"")
+    assert (partial.finish_reason, m.unpack_ids(partial.token_ids)) == ("abort", [7, 8])
+
+
+def test_a_request_that_nobody_waits_for_any_more_is_aborted_in_its_engine() -> None:
+    async def scene() -> list[m.Message]:
+        bench = Bench()
+        await bench.wake("a")
+        task = bench.ask("one")
+        await settle()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await settle()
+        return [body for _, body, _ in bench.engines.sent if isinstance(body, m.Abort)]
+
+    (abort,) = asyncio.run(scene())
+    assert len(abort.request_ids) == 1

@@ -1,0 +1,177 @@
+"""From prompts to accepted prompt groups: real sampler, router, table of engines and scorer, no processes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile
+from tests.unit.control.engine_stand_in import Answer, Engines, completion
+from yatt.adapters.dataset import RowFiles
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.config.load import load
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.router import Router
+from yatt.control.rollouts.sampling import Sampler
+from yatt.control.rollouts.scoring import Scorer
+from yatt.core.placement import ROLLOUT, place
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+from yatt.records import cluster as c, message as m
+
+CallReward = Callable[[m.Score], Awaitable[m.Message]]
+N = 2
+
+
+async def by_length(order: m.Score) -> m.Message:
+    """A reward process that scores the number of tokens."""
+    return m.Scored(score=float(order.num_completion_tokens))
+
+
+def tokens_of(sample: m.Sample) -> list[int]:
+    """One token more for each sample of a group, so that rewards differ."""
+    index = int(sample.request_id.split("/")[2])
+    return [5] * (index + 1)
+
+
+class Bench:
+    """One controller's sampling. Everything it has is real but engines and reward processes."""
+
+    def __init__(
+        self, folder: Path, answer: Answer, call_reward: CallReward = by_length, **settings: dict[str, Any]
+    ) -> None:
+        file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
+        config = load([file], [f"rollout.n={N}"])
+        self.node = Node(
+            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0, host="",
+            device="cpu",
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.engines = Engines(answer)
+        self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
+        self.engines.completed = self.local.completed
+        router = Router(self.node, self.local, Peers(), Progress(int))
+        scorer = Scorer(config, router.complete, call_reward)
+        self.rows = RowFiles(config.data.train_files, config.data, folder / "scratch")
+        shard = DataShard(config, self.rows, Tokenizer(config.model.path))
+        events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
+        self.sampler = Sampler(self.node, shard, scorer, router, events, None)  # type: ignore[arg-type]
+
+    async def advance(self, iteration: int, target: int) -> c.Advanced:
+        if not self.local.is_awake("engine.1"):
+            await self.local.add("engine.1", ROLLOUT, self.node.slabs[0], 3)
+        order = c.Advance(iteration=iteration, policy_version=iteration - 1, target=target, roles=(ROLLOUT,))
+        await asyncio.wait_for(self.sampler.advance(order), 20)
+        return self.sampler.advanced(target)
+
+    def close(self) -> None:
+        self.rows.close()
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Bench] = []
+
+    def bench(*arguments: Any, **settings: Any) -> Bench:
+        made.append(Bench(tmp_path, *arguments, **settings))
+        return made[-1]
+
+    yield bench
+    for each in made:
+        each.close()
+
+
+def test_an_iteration_gets_its_target_and_every_sample_its_score(make: Make) -> None:
+    bench = make(lambda _, sample: completion(sample, tokens_of(sample)))
+    found = asyncio.run(bench.advance(1, 3))
+    assert [group.number for group in found.groups] == [0, 1, 2]
+    assert [[fact.reward for fact in group.samples] for group in found.groups] == [[1.0, 2.0]] * 3
+    assert found.missing == 0
+    assert found.counters["rollout/tokens"] == 3 * (1 + 2)
+    assert {token for _, _, token in bench.engines.sent} == {3}, "under the engine's lease"
+
+
+def test_a_group_whose_rewards_are_equal_is_replaced_where_that_is_asked_for(make: Make) -> None:
+    def answer(_: str, sample: m.Sample) -> m.Completed:
+        is_flat = int(sample.request_id.split("/")[1]) % 2 == 0
+        return completion(sample, [5] if is_flat else tokens_of(sample))
+
+    bench = make(answer, algorithm={"filter_groups": True, "max_groups_opened_factor": 8})
+    found = asyncio.run(bench.advance(1, 2))
+    assert [group.number for group in found.groups] == [1, 3]
+    assert found.counters["rollout/dropped_groups"] >= 2
+
+
+def test_the_first_groups_all_fail_and_the_run_ends_with_the_reason(make: Make) -> None:
+    async def fails(order: m.Score) -> m.Message:
+        return m.Failed(error="compute_score failed: ZeroDivisionError", exit_code=2)
+
+    bench = make(lambda _, sample: completion(sample, [5]), fails)
+    with pytest.raises(ConfigError, match=r"the first \d+ prompt groups all failed.*ZeroDivisionError"):
+        asyncio.run(bench.advance(1, 4))
+
+
+def test_what_machines_lost_ends_a_deterministic_run_instead_of_changing_it(make: Make) -> None:
+    def lost(_: str, sample: m.Sample) -> m.Completed:
+        return replace_reason(completion(sample, []), m.LOST)
+
+    bench = make(lost, rollout={"max_retries": 0})
+    with pytest.raises(WorkerFailed, match="a lost sample would change the results"):
+        asyncio.run(bench.advance(1, 2))
+
+
+def replace_reason(answer: m.Completed, reason: str) -> m.Completed:
+    return m.Completed(
+        request_id=answer.request_id, token_ids=b"", logprobs=b"", finish_reason=reason, policy_version=0,
+        error="the engine failed",
+    )  # fmt: skip
+
+
+def test_a_broken_off_sample_keeps_its_tokens_and_goes_on_from_them(make: Make) -> None:
+    stuck = {"0/0/1/0"}
+
+    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+        asked = "/".join(sample.request_id.partition("#")[0].split("/"))
+        return None if any(asked.endswith(each) for each in stuck) else completion(sample, tokens_of(sample))
+
+    bench = make(answer, run={"deterministic": False})
+
+    async def scene() -> c.Advanced:
+        advancing = asyncio.ensure_future(bench.advance(1, 1))
+        while not bench.engines.busy:
+            await asyncio.sleep(0.01)
+        await bench.sampler.break_off()
+        first = await advancing
+        assert first.missing == 1 and not first.groups
+        stuck.clear()
+        return await bench.advance(1, 1)
+
+    found = asyncio.run(scene())
+    assert [group.number for group in found.groups] == [0]
+    again = [b for _, b, _ in bench.engines.sent if isinstance(b, m.Sample)][-1]
+    assert m.unpack_ids(again.prompt_ids)[-2:] == bench.engines.partial, "its prompt has the tokens it had"
+    assert again.max_tokens == bench.node.config.rollout.max_response_tokens - 2
+
+
+def test_completions_that_are_too_old_are_sampled_anew(make: Make) -> None:
+    bench = make(
+        lambda _, sample: completion(sample, tokens_of(sample)),
+        run={"deterministic": False}, rollout={"max_policy_age": 0},
+    )  # fmt: skip
+
+    async def scene() -> c.Advanced:
+        await bench.advance(1, 2)
+        return await bench.advance(2, 2)  # nothing was trained on meanwhile
+
+    found = asyncio.run(scene())
+    assert found.counters["rollout/restarted_groups"] == 2

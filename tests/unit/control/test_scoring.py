@@ -1,0 +1,150 @@
+"""Scores of one completion: what a failing function, an unreadable verdict or a lost machine costs."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFile
+from tests.tiny_models import make_scripted_model
+from tests.unit.control.engine_stand_in import completion
+from yatt.adapters.dataset import Row
+from yatt.config.load import load
+from yatt.control.rollouts.groups import SampleState, new_group
+from yatt.control.rollouts.scoring import Scorer, Subject
+from yatt.core.verdict import parse
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+
+ROLES = ("rollout", "genrm:judge")
+
+
+class Bench:
+    """A scorer whose GenRM completes `verdicts` one by one, and whose reward process answers `answer`."""
+
+    def __init__(
+        self, folder: Path, verdicts: list[m.Completed | list[int] | Exception],
+        answer: Callable[[m.Score], m.Message], **genrm: Any,
+    ) -> None:  # fmt: skip
+        judge = make_scripted_model(folder / "judge", mean_tokens=3)
+        (Path(judge) / "model.safetensors").write_bytes(b"")
+        section = {
+            "name": "judge", "model": judge, "template": "{prompt}{completion}", "engine": "scripted",
+            "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}}, "max_model_tokens": 64, **genrm,
+        }  # fmt: skip
+        run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}})
+        self.config = load([run.write()], [])
+        self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
+        self.scorer = Scorer(self.config, self._complete, self._call)
+        group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
+        self.sample: SampleState = group.samples[0]
+        self.sample.text, self.sample.finish_reason = " 2", "stop"
+        row = Row(prompt="1 + 1 =", data_source="sum", ground_truth="2", raw={})
+        self.subject = Subject(
+            group=group, sample=self.sample, row=row, ref=m.RowRef(0, 0, 0), counters=Counter()
+        )
+
+    async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
+        assert role == "genrm:judge"
+        self.asked.append(sample)
+        given = self.verdicts.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given if isinstance(given, m.Completed) else completion(sample, given)
+
+    async def _call(self, order: m.Score) -> m.Message:
+        if order.reward != "judge":
+            return self.answer(order)
+        score = parse(order.completion, self.config.genrms[0].verdict)
+        return m.Failed(error="no verdict", exit_code=2) if score is None else m.Scored(score=score)
+
+    def score(self) -> SampleState:
+        asyncio.run(self.scorer.score(self.subject, ROLES))
+        return self.sample
+
+
+def good(_: m.Score) -> m.Message:
+    return m.Scored(score=0.25, extra={"length": 2.0})
+
+
+def judge_says(folder: Path, text: str) -> list[int]:
+    """Token ids that the judge's tokenizer decodes to this text."""
+    from yatt.adapters.tokenizer import TextPart, Tokenizer
+
+    tokenizer = Tokenizer(make_scripted_model(folder / "tokenizer", mean_tokens=3))
+    ids = tokenizer.encode_parts([TextPart(text, False)], adds_special=False)
+    assert tokenizer.decode(ids) == text
+    return ids
+
+
+def test_function_and_genrm_both_score(tmp_path: Path) -> None:
+    sample = Bench(tmp_path, [judge_says(tmp_path, "Y")], good).score()
+    assert sample.scores == {"digits": 0.25, "judge": 1.0}
+    assert sample.extras == {"digits/length": 2.0}
+    assert sample.verdicts == {"judge": "Y"} and not sample.failed
+
+
+def test_an_unreadable_verdict_is_asked_again_warmer_and_with_another_seed(tmp_path: Path) -> None:
+    words = [judge_says(tmp_path, text) for text in ("?", "N")]
+    bench = Bench(tmp_path, words, good, retries=1, temperature=0.0, retry_temperature=0.6)
+    assert bench.score().scores["judge"] == 0.0
+    assert [each.temperature for each in bench.asked] == [0.0, 0.6]
+    assert bench.asked[0].seed != bench.asked[1].seed
+    assert bench.subject.counters == {"genrm/judge/asked": 2, "genrm/judge/unparsable": 1}
+
+
+@pytest.mark.parametrize("on_unparsable", ["drop_group", "score"])
+def test_after_the_retries_the_group_is_dropped_or_the_named_score_is_used(
+    tmp_path: Path, on_unparsable: str
+) -> None:
+    unreadable = judge_says(tmp_path, "?")
+    bench = Bench(
+        tmp_path, [unreadable] * 2, good, retries=1, on_unparsable=on_unparsable, unparsable_score=0.5
+    )
+    sample = bench.score()
+    if on_unparsable == "score":
+        assert sample.scores["judge"] == 0.5 and not sample.failed
+    else:
+        assert sample.failed == "genrm 'judge', prompt 4, sample 0: no verdict in '?'"
+        assert sample.is_users_failure
+
+
+def test_a_verdict_that_was_cut_is_none(tmp_path: Path) -> None:
+    cut = completion(sample_of("x"), judge_says(tmp_path, "Y"), "length")
+    bench = Bench(tmp_path, [cut], good, retries=0)
+    assert "no verdict" in bench.score().failed
+    assert bench.subject.counters["genrm/judge/truncated"] == 1
+
+
+def sample_of(name: str) -> m.Sample:
+    return m.Sample(
+        request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
+    )
+
+
+def test_a_score_of_weight_0_that_fails_costs_nothing_and_is_counted(tmp_path: Path) -> None:
+    def fails(_: m.Score) -> m.Message:
+        return m.Failed(error="compute_score failed", exit_code=2)
+
+    bench = Bench(tmp_path, [judge_says(tmp_path, "Y")], fails)
+    bench.scorer.weights["digits"] = 0.0
+    sample = bench.score()
+    assert not sample.failed and sample.scores == {"judge": 1.0}
+    assert sample.unmeasured == {"digits": "reward 'digits', prompt 4, sample 0: compute_score failed"}
+    assert bench.subject.counters["reward/digits/unmeasured"] == 1
+
+
+def test_a_failed_function_stops_before_the_genrm_is_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [], lambda _: m.Failed(error="ValueError: half ?", exit_code=2))
+    sample = bench.score()
+    assert sample.failed == "reward 'digits', prompt 4, sample 0: ValueError: half ?"
+    assert sample.is_users_failure and not bench.asked
+
+
+def test_a_genrm_that_machines_lost_ends_a_deterministic_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [WorkerFailed("its engine ended")], good)
+    with pytest.raises(WorkerFailed, match=r"its engine ended.*a lost sample would change the results"):
+        bench.score()

@@ -1,0 +1,170 @@
+"""Orders to a node's workers: tokens, weights, failures. Real `Workers`, no processes, a stand-in for the socket."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.control.engine_stand_in import Engines
+from tests.unit.core.test_placement import config as colocated
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.gpus.publications import LocalPublication, Publications
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import Worker
+from yatt.control.gpus.workers import MAX_WAKE_FAILURES, Workers
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+from yatt.records import message as m
+
+LOGPROBS = (m.pack_floats([-1.0, -2.0]),)
+
+
+class Socket(Engines):
+    """Answers every order as `answers` says, and keeps them with their tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, __: None)
+        self.orders: list[tuple[str, m.Message, int]] = []
+        self.answers: dict[type[m.Message], Callable[[Any], m.Message]] = {
+            m.LoadWeights: lambda o: m.WeightsLoaded(
+                policy_version=o.policy_version, probe_logprobs=LOGPROBS, num_compared=9
+            )
+        }
+
+    async def request(self, to: str, body: m.Message, limit_s: float, **more: Any) -> m.Message:
+        self.orders.append((to, body, more.get("token", 0)))
+        return self.answers.get(type(body), lambda _: m.Done())(body)
+
+    def fail_waiting(self, to: str, error: Exception) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self) -> None:
+        config = colocated(1, 1, 0, 0)
+        self.node = Node(
+            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
+            device="cpu",
+        )  # fmt: skip
+        self.slab = self.node.slabs[0]
+        events = EventLog(attempt=1, node=0, role="controller", sink=lambda _: None)
+        self.socket, self.failures = Socket(), list[tuple[str, int]]()
+        self.supervisor = Supervisor(self.node, events)
+        self.engines = LocalEngines(self.socket, config)  # type: ignore[arg-type]
+        self.publications = Publications(self.node, Peers(), events, Progress(int))
+        self.workers = Workers(
+            self.node, self.supervisor, self.engines, self.publications, events,
+            lambda error, code: self.failures.append((error, code)),
+        )  # fmt: skip
+        for worker in self.supervisor.workers.values():  # as if each had started and said Hello
+            worker.starts, worker.is_starting = 1, True
+            worker.hello.set()
+
+    def worker(self, role: str) -> Worker:
+        (found,) = self.supervisor.of(role, self.slab)
+        return found
+
+    def publish(self, version: int) -> None:
+        self.publications.adopt(
+            LocalPublication(
+                policy_version=version, folder=Path("/none"), probe=(m.pack_ids([1, 2, 3]),),
+                expected=LOGPROBS,
+            )
+        )  # fmt: skip
+
+    def kinds(self) -> list[tuple[str, int]]:
+        return [(type(body).__name__, token) for _, body, token in self.socket.orders]
+
+
+def test_an_engine_that_is_woken_takes_the_newest_weights_under_its_token() -> None:
+    bench = Bench()
+    bench.publish(4)
+    asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
+    assert bench.kinds() == [("Wake", 7), ("LoadWeights", 7)]
+    assert bench.engines.is_awake(bench.worker(ROLLOUT).address) and not bench.failures
+
+
+def test_it_sleeps_under_the_token_that_is_taken_back_and_gets_no_requests_meanwhile() -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+
+    bench = Bench()
+    asyncio.run(scene(bench))
+    assert bench.kinds() == [("Wake", 7), ("Sleep", 7)]
+    assert not bench.engines.is_awake(bench.worker(ROLLOUT).address)
+
+
+def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.worker(ROLLOUT).hello.clear()
+        waking = asyncio.ensure_future(bench.workers.wake(bench.slab, ROLLOUT, 7))
+        await asyncio.sleep(0.01)
+        bench.workers._granted[bench.slab] = 0  # as `sleep` does first
+        bench.worker(ROLLOUT).hello.set()
+        await asyncio.wait_for(waking, 5)
+
+    bench = Bench()
+    asyncio.run(scene(bench))
+    assert bench.kinds() == [], "it may be another's by now"
+
+
+def test_an_engine_whose_log_probs_differ_ends_the_attempt() -> None:
+    bench = Bench()
+    bench.publish(4)
+    bench.socket.answers[m.LoadWeights] = lambda o: m.WeightsLoaded(
+        policy_version=4, probe_logprobs=(m.pack_floats([-1.0, -9.0]),), num_compared=9
+    )
+    asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
+    ((error, _),) = bench.failures
+    assert "after taking policy version 4" in error and "log-probs of the probe differ" in error
+
+
+def test_an_engine_with_other_bits_is_named_with_its_tensors() -> None:
+    bench = Bench()
+    bench.publish(4)
+    bench.socket.answers[m.LoadWeights] = lambda o: m.WeightsLoaded(
+        policy_version=4, probe_logprobs=LOGPROBS, differing=("model.embed_tokens.weight",), num_compared=9
+    )
+    asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
+    assert "these differ: model.embed_tokens.weight" in bench.failures[0][0]
+
+
+def test_a_users_mistake_ends_the_attempt_at_once_and_others_after_some_tries() -> None:
+    async def scene(exit_code: int) -> list[int]:
+        bench = Bench()
+        bench.socket.answers[m.Wake] = lambda _: m.Failed(error="no model", exit_code=exit_code)
+        told = []
+        for token in range(1, MAX_WAKE_FAILURES + 1):
+            await bench.workers.wake(bench.slab, ROLLOUT, token)
+            told.append(len(bench.failures))
+        return told
+
+    assert asyncio.run(scene(EXIT_USER_MISTAKE))[0] == 1
+    assert asyncio.run(scene(EXIT_FAILED)) == [0] * (MAX_WAKE_FAILURES - 1) + [1]
+
+
+def test_orders_to_trainer_ranks_carry_the_token_they_were_woken_under() -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.workers.wake(bench.slab, TRAINER, 3)
+        await bench.workers.order_trainers(m.SaveShards(iteration=1, url="x"))
+        await bench.workers.order_trainers(m.OpenStore(host="h"))
+
+    bench = Bench()
+    asyncio.run(scene(bench))
+    assert bench.kinds() == [("Wake", 3), ("SaveShards", 3), ("OpenStore", 0)]
+
+
+def test_a_failed_order_names_the_worker_and_keeps_its_exit_code() -> None:
+    bench = Bench()
+    bench.socket.answers[m.Build] = lambda _: m.Failed(error="no such layer", exit_code=2)
+    with pytest.raises(WorkerFailed, match="trainer-n0r0: no such layer") as caught:
+        asyncio.run(bench.workers.order_trainers(m.Build()))
+    assert caught.value.exit_code == 2
