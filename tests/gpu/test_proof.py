@@ -12,7 +12,7 @@ from yatt.errors import WorkerFailed
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(480)]
 
 USER = "tests.nvml.cuda_user"
-PATIENCE = {"ask_s": 60.0, "kill_s": 20.0, "prove_s": 4.0, "slack_bytes": 512 * MIB}
+PATIENCE = {"release_s": 60.0, "kill_s": 20.0, "prove_s": 4.0, "slack_bytes": 512 * MIB}
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ if os.getuid() == 0:  # the limit does not hold for root
     os.setgid(65534)
     os.setuid(65534)
 run = config(1, 1, 0, 0)
-run = replace(run, lease=replace(run.lease, ask_s=0.5, term_s=0.5))
+run = replace(run, lease=replace(run.lease, release_s=0.5, term_s=0.5))
 node = Node(
     config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1", device="cpu"
 )

@@ -54,7 +54,7 @@ class Bench:
         cpus=(),
         **lease,
     ):
-        timing = {"ask_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
+        timing = {"release_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
         paths = make_run(
             tmp_path, lease={**timing, **lease}, launch={"scratch_dir": short_folder(), "gpus_per_node": 1}
         )
@@ -74,7 +74,7 @@ class Bench:
         for worker in self.supervisor.workers.values():
             worker.argv = (user,)
         self.arbiter = Arbiter(
-            self.node, self.supervisor, events, Holding(wake=self._wake, ask=self._ask),
+            self.node, self.supervisor, events, Holding(wake=self._wake, sleep=self._sleep),
             lambda error, _: self.quarantined.append(error.partition(" is quarantined: ")[2]),
         )  # fmt: skip
 
@@ -93,7 +93,7 @@ class Bench:
             await self.supervisor.start(worker)
             await hold(self.orders, worker.child.pid, self.awake)
 
-    async def _ask(self, slab, role, token):
+    async def _sleep(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
             await hold(self.orders, worker.child.pid, self.asleep[role])
 

@@ -13,7 +13,7 @@ import pytest
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
 
-TIMING = Timing(ttl_s=2, stall_s=4, ask_s=1, term_s=1, kill_s=1, prove_s=1)
+TIMING = Timing(ttl_s=2, stall_s=4, release_s=1, term_s=1, kill_s=1, prove_s=1)
 LAST_TICK = 6
 Step = Callable[[SlabLease, rules.Event, float, Timing], rules.Result]
 

@@ -174,7 +174,7 @@ class LeaseSection:
     stall_s: Annotated[float, SECONDS] = 600.0
     """Time without progress after which a holder loses its lease even if it renews."""
 
-    ask_s: Annotated[float, SECONDS] = 5.0
+    release_s: Annotated[float, SECONDS] = 5.0
     """Time limit for a holder to sleep after the request."""
 
     term_s: Annotated[float, SECONDS] = 10.0

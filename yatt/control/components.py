@@ -51,7 +51,7 @@ def build_components(
     rewards = RewardPool(node.config, supervisor, hub, events, reports.failed, progress.done)
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
-    holding = Holding(wake=workers.wake, ask=workers.sleep)
+    holding = Holding(wake=workers.wake, sleep=workers.sleep)
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,

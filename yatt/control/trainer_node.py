@@ -114,7 +114,7 @@ class TrainerNode:
         await self._sampler.break_off()
         acting = self._acting
         if acting is not None:
-            done, _pending = await asyncio.wait({acting}, timeout=self._node.config.lease.ask_s)
+            done, _pending = await asyncio.wait({acting}, timeout=self._node.config.lease.release_s)
             if not done:
                 acting.cancel()
         return m.Done()

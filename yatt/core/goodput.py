@@ -3,13 +3,13 @@
 Each second from the first attempt's start to the last attempt's end belongs to exactly one category:
 
 - ``start-up``: the first attempt until its first sampling: processes start, models load.
-- ``lost to restarts``: the same for every later attempt, and work on iterations that a later
-  attempt repeated because it resumed from an older checkpoint.
+- ``lost to restarts``: the same for every later attempt, and iterations that a later attempt
+  repeated because it resumed from an older checkpoint.
 - ``not running``: between attempts, mostly in Slurm's queue.
 - ``sampling``, ``scoring``, ``training``, ``weight transfer``, ``checkpoint``, ``validation``: the
-  phases, hand-over of the GPUs included. Where GenRMs score while sampling goes on, that time is
-  sampling's.
-- ``other``: inside an attempt, in no phase.
+  phases, including the transfer of the GPUs between roles. Time in which GenRMs score during
+  sampling counts as sampling.
+- ``other``: time inside an attempt but outside its phases.
 
 Times are wall-clock seconds of the leader's host; they are only for display.
 """
@@ -41,7 +41,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSpan:
-    """One attempt. `resumed`: the iteration it resumed from, None if it ended before that."""
+    """One attempt. `resumed`: the iteration that it resumed from; None if it ended before that."""
 
     begin_s: float
     end_s: float
@@ -76,13 +76,13 @@ def goodput(attempts: Sequence[AttemptSpan]) -> dict[str, float]:
 
 
 def goodput_share(seconds: dict[str, float]) -> float:
-    """Fraction of wall time spent sampling, scoring and training what was kept; 0 for an empty run."""
+    """Returns the fraction of wall time spent on sampling, scoring and training that was kept; 0 if none."""
     total_s = sum(seconds.values())
     return sum(seconds[name] for name in USEFUL) / total_s if total_s > 0 else 0.0
 
 
 def running_share(seconds: dict[str, float]) -> float:
-    """Like `goodput_share`, as a fraction of the time in which attempts ran, without queueing."""
+    """Returns the same as `goodput_share`, as a fraction of the time in which attempts ran."""
     return goodput_share({**seconds, NOT_RUNNING: 0.0})
 
 
@@ -93,7 +93,7 @@ def gpu_seconds(attempts: Sequence[AttemptSpan], num_gpus: Sequence[int]) -> flo
 
 
 def _first_sampling(attempt: AttemptSpan) -> float:
-    """Returns the time of the first sampling; the attempt's end if there was none."""
+    """Returns the time of the first sampling; infinity if there was none."""
     return min((s.begin_s for s in attempt.phases if s.phase == ROLLOUT_PHASE), default=float("inf"))
 
 

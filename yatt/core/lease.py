@@ -1,22 +1,22 @@
-"""Who may use one slab of GPUs: the arbiter's rules, as a pure state machine.
+"""The lease of one slab of GPUs: the arbiter's rules, as a pure state machine.
 
-One `SlabLease` a slab, one arbiter a node, so there is one authority and no clock but its own. A
-role *holds* the slab by a grant with a fencing token, one higher than any grant before. The rules:
+There is one `SlabLease` per slab and one arbiter per node, so one process decides, by its own clock.
+A role *holds* the slab by a grant. Each grant has a fencing token one higher than the one before.
 
-- A grant is given only over memory proved free: after the last holder released or died, a `Proof`
-  that says clean must come, measured after that. Never on hope. While a process of the slab is being
-  killed and is not reaped yet, no proof is clean: else the one that is dying could be granted.
-- A holder that is unwanted is asked, then terminated, then killed; one that is not heard of for
-  ``ttl_s``, or makes no progress for ``stall_s``, is terminated and killed. From that moment on its
-  token is refused.
-- Memory that does not come back in ``prove_s`` costs the sleeping roles of this slab their
-  processes; if that does not help, or a process cannot be killed, the slab is quarantined for the
-  rest of the attempt and nobody gets it.
+- A slab is granted only after a memory check: after the last holder released it or died, a `Proof`
+  measured since then must be clean. While a process of the slab is being killed and not yet reaped,
+  no proof is clean, so that a role whose process is dying cannot receive the grant.
+- A holder that is no longer wanted gets a release request, then is terminated, then killed. A holder
+  without a heartbeat for ``ttl_s`` or without progress for ``stall_s`` is terminated, then killed.
+  From its termination on, its token is refused.
+- If memory is not released within ``prove_s``, the processes of roles that sleep on this slab are
+  killed. If that does not help, or a process cannot be killed, the slab is quarantined for the rest
+  of the attempt and is not granted again.
 
-What this does not do: it does not stop a process that was paused between its check and its act. Workers check
-the token of every order (`WorkerLease`), and the kill is the real fence on a node.
+A lease does not stop a process that was paused between its check and its work. Workers check the token of
+every order (`WorkerLease`); the kill is the effective fence on a node.
 
-Source: fencing tokens as in Chubby's sequencers; ask-terminate-kill-verify as in DESIGN section 6.
+Source: fencing tokens as in Chubby's sequencers; request, terminate, kill, verify as in DESIGN section 6.
 """
 
 from dataclasses import dataclass, replace
@@ -26,11 +26,11 @@ from yatt.errors import LeaseLost
 
 
 class Stage(Enum):
-    """Where a slab is on its way from one holder to the next."""
+    """Stages of a slab between one holder and the next."""
 
     FREE = "free"
     HELD = "held"
-    ASKED = "asked"
+    RELEASING = "releasing"
     TERMINATED = "terminated"
     KILLED = "killed"
     PROVING = "proving"
@@ -39,11 +39,11 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The arbiter's patience, in seconds of its own clock."""
+    """The arbiter's time limits, in seconds of its own clock."""
 
     ttl_s: float
     stall_s: float
-    ask_s: float
+    release_s: float
     term_s: float
     kill_s: float
     prove_s: float
@@ -62,7 +62,7 @@ class SlabLease:
     progress: int = -1
     progressed_s: float = 0.0
     purged: bool = False
-    """The sleeping roles were killed because memory did not come back."""
+    """Whether the sleeping roles were killed because memory was not released."""
 
     cause: str = ""
 
@@ -72,14 +72,14 @@ class SlabLease:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The placement wants `role` to hold the slab; '' wants nobody."""
+    """The placement wants `role` to hold the slab; '': no role."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The holder of `token` lives; `progress` counts its main loops' turns."""
+    """A heartbeat of the holder of `token`; `progress` counts the iterations of its main loops."""
 
     token: int
     progress: int
@@ -87,21 +87,21 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The holder of `token` says it has let go."""
+    """The holder of `token` reports that it has released the slab."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Every process of `role` on this slab is gone and reaped."""
+    """Every process of `role` on this slab has ended and is reaped."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Memory was measured after the slab began proving."""
+    """Result of a memory check that was made after the stage PROVING began."""
 
     clean: bool
     detail: str = ""
@@ -119,7 +119,7 @@ Event = Want | Beat | Released | Died | Proof | Tick
 
 @dataclass(frozen=True, slots=True)
 class RequestRelease:
-    """Tell the holder to sleep."""
+    """Send the holder a request to release the slab."""
 
     role: str
     token: int
@@ -127,33 +127,33 @@ class RequestRelease:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """The signal that ends a worker, to the role's process groups on this slab."""
+    """Send the role's process groups on this slab the signal that ends a worker."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL to the role's process groups on this slab."""
+    """Send SIGKILL to the role's process groups on this slab."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """SIGKILL to the roles asleep on this slab, other than `spare`, that keep memory they may not."""
+    """Send SIGKILL to roles other than `spare` that sleep on this slab and keep too much memory."""
 
     spare: str
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Measure memory now and answer with a Proof."""
+    """Measure memory now; a Proof follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """The grant: `role` may use the slab under `token`."""
+    """Grant the slab: `role` may use it under `token`."""
 
     role: str
     token: int
@@ -161,7 +161,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Nobody gets this slab any more; tell people why."""
+    """Grant this slab to no role in this attempt; report the cause."""
 
     cause: str
 
@@ -171,14 +171,14 @@ Result = tuple[SlabLease, tuple[Action, ...]]
 
 
 def step(lease: SlabLease, event: Event, now_s: float, timing: Timing) -> Result:
-    """One event against one slab: its next state, and what to do, in order."""
+    """Handles an event: returns the slab's next state and the actions, in order."""
     match event:
         case Want(role):
             return _pursue(replace(lease, wanted=role), now_s)
         case Beat(token, progress):
             return _beat(lease, token, progress, now_s), ()
         case Released(token):
-            held = lease.stage in (Stage.HELD, Stage.ASKED) and token == lease.token
+            held = lease.stage in (Stage.HELD, Stage.RELEASING) and token == lease.token
             return _prove(lease, now_s) if held else (lease, ())
         case Died(role):
             gone = role == lease.holder and lease.stage is not Stage.QUARANTINED
@@ -190,16 +190,16 @@ def step(lease: SlabLease, event: Event, now_s: float, timing: Timing) -> Result
 
 
 def is_live(lease: SlabLease, token: int) -> bool:
-    """Whether acts under `token` still count."""
-    return lease.stage in (Stage.HELD, Stage.ASKED) and token == lease.token
+    """Whether `token` is the token of the current grant and the holder is not terminated."""
+    return lease.stage in (Stage.HELD, Stage.RELEASING) and token == lease.token
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLease:
-    """The worker's side of a lease: which orders it may act on.
+    """The worker's state of a lease: decides which orders it may carry out.
 
     Attributes:
-        newest: the highest token that any order carried.
+        newest: the highest token of any order so far.
         held: the token under which the worker is awake; 0 while it sleeps.
     """
 
@@ -207,25 +207,25 @@ class WorkerLease:
     held: int = 0
 
     def seen(self, token: int) -> "WorkerLease":
-        """An order with this token has come.
+        """Returns the state after an order with this token.
 
         Raises:
-            LeaseLost: a higher token was seen before.
+            LeaseLost: an earlier order had a higher token.
         """
         if token < self.newest:
             raise LeaseLost(f"token {token} is of an old lease; the newest here is {self.newest}")
         return replace(self, newest=token)
 
     def awake(self) -> "WorkerLease":
-        """Wake was ordered under the newest token."""
+        """Returns the state after a Wake under the newest token."""
         return replace(self, held=self.newest)
 
     def asleep(self) -> "WorkerLease":
-        """The worker sleeps, or could not be woken."""
+        """Returns the state of a worker that sleeps or could not be woken."""
         return replace(self, held=0)
 
     def check_awake(self) -> None:
-        """Refuses work of a worker that is not awake under the newest token.
+        """Refuses work while the worker is not awake under the newest token.
 
         Raises:
             LeaseLost: it sleeps, or was woken under an older token.
@@ -248,14 +248,16 @@ def _beat(lease: SlabLease, token: int, progress: int, now_s: float) -> SlabLeas
 
 def _pursue(lease: SlabLease, now_s: float) -> Result:
     if lease.stage is Stage.HELD and lease.wanted != lease.holder:
-        return replace(lease, stage=Stage.ASKED, since_s=now_s), (RequestRelease(lease.holder, lease.token),)
+        return replace(lease, stage=Stage.RELEASING, since_s=now_s), (
+            RequestRelease(lease.holder, lease.token),
+        )
     if lease.stage is Stage.FREE and lease.wanted:
         return replace(lease, stage=Stage.PROVING, since_s=now_s, purged=False), (Measure(),)
     return lease, ()
 
 
 def _prove(lease: SlabLease, now_s: float) -> Result:
-    """The last holder is gone or has let go: measure before anything else."""
+    """Begins the memory check after the last holder has ended or released the slab."""
     freed = replace(lease, stage=Stage.PROVING, holder="", since_s=now_s, purged=False)
     return freed, (Measure(),)
 
@@ -276,12 +278,12 @@ def _proved(lease: SlabLease, *, clean: bool, detail: str, now_s: float) -> Resu
 
 
 def _tick(lease: SlabLease, now_s: float, timing: Timing) -> Result:
-    if lease.stage in (Stage.HELD, Stage.ASKED):
+    if lease.stage in (Stage.HELD, Stage.RELEASING):
         lost = _lost(lease, now_s, timing)
-        overdue = lease.stage is Stage.ASKED and now_s - lease.since_s >= timing.ask_s
+        overdue = lease.stage is Stage.RELEASING and now_s - lease.since_s >= timing.release_s
         if not lost and not overdue:
             return lease, ()
-        cause = lost or f"{lease.holder} did not release within {timing.ask_s:g} s"
+        cause = lost or f"{lease.holder} did not release within {timing.release_s:g} s"
         ended = replace(lease, stage=Stage.TERMINATED, since_s=now_s, cause=cause)
         return ended, (Terminate(lease.holder),)
     waited_s = now_s - lease.since_s

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt: pure, from what its launcher saw."""
+"""Decides what follows from the end of an attempt, from what its launcher observed. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,42 +9,42 @@ from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_FINISHED, EXIT_US
 
 
 class Verdict(Enum):
-    """What the launcher does next."""
+    """The launcher's next action."""
 
     FINISHED = "finished"
     AGAIN = "again"
     """Another attempt in this start, on the nodes that are left."""
 
     SUCCEED = "succeed"
-    """The run goes on in another start: of the job, which Slurm is asked for, or by its user."""
+    """The run continues in another start: of the job, requested from Slurm, or by the user."""
 
     CANCELLED = "cancelled"
     KILLED = "killed"
-    """Slurm is ending this start by itself: write nothing, ask for nothing."""
+    """Slurm is ending this start by itself: write nothing, request nothing."""
 
     GIVE_UP = "give up"
 
 
 CANCEL = "cancelled by its user"
 BY_HAND = "a signal was sent by hand"
-"""Neither a preemption nor the time limit is why the run is to save and go on in the next start."""
+"""Reason for saving and continuing in the next start, besides preemption and the time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFacts:
-    """What the launcher saw of an attempt.
+    """The launcher's observations of an attempt.
 
     Attributes:
-        is_killed: the launcher itself got SIGTERM.
-        stop: why the attempt was asked to stop, empty if it was not.
+        is_killed: the launcher itself received SIGTERM.
+        stop: reason of a stop request; empty if there was none.
         is_preempted: Slurm has set a time for the job's preemption.
-        ended: exit codes of the controllers that were seen to end, by node.
-        dead: nodes whose machine is gone: lost to the leader, and not seen to end.
-        unfit: nodes that did not pass the check before the attempt, and why.
-        is_unfit_everywhere: every node says so, or the only one says what another one said before.
+        ended: exit codes of the controllers whose end was observed, by node.
+        dead: nodes whose machine is lost: lost to the leader, and the controller's end was not observed.
+        unfit: nodes that failed the check before the attempt, with the reason.
+        is_unfit_everywhere: every node failed it, or the only node failed it as another one did before.
         trainer_nodes: nodes that train.
-        can_shrink: whether the run could go on without `dead`, `unfit` and what was gone before.
-        cause: what the leader gave as the reason.
+        can_shrink: whether the run could continue without `dead`, `unfit` and the nodes lost before.
+        cause: the reason that the leader reported.
     """
 
     is_killed: bool = False
@@ -61,9 +61,9 @@ class AttemptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The verdict, the code a job that gives up ends with, and the nodes to do without.
+    """The verdict, the exit code of a job that gives up, and the nodes to leave out.
 
-    `unfit` are those of `gone` whose machines Slurm takes for good ones.
+    `unfit` are the nodes of `gone` whose machines are good ones to Slurm.
     """
 
     verdict: Verdict
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def judge(seen: AttemptFacts) -> Outcome:
-    """The verdict on an attempt that is over."""
+    """Returns the outcome of an attempt that has ended."""
     leader = seen.ended.get(0)
     if leader == EXIT_FINISHED:
         return Outcome(verdict=Verdict.FINISHED, reason="finished", exit_code=EXIT_FINISHED)
@@ -97,7 +97,7 @@ def judge(seen: AttemptFacts) -> Outcome:
 
 
 def _without_the_unfit(seen: AttemptFacts, leader: int | None) -> Outcome:
-    """What every node says is not the nodes' fault: then no node is left out, or none might be left."""
+    """Returns the outcome with unfit nodes. If every node is unfit, the cause is elsewhere: leave none out."""
     unfit = frozenset(seen.unfit)
     reason = "; ".join(f"node{index} is unfit: {why}" for index, why in sorted(seen.unfit.items()))
     if seen.is_unfit_everywhere and leader == EXIT_USER_MISTAKE:
@@ -113,11 +113,11 @@ def _after_a_failure(seen: AttemptFacts) -> Outcome:
     if seen.dead and (seen.dead & seen.trainer_nodes or not seen.can_shrink):
         names = ", ".join(f"node{index}" for index in sorted(seen.dead))
         reason = f"{names} is gone, and the run cannot do without"
-        # Not the run's fault: a lost machine does not count as a failed attempt.
+        # A lost machine is not the run's fault, so it does not count as a failed attempt.
         return Outcome(verdict=Verdict.SUCCEED, reason=reason, gone=seen.dead)
     failed = {index: code for index, code in sorted(seen.ended.items()) if code}
     killed = {index: code for index, code in failed.items() if code < 0 and index in seen.trainer_nodes}
-    # What the leader gave as the reason may only follow from a controller's death: a peer's broken line.
+    # The leader's reason may be a symptom (a peer's broken connection); report the killed process first.
     said = killed if seen.cause else failed
     ends = [f"node{index} {_end(code)}" for index, code in said.items()]
     reason = "; ".join([*ends, seen.cause] if seen.cause else ends)

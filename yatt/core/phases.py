@@ -1,20 +1,20 @@
-"""What the whole run does next: a pure state machine over all nodes, stepped by the leader.
+"""The phases of the whole run: a pure state machine over all nodes, stepped by the leader.
 
-A phase has three parts. PREPARE: every node takes its slabs back from whoever is not wanted in
-the phase and measures that they are free. ENTER: every node grants its slabs to whom the phase
-wants. ACT: the phase's own work. No node enters before all have prepared, and nothing acts before
-all have entered, so no role of one node ever works beside a role of another phase on another.
+A phase has three parts. PREPARE: every node takes its slabs back from roles that are not wanted in
+the phase and checks that their memory is free. ENTER: every node grants its slabs to the roles that
+the phase wants. ACT: the phase's own work. No node enters before all have prepared, and no work
+begins before all have entered, so roles of two different phases never work at the same time.
 
-An answer counts once and only with the seq it was asked under, so every message may be repeated
-or come late. A wait that ends without its answers is a `Failure` like any other. An early stop is a request
-(`StopWanted`): the act under way is broken off where it can be, only a save is still begun, what is not saved
-is saved, and the run ends so that it can be continued.
+An answer counts once and only with the seq of its order, so messages may be repeated or late. A wait
+that ends without all answers is a `Failure`. A request for an early stop is `StopWanted`: the current
+act is cancelled where this is possible, only a save may still begin, unsaved iterations are saved, and
+the run ends so that it can be continued.
 
-A failure may only be what followed from another one (`Failure.is_symptom`): when a trainer node dies, the
-ranks on the others fail as well, and may be heard of first. Such a failure waits a while for its cause.
+A failure may be a symptom of another one (`Failure.is_symptom`): when a trainer node dies, ranks on the other
+nodes fail too, and may be reported first. A symptom waits for its cause for a limited time.
 
-A node that only runs engines may be lost (`NodeLost`): nothing is owed by it or ordered from it any more,
-and the run goes on as long as every role has a node left. The loss of any other is a failure.
+A node that only runs engines may be lost (`NodeLost`): it gets no more orders and its answers are not
+awaited, and the run continues while every role has a node left. The loss of a trainer node is a failure.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL
 
 
 class Phase(Enum):
-    """What the run is at."""
+    """The current phase of the run."""
 
     JOIN = "join"
     BUILD = "build"
@@ -41,7 +41,7 @@ class Phase(Enum):
 
 
 class PhasePart(Enum):
-    """Which part of a phase."""
+    """The parts of a phase."""
 
     PREPARE = "prepare"
     ENTER = "enter"
@@ -50,10 +50,10 @@ class PhasePart(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is the same all through an attempt. Iterations count from 1; 0 is before the first.
+    """Constants of an attempt. Iterations count from 1; 0 is before the first.
 
-    `trainer_nodes` may not be lost; `pools` are the nodes that can run each engine role; `absent` nodes take
-    no part from the start.
+    The run cannot continue without its `trainer_nodes`. `pools` maps each engine role to the nodes that can
+    run it. `absent` nodes take no part from the start.
     """
 
     nodes: frozenset[int]
@@ -67,18 +67,18 @@ class Program:
     num_scorings: int
 
     def is_save_due(self, iteration: int) -> bool:
-        """Whether the state after `iteration` is to be saved."""
+        """Whether the state after `iteration` has to be saved."""
         last = iteration == self.total_iterations
         return last or (self.save_every > 0 and iteration % self.save_every == 0)
 
     def is_validation_due(self, iteration: int) -> bool:
-        """Whether the policy after `iteration` is to be validated."""
+        """Whether the policy after `iteration` has to be validated."""
         edge = iteration in (0, self.total_iterations)
         regular = self.validate_every > 0 and iteration % self.validate_every == 0
         return self.validates and (edge or regular)
 
     def cause_without(self, lost: frozenset[int]) -> str:
-        """Why the run cannot do without these nodes, or ''."""
+        """Returns why the run cannot continue without these nodes; '' if it can."""
         for node in sorted(lost & self.trainer_nodes):
             return f"node{node} has trainer ranks, and the run cannot do without them"
         for role, pool in self.pools.items():
@@ -89,8 +89,8 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where the run is. `trained` iterations are done, `saved` of them are committed; the policy after
-    `validated` of them was the last that this attempt validated."""
+    """State of the run. `trained` iterations are done, `saved` of them are committed. `validated`: the number
+    of iterations of the policy that this attempt validated last. `owed`: nodes whose answer is awaited."""
 
     phase: Phase
     part: PhasePart
@@ -104,16 +104,16 @@ class RunState:
     failure: str = ""
     lost: frozenset[int] = frozenset()
     symptom: "Failure | None" = None
-    """A failure that waits for its cause; until then nothing else goes on."""
+    """A failure that waits for its cause; until then other events are ignored."""
 
     def is_finished(self, program: Program) -> bool:
-        """Whether nothing is left to do, a due validation included."""
+        """Whether all iterations and a due validation are done."""
         is_owed = program.is_validation_due(self.trained) and self.validated < self.trained
         return self.trained >= program.total_iterations and not is_owed
 
     @property
     def iteration(self) -> int:
-        """The iteration being worked on while sampling, scoring and training; else the last trained."""
+        """The current iteration in the phases of rollout, scoring and training; else the last trained one."""
         return self.trained + (self.phase in (Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN))
 
 
@@ -122,7 +122,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class OrderAnswered:
-    """`node` did what it was asked under `seq`."""
+    """`node` carried out its order with this `seq`."""
 
     node: int
     seq: int
@@ -130,9 +130,9 @@ class OrderAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """The act under `seq` is done. `again`: more must be sampled before training.
+    """The act with this `seq` is done. `again`: more must be sampled before training.
 
-    `resumed` is the iteration a BUILD resumed from.
+    `resumed` is the iteration that BUILD resumed from.
     """
 
     seq: int
@@ -142,16 +142,16 @@ class Acted:
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """End early, to be continued."""
+    """A request to end early; the run can be continued."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """This attempt cannot go on; `exit_code` says whether another one could.
+    """This attempt cannot continue; `exit_code` shows whether another one could.
 
-    `is_symptom`: it may only follow from something that is not known yet.
+    `is_symptom`: the failure may follow from a cause that is not known yet.
     """
 
     error: str
@@ -161,12 +161,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PatienceOver:
-    """No cause of the symptom came to light in time."""
+    """No cause of the symptom was reported within its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone; `why` is the end of a sentence about it."""
+    """A node is lost; `why` is the end of a sentence about it."""
 
     node: int
     why: str
@@ -200,14 +200,14 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Abandon the act under `seq`."""
+    """Cancel the act with this `seq`."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """Ask nothing of this node any more; `goes_on` says whether the run does without it."""
+    """Send no more orders to this node; `goes_on`: whether the run continues without it."""
 
     node: int
     why: str
@@ -216,12 +216,12 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class AwaitCause:
-    """Give the symptom's cause some time, then say `PatienceOver`."""
+    """Wait for the symptom's cause for a limited time, then put `PatienceOver`."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Nothing more to do."""
+    """End the attempt."""
 
     exit_code: int
     reason: str
@@ -234,13 +234,13 @@ _INTERRUPTIBLE = (Phase.ROLLOUT, Phase.SCORE, Phase.VALIDATE)
 
 
 def start(program: Program) -> Result:
-    """The state before anything, and its first actions."""
+    """Returns the initial state and its first actions."""
     nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet(), lost=program.absent)
     return _begin(nothing, Phase.JOIN, program)
 
 
 def step(state: RunState, event: Event, program: Program) -> Result:
-    """One event: the next state, and what to do, in order. Unexpected events change nothing."""
+    """Handles an event: returns the next state and the actions, in order. Ignores unexpected events."""
     if state.phase is Phase.ENDED:
         return state, ()
     match event:
@@ -261,8 +261,8 @@ def step(state: RunState, event: Event, program: Program) -> Result:
 
 
 def _failing(state: RunState, event: Failure | PatienceOver) -> Result:
-    """Of several symptoms the first is kept: those after it are further from the cause. What the user wrote
-    follows from nothing else."""
+    """Handles failures. Of several symptoms it keeps the first one, which is nearest to the cause. A user's
+    mistake is never a symptom."""
     if isinstance(event, Failure) and event.is_symptom and event.exit_code != EXIT_USER_MISTAKE:
         return (state, ()) if state.symptom else (replace(state, symptom=event), (AwaitCause(),))
     failure = event if isinstance(event, Failure) else state.symptom
@@ -277,7 +277,7 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         is_finished = state.is_finished(program)
         end = End(EXIT_FINISHED, "finished") if is_finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
-    # JOIN has no slabs to hand over: its act is the meeting itself.
+    # JOIN transfers no slabs, so it has only the part ACT: all nodes join.
     there = NodeSet(program.nodes - state.lost)
     part, owed = (PhasePart.ACT, NodeSet()) if phase is Phase.JOIN else (PhasePart.PREPARE, there)
     now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
@@ -301,7 +301,7 @@ def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
 
 
 def _owing(state: RunState, program: Program) -> Result:
-    """An answer less is owed: go on if it was the last."""
+    """Begins the next part if no answer is missing."""
     owed = state.owed
     if owed:
         return state, ()
@@ -350,7 +350,7 @@ def _acted(state: RunState, event: Acted, program: Program) -> Result:
 
 
 def _stopping(state: RunState) -> Phase:
-    """Where a run goes that is to stop."""
+    """Returns the next phase of a run that has to stop."""
     return Phase.SAVE if state.trained > state.saved else Phase.ENDED
 
 

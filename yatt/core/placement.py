@@ -1,12 +1,12 @@
-"""Which role holds which slab in which phase: the placement modes, as a table of values.
+"""The placement: a table of the role that holds each slab in each phase.
 
 A slab is the smallest set of a node's GPUs that one engine of either kind can use; on a node that only
-trains it is the whole node. Nothing outside this module (and the rules of the config) knows the mode.
+trains it is the whole node. Only this module and the rules of the config depend on the placement mode.
 Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
 
-Nodes with trainer ranks are the *trainer_nodes*: of shards of the prompts, of the groups made from them, of
-validation and of all state that a checkpoint holds. The others only run engines, own nothing, and may
-be lost. Trainer nodes are the first nodes, so a trainer node's index is also the number of its data shard.
+The *trainer nodes* are the nodes with trainer ranks. They have the data shards, the prompt groups made from
+them, validation, and all state of a checkpoint. Engine nodes only run engines, have no state, and may be
+lost. Trainer nodes are the first nodes, so a trainer node's index is also the number of its data shard.
 """
 
 import bisect
@@ -23,13 +23,13 @@ ROLLOUT = "rollout"
 
 
 def genrm_role(name: str) -> str:
-    """Role of one GenRM."""
+    """Returns the role of one GenRM."""
     return f"genrm:{name}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slab:
-    """`gpus` are local indices on `node`."""
+    """A set of GPUs of one node; `gpus` are local indices on `node`."""
 
     node: int
     index: int
@@ -37,7 +37,7 @@ class Slab:
 
     @property
     def name(self) -> str:
-        """For logs and events."""
+        """The slab's name in logs and events."""
         return f"n{self.node}s{self.index}"
 
 
@@ -46,12 +46,12 @@ Holders = dict[Slab, str]
 
 @dataclass(frozen=True)
 class Placement:
-    """Holders of every slab in each phase, and what follows from them.
+    """The holder of every slab in each phase, and values derived from it.
 
     Attributes:
-        sampling: who holds what while completions are sampled.
-        scoring: further phases after sampling, in order; empty where GenRMs score meanwhile.
-        training: who holds what while the trainer works.
+        sampling: holders while completions are sampled.
+        scoring: holders in each scoring phase after sampling, in order; empty if GenRMs score meanwhile.
+        training: holders while the trainer works.
     """
 
     slabs: tuple[Slab, ...]
@@ -60,13 +60,13 @@ class Placement:
     training: Holders
 
     def roles_of(self, slab: Slab) -> tuple[str, ...]:
-        """Every role that ever holds this slab."""
+        """Returns every role that holds this slab in some phase."""
         phases = (self.sampling, *self.scoring, self.training)
         return tuple(dict.fromkeys(phase[slab] for phase in phases if slab in phase))
 
     @cached_property
     def slabs_by_node(self) -> dict[int, tuple[Slab, ...]]:
-        """Each node's own, by index."""
+        """Maps each node to its slabs, in the order of their index."""
         found: dict[int, list[Slab]] = {}
         for slab in self.slabs:
             found.setdefault(slab.node, []).append(slab)
@@ -74,7 +74,7 @@ class Placement:
 
     @cached_property
     def num_slabs(self) -> dict[str, Counter[int]]:
-        """By role: how many slabs of each node it ever holds."""
+        """Maps each role to the number of slabs per node that it holds in some phase."""
         counts: dict[str, Counter[int]] = {}
         for slab in self.slabs:
             for role in self.roles_of(slab):
@@ -88,47 +88,47 @@ class Placement:
 
     @cached_property
     def pools(self) -> dict[str, frozenset[int]]:
-        """Nodes that can run each engine role."""
+        """Maps each engine role to the nodes that can run it."""
         return {role: frozenset(nodes) for role, nodes in self.num_slabs.items() if role != TRAINER}
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all nodes."""
+        """Number of GPUs of all nodes."""
         return sum(len(slab.gpus) for slab in self.slabs)
 
     # ---- trainer ranks --------------------------------------------------------------------------
 
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
-        """Global rank of each owner's first trainer rank, and the number of all."""
+        """Global rank of each trainer node's first trainer rank, then the number of all ranks."""
         slabs = [slab for slab in self.slabs if TRAINER in self.roles_of(slab)]
         each = [sum(len(slab.gpus) for slab in slabs if slab.node == owner) for owner in self.trainer_nodes]
         return tuple(accumulate(each, initial=0))
 
     @property
     def world_size(self) -> int:
-        """Trainer ranks."""
+        """Number of trainer ranks."""
         return self._first_ranks[-1]
 
     def first_rank(self, node: int) -> int:
-        """Global rank of a trainer node's first trainer rank."""
+        """Returns the global rank of a trainer node's first trainer rank."""
         return self._first_ranks[self.trainer_nodes.index(node)]
 
     def node_of(self, global_rank: int) -> int:
-        """The node of a trainer rank."""
+        """Returns the node of a trainer rank."""
         return self.trainer_nodes[bisect.bisect_right(self._first_ranks, global_rank) - 1]
 
     # ---- weights --------------------------------------------------------------------------------
 
     @cached_property
     def weight_sources(self) -> dict[int, int]:
-        """The owner that each node with rollout engines, but without a trainer, fetches weights from."""
+        """Maps each node with rollout engines but no trainer to the trainer node that it fetches from."""
         fetchers = sorted(self.pools[ROLLOUT] - set(self.trainer_nodes))
         return {node: self.trainer_nodes[i % len(self.trainer_nodes)] for i, node in enumerate(fetchers)}
 
 
 def place(config: RunConfig) -> Placement:
-    """The placement of a checked config."""
+    """Returns the placement of a checked config."""
     disaggregated = config.placement.mode == "disaggregated"
     trainers = num_trainer_nodes(config)
     slabs: list[Slab] = []
@@ -152,5 +152,5 @@ def place(config: RunConfig) -> Placement:
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:
-    """Global rank of each dp_rank's first model-parallel rank, in megatron-core's order tp-cp-ep-dp-pp."""
+    """Returns each dp_rank's first model-parallel global rank, in megatron-core's order tp-cp-ep-dp-pp."""
     return tuple(dp_rank * tp_size * cp_size for dp_rank in range(dp_size))

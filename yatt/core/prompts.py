@@ -1,7 +1,7 @@
-"""The order of prompts, and how many to open: pure, and the same after every resume.
+"""The order of prompts, and the number of prompt groups to open. Pure, and the same after every resume.
 
 Prompts are numbered from 0 over the whole run; number i is row ``order[i % rows]`` of data epoch
-``i // rows``. Owner k of N owns the numbers with ``i % N == k``.
+``i // rows``. Data shard k of N has the numbers with ``i % N == k``.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 
 def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> list[int]:
-    """Rows in the order of one data epoch."""
+    """Returns the rows in the order of one data epoch."""
     order = list(range(num_rows))
     if shuffle:
         random.Random(f"prompts/{seed}/{data_epoch}").shuffle(order)
@@ -20,57 +20,57 @@ def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> li
 
 
 def first_number(shard: int, num_shards: int, *, at_least: int) -> int:
-    """The smallest prompt number of data shard `shard` that is not below `at_least`."""
+    """Returns the smallest prompt number of data shard `shard` that is not below `at_least`."""
     return at_least + (shard - at_least) % num_shards
 
 
 def share(batch: int, *, shard: int, num_shards: int, first: int) -> int:
-    """How many of the prompt numbers ``first .. first + batch - 1`` are of this data shard."""
+    """Returns how many of the prompt numbers ``first .. first + batch - 1`` are in this data shard."""
     start = first_number(shard, num_shards, at_least=first)
     return max(0, math.ceil((first + batch - start) / num_shards))
 
 
 def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:
-    """Seed of one completion: a function of what it is, not of when it is asked for."""
+    """Returns the seed of one completion; it does not depend on when the completion is requested."""
     return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)
 
 
 WINDOW = 128
-"""Prompt groups after which an outcome weighs about a third in the estimate of the acceptance rate."""
+"""Number of later prompt groups after which an outcome's weight in the acceptance rate is about a third."""
 
 MOST_AHEAD = 4
-"""Groups in flight for each one that is missing, at most: a bad estimate must not flood the engines."""
+"""Maximum number of groups in flight per missing group: a bad estimate must not flood the engines."""
 
 LEAST_OPENED = 48
-"""Groups that may always be opened in an iteration: a small share is exhausted by bad luck otherwise."""
+"""Number of groups that may always be opened in an iteration; bad luck would exhaust a smaller number."""
 
 
 PATIENCE = 4
-"""Times the limit that bad luck may take. With 21 % accepted, 48 groups give fewer than 3 in one iteration of
-a thousand."""
+"""Factor of the limit in case of bad luck. At an acceptance of 21 %, 48 groups give fewer than 3 in one of
+1000 iterations."""
 
 
 def opening_limit(target: int, factor: float) -> int:
-    """Groups that a trainer node may open in one iteration for a share of `target` groups, whatever the
-    acceptance rate is; `Quota.most` is how many more while the rate promises that they will do."""
+    """Returns how many groups a trainer node may open in one iteration for `target` groups, at any acceptance
+    rate. `Quota.most` may be higher, if the rate shows that more groups would reach the target."""
     return max(target, int(target * factor), LEAST_OPENED)
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How many of the newest prompt groups were accepted, with older outcomes fading out."""
+    """Estimate of the share of accepted prompt groups; older outcomes have less weight."""
 
     accepted: float = 0.0
     resolved: float = 0.0
 
     def after(self, *, accepted: bool) -> "Acceptance":
-        """The estimate with one more outcome."""
+        """Returns the estimate with one more outcome."""
         keep = 1.0 - 1.0 / WINDOW
         return Acceptance(self.accepted * keep + accepted, self.resolved * keep + 1.0)
 
     @property
     def rate(self) -> float:
-        """Share that is accepted, in (0, 1], by Laplace's rule of requeue: a bad start does not flood."""
+        """Share of accepted groups, in (0, 1], by Laplace's rule of succession: never 0 after a bad start."""
         return (self.accepted + 1.0) / (self.resolved + 1.0)
 
 
@@ -83,26 +83,26 @@ class Quota:
     dropped: int = 0
     in_flight: int = 0
     limit: int = 0
-    """Groups that may be opened in one iteration, whatever the acceptance rate is."""
+    """Number of groups that may be opened in one iteration at any acceptance rate."""
 
     is_patient: bool = False
-    """Bad luck is always waited out: the rate of late depends on what ended first, and on restarts."""
+    """Always allow `PATIENCE` times the limit: the rate depends on what ended first, and on restarts."""
 
     acceptance: Acceptance = Acceptance()
-    """Outlives the iteration: the next one begins with what this one learnt."""
+    """The acceptance rate; the next iteration begins with this estimate."""
 
     @property
     def most(self) -> int:
-        """Groups that may be opened in one iteration: more than the limit if twice the limit would give the
-        target at the acceptance rate of late. Then it is bad luck that is waited out, but not for ever."""
+        """Number of groups that may be opened in one iteration: more than the limit if twice the limit would
+        reach the target at the current acceptance rate. Then the shortfall is bad luck."""
         is_bad_luck = self.is_patient or 2 * self.limit * self.acceptance.rate >= self.target
         return PATIENCE * self.limit if is_bad_luck else self.limit
 
     def num_to_open(self) -> int:
-        """Groups to open now, so that what is in flight will probably fill the target.
+        """Returns how many groups to open now, so that those in flight will probably reach the target.
 
-        That is what is missing, divided by the acceptance rate of late, and at most `MOST_AHEAD` for each
-        missing one.
+        The number in flight is the number of missing groups divided by the acceptance rate, and at most
+        `MOST_AHEAD` per missing group.
         """
         missing = self.target - self.accepted
         if missing <= 0:
@@ -112,22 +112,22 @@ class Quota:
         return max(0, min(wanted, left))
 
     def is_exhausted(self) -> bool:
-        """Whether the target cannot be met any more."""
+        """Whether the target can no longer be reached."""
         return self.accepted + self.in_flight < self.target and self.num_to_open() == 0
 
     def shortfall(self) -> str:
-        """How far the target was missed, as the beginning of an error message."""
+        """Returns the beginning of an error message about a missed target."""
         return (
             f"{self.dropped} of {self.accepted + self.dropped} prompt groups were dropped and "
             f"{self.accepted} of {self.target} accepted in this iteration: too few to go on"
         )
 
     def opened(self, num: int) -> "Quota":
-        """After opening `num` more."""
+        """Returns the quota after `num` more groups were opened."""
         return replace(self, in_flight=self.in_flight + num)
 
     def resolved(self, *, accepted: bool) -> "Quota":
-        """After one group in flight was accepted or dropped."""
+        """Returns the quota after one group in flight was accepted or dropped."""
         return replace(
             self,
             in_flight=self.in_flight - 1,
@@ -140,8 +140,8 @@ class Quota:
 class InOrder:
     """Counts the accepted prompt groups below the lowest unfinished one, as groups are opened and resolved.
 
-    Groups are opened in the order of their numbers, so that number never falls, and each group is looked at
-    a few times in all.
+    Groups are opened in the order of their numbers, so the count never falls, and each group is examined only
+    a few times in total.
     """
 
     def __init__(self, accepted: Iterable[int], unfinished: Iterable[int]) -> None:
@@ -152,17 +152,17 @@ class InOrder:
         self._count = 0
 
     def opened(self, number: int) -> None:
-        """One more is unfinished."""
+        """Adds an unfinished group."""
         heapq.heappush(self._open, number)
 
     def resolved(self, number: int, *, accepted: bool) -> None:
-        """One that was unfinished is accepted or dropped."""
+        """Records that an unfinished group was accepted or dropped."""
         self._resolved.add(number)
         if accepted:
             heapq.heappush(self._waiting, number)
 
     def num_in_order(self) -> int:
-        """Accepted groups with no unfinished one below them."""
+        """Returns the number of accepted groups with no unfinished group below them."""
         while self._open and self._open[0] in self._resolved:
             self._resolved.discard(heapq.heappop(self._open))
         while self._waiting and (not self._open or self._waiting[0] < self._open[0]):
@@ -172,23 +172,23 @@ class InOrder:
 
 
 HANDFUL = 8
-"""Prompt groups that may fail by the user's code before the first success, until the run is ended for it."""
+"""Number of prompt groups that fail in the user's code, before any success, after which the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Whether the user's functions ever worked: failures before the first group that did not fail by them."""
+    """Detects a user's functions that never work: counts the failed groups before the first other one."""
 
     failed: int = 0
     has_worked: bool = False
 
     def after(self, *, is_users_failure: bool) -> "Trials":
-        """One more group is resolved."""
+        """Returns the state after one more group was resolved."""
         if self.has_worked or not is_users_failure:
             return Trials(self.failed, True)
         return Trials(self.failed + 1)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether going on would only repeat the failure."""
+        """Whether more groups would only repeat the failure."""
         return not self.has_worked and self.failed >= HANDFUL

@@ -27,7 +27,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Start again, or end with `exit_code` for `reason`; `num_in_vain`: attempts without progress."""
+    """Start again, or end with `exit_code` because of `reason`; `num_in_vain`: attempts without progress."""
 
     again: bool
     num_in_vain: int = 0

@@ -1,8 +1,8 @@
 """Renders a completion into a GenRM's prompt, and parses a GenRM's text into a score. Pure.
 
 A template is Python format text with four fields and nothing else: no attributes, no indexing, no
-format specification. What is filled in is never read as a template again, so braces in a
-completion are harmless.
+format specification. Inserted text is not parsed as a template again, so braces in a completion are
+harmless.
 """
 
 import re
@@ -15,7 +15,7 @@ from yatt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSample:
-    """What a template may show the GenRM; the names are the fields."""
+    """The values that a template may show the GenRM; the names are the template's fields."""
 
     prompt: str
     completion: str
@@ -24,7 +24,7 @@ class JudgedSample:
 
 
 _NUMBER = re.compile(r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?|[-+]?\.[0-9]{1,15}", re.ASCII)
-"""Plain decimal numbers: 1_0, 1e308 and numbers in other scripts are none."""
+"""Plain decimal numbers; 1_0, 1e308 and numbers in other scripts do not match."""
 
 FIELDS = ("prompt", "completion", "ground_truth", "data_source")
 
@@ -52,10 +52,10 @@ def check_template(template: str, key: str) -> None:
 
 
 def check_verdict(verdict: VerdictSection, key: str) -> None:
-    """Refuses a verdict that `parse` could never read.
+    """Refuses a verdict section with which `parse` could never find a score.
 
     Raises:
-        ConfigError: the pattern is empty, no regular expression, or has no group 1.
+        ConfigError: the pattern is empty, is not a regular expression, or has no group 1.
     """
     if not verdict.pattern:
         raise ConfigError(f"{key}.pattern is empty; write the regular expression of the verdict.")
@@ -73,9 +73,9 @@ def check_verdict(verdict: VerdictSection, key: str) -> None:
 
 
 def render(template: str, sample: JudgedSample) -> list[tuple[str, bool]]:
-    """The template with its fields filled, as pieces of text; True: the template's own.
+    """Returns the filled template, as pieces of text; True: the piece is the template's own text.
 
-    It must have passed `check_template`. Only the template's own text may be trusted with control tokens.
+    The template must have passed `check_template`. Only its own text may contain control tokens.
     """
     parts: list[tuple[str, bool]] = []
     for text, name, _, _ in string.Formatter().parse(template):
@@ -86,10 +86,10 @@ def render(template: str, sample: JudgedSample) -> list[tuple[str, bool]]:
 
 
 def parse(text: str, verdict: VerdictSection) -> float | None:
-    """The score of the last match in `text`, or None where there is no readable one.
+    """Returns the score of the last match in `text`, or None if there is no valid one.
 
-    The last counts because a model that reasons first quotes the choices before it decides. The time that a
-    pattern takes is not bounded here: call it where it can be killed.
+    The last match counts, because a model that reasons quotes the choices before it decides. The time of a
+    match is not limited here: call this in a process that can be killed.
     """
     found = None
     for found in re.finditer(verdict.pattern, text):  # noqa: B007 - the last one is wanted

@@ -1,4 +1,4 @@
-"""Orders to a node's workers: tokens, weights, failures. Real `Workers`, no processes, a stand-in for the socket."""
+"""Orders to a node's workers: tokens, weights, failures. Real `Workers`, no processes, a stand-in socket."""
 
 import asyncio
 from collections.abc import Callable

@@ -34,11 +34,11 @@ class Holding:
 
     Attributes:
         wake: bring `role`'s workers on the slab up under the token.
-        ask: tell them to let go; returns once they did.
+        sleep: order them to sleep; returns once they do.
     """
 
     wake: Callable[[Slab, str, int], Awaitable[None]]
-    ask: Callable[[Slab, str, int], Awaitable[None]]
+    sleep: Callable[[Slab, str, int], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Arbiter:
         self._holding, self._failed = holding, failed
         section = node.config.lease
         self._timing = Timing(
-            ttl_s=section.ttl_s, stall_s=section.stall_s, ask_s=section.ask_s,
+            ttl_s=section.ttl_s, stall_s=section.stall_s, release_s=section.release_s,
             term_s=section.term_s, kill_s=section.kill_s, prove_s=section.prove_s,
         )  # fmt: skip
         self._leases = {slab: SlabLease() for slab in node.slabs}
@@ -176,13 +176,13 @@ class Arbiter:
             self._events.emit(
                 "lease.expire", slab=slab.name, holder=before.holder, token=before.token, cause=after.cause
             )
-        elif before.stage in (Stage.HELD, Stage.ASKED) and after.stage is Stage.PROVING:
+        elif before.stage in (Stage.HELD, Stage.RELEASING) and after.stage is Stage.PROVING:
             self._events.emit("lease.release", slab=slab.name, holder=before.holder, token=before.token)
 
     def _perform(self, slab: Slab, action: rules.Action) -> None:
         match action:
             case rules.RequestRelease(role, token):
-                self._spawn(self._ask(slab, role, token))
+                self._spawn(self._release(slab, role, token))
             case rules.Give(role, token):
                 self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
                 self._watches[slab].beats.clear()
@@ -209,9 +209,9 @@ class Arbiter:
             self._events.emit("lease.unproven", slab=slab.name, cause=proof.detail)
         self._step(slab, proof)
 
-    async def _ask(self, slab: Slab, role: str, token: int) -> None:
+    async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
-            await self._holding.ask(slab, role, token)
+            await self._holding.sleep(slab, role, token)
         except (WorkerFailed, DeadlineExceeded) as error:  # time will escalate it
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return

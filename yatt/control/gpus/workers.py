@@ -117,7 +117,7 @@ class Workers:
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
             self._engines.remove(worker.address, "was put to sleep")
-        limit_s = self._node.config.lease.ask_s + self._node.config.lease.term_s
+        limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
         await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
 
     def forget(self, worker: Worker, how: str) -> None:
