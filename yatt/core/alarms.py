@@ -2,15 +2,15 @@
 
     state, changes = step(state, row, rules)
 
-A sign has to be seen in `rules.iterations` iterations in a row before its alarm begins; the alarm ends with
-the first iteration without it. The state is a function of the rows alone: fed with the same rows, a resumed
-run is in the same state.
+An alarm begins when its sign was seen in `rules.iterations` iterations in a row, and ends with the first
+iteration without the sign. The state depends only on the rows: a resumed run that handles the same rows is in
+the same state.
 
-One cause gives one alarm: a flat reward also makes groups flat and the gradient zero, so what is explained by
-another sign is not reported beside it.
+One cause gives one alarm: a flat reward also makes groups flat and the gradient zero, so a sign that follows
+from another sign is not reported.
 
-Running median: a median does not follow what it has to detect, as a mean would (Hampel's identifier; Davies
-and Gather, The identification of multiple outliers, JASA 88, 1993).
+Running median: outliers shift a median much less than a mean (Hampel's identifier; Davies and Gather, The
+identification of multiple outliers, JASA 88, 1993).
 """
 
 import math
@@ -27,7 +27,7 @@ FLAT_GROUPS = "training/flat_groups"
 """Fraction of trained groups whose rewards are all equal."""
 
 MEDIAN_ROWS, MIN_ROWS = 50, 5
-"""The running median is of the last 50 losses without a sign; below 5 of them there is none."""
+"""Maximum and minimum number of losses in the running median; losses with a sign are left out."""
 
 FACTOR = 10.0
 """A loss above this multiple of its running median raises the alarm."""
@@ -36,8 +36,8 @@ NO_GRADIENT = 1e-8
 """A gradient norm up to this counts as zero: Adam's usual epsilon, below which its steps vanish."""
 
 FAR_KL = 1.0
-"""Nats per token that the policy may move within one iteration. PPO's stopping rules are at 0.01 to 0.05
-(target_kl of Spinning Up); measured with a learning rate 100 times too large: 2 to 17."""
+"""Largest change of the policy within one iteration, in nats per token. PPO's stopping rules use 0.01 to 0.05
+(target_kl of Spinning Up); a learning rate 100 times too large was measured to give 2 to 17."""
 
 DROPS_EVERY = 20
 """Minimum number of iterations between reports of dropped groups."""
@@ -59,10 +59,10 @@ class Rules:
     """The settings of a run's alarms.
 
     Attributes:
-        iterations: how many in a row with the same sign make an alarm; 0: there are no alarms.
-        compares_groups: advantages are relative to the group, so that a flat group teaches nothing.
-        may_stop: completions can end before the longest length.
-        kl_coef: of the KL in the loss; 0 if it is not there.
+        iterations: number of iterations in a row with a sign after which its alarm begins; 0: no alarms.
+        compares_groups: advantages are relative to the prompt group, so a flat group has no gradient.
+        may_stop: completions can end before the maximum length.
+        kl_coef: coefficient of the KL term in the loss; 0: no such term.
         sums_tokens: the loss is a sum over a completion's tokens, not a mean.
     """
 
@@ -104,7 +104,7 @@ Change = Begins | Ends | Dropped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streak:
-    """A sign seen `length` times in a row; `value` is what must not change meanwhile."""
+    """A sign that was seen in `length` iterations in a row, each time with the same `value`."""
 
     since: int
     length: int
@@ -113,7 +113,7 @@ class Streak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmState:
-    """What is remembered between two rows. `drops`: counters since drops were last reported."""
+    """State of the alarms after a row. `drops`: counters since drops were last reported."""
 
     iteration: int = 0
     streaks: Mapping[Alarm, Streak] = field(default_factory=dict)
@@ -131,12 +131,12 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         return state, ()
     signs = _signs(row, state.losses, rules)
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
-    # What another sign explains is no sign of its own here, and no end of one.
+    # A sign that follows from another sign neither continues nor ends its own streak.
     streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in _explained(row, signs)}
     due = {alarm for alarm, streak in streaks.items() if streak.length >= rules.iterations}
     if Alarm.REWARD_FLAT in due:
         due.discard(Alarm.GROUPS_FLAT)
-    # A streak that began anew in this iteration, with another value, is another alarm of the same name.
+    # A streak that starts again in this iteration with another value is a new alarm of the same kind.
     ringing = {
         alarm: begin
         for alarm, begin in state.ringing.items()
@@ -165,7 +165,7 @@ def _longer(streak: Streak | None, iteration: int, value: float) -> Streak:
 
 
 def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, float]:
-    """The signs that the row has, each with its value."""
+    """Returns the signs in the row, each with its value."""
     found = {}
     highest, lowest = _number(row, "critic/rewards/max"), _number(row, "critic/rewards/min")
     if highest is not None and highest == lowest:
@@ -184,7 +184,7 @@ def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, flo
 
 
 def _explained(row: Row, found: Mapping[Alarm, float]) -> set[Alarm]:
-    """What the row shows only because of another sign that it has."""
+    """Returns the signs in the row that follow from another sign in it."""
     explained = set()
     if _jumps(row) and Alarm.LOSS_EXPLODED in found:
         explained.add(Alarm.POLICY_JUMPS)
@@ -209,7 +209,7 @@ def _explains_gradient(row: Row, found: Mapping[Alarm, float]) -> bool:
 
 
 def _loss(row: Row, rules: Rules) -> float:
-    """Magnitude of the loss as far as the row has it, by token."""
+    """Returns the magnitude of the loss per token, from the terms that the row has."""
     policy, kl = _number(row, "actor/pg_loss") or 0.0, _number(row, "actor/kl_loss") or 0.0
     if rules.sums_tokens:
         policy /= max(1.0, _number(row, "response_length/mean") or 1.0)
@@ -217,10 +217,10 @@ def _loss(row: Row, rules: Rules) -> float:
 
 
 def _has_exploded(row: Row, losses: tuple[float, ...], rules: Rules) -> bool:
-    """Whether the loss is not finite, or far over its running median and over the largest advantage.
+    """Whether the loss is not finite, or far above its running median and above the largest advantage.
 
-    A mean over tokens of ratio times advantage stays below the largest advantage while the ratios are about
-    1. On policy it is about 0, so that a multiple of the median alone would find rounding errors.
+    The mean over tokens of ratio times advantage stays below the largest advantage while the ratios are about
+    1. On policy it is about 0, so a comparison with the median alone would detect rounding errors.
     """
     loss = _loss(row, rules)
     if not math.isfinite(loss):
@@ -296,7 +296,7 @@ _CAUSES = (
 
 
 def _drops(state: AlarmState, row: Row) -> tuple[AlarmState, tuple[Dropped, ...]]:
-    """Adds the row's counters to the waiting ones, and reports them if it is time."""
+    """Adds the row's counters to those not reported yet, and reports the sums when a report is due."""
     drops = dict(state.drops)
     since = state.drops_since or state.iteration
     for key, value in row.items():
@@ -330,6 +330,6 @@ def _drops_message(drops: Mapping[str, float], since: int, iteration: int) -> st
 
 
 def _name(key: str, begin: str, end: str) -> str:
-    """What is between `begin` and `end` in a counter's key; empty if it is another counter."""
+    """Returns the name between `begin` and `end` in a counter's key; empty if it is another counter."""
     is_this = key.startswith(begin) and key.endswith(end)
     return key.removeprefix(begin).removesuffix(end) if is_this else ""

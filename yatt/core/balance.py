@@ -1,12 +1,12 @@
-"""Which rank trains on which samples together: packing under a token cap, dealing by cost.
+"""Assigns samples to ranks and micro-batches, under a token cap and with balanced cost.
 
 A mini-batch (one optimizer step) is split into micro-batches of at most `cap_tokens` tokens, the
-same number for every dp_rank, so that ranks which meet in every micro-step (pipeline, experts)
-wait little for each other. Cost of a sequence of L tokens is ``a L + b L^2``: linear layers and
-attention.
+same number for every dp_rank, so that ranks which synchronize in every micro-batch (pipeline,
+experts) wait little for each other. A sequence of L tokens costs ``a L + b L^2``, for linear layers
+and attention.
 
 Source: longest processing time first (Graham 1969) on cost, with the cap as a constraint. Bins are
-then dealt in order of cost, so that the micro-batches run at the same time cost the same.
+then assigned in order of cost, so that micro-batches that run at the same time cost about the same.
 """
 
 import heapq
@@ -18,29 +18,29 @@ from yatt.records.message import MiniBatchPlan, SampleFact
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds (or any unit) of one sequence: ``a`` a token, ``b`` a pair of tokens."""
+    """Cost of one sequence in seconds or any other unit: ``a`` per token, ``b`` per pair of tokens."""
 
     a: float = 1.0
     b: float = 0.0
 
     def of(self, num_tokens: int) -> float:
-        """Cost of one sequence."""
+        """Returns the cost of a sequence of that length."""
         return self.a * num_tokens + self.b * num_tokens * num_tokens
 
 
 MIN_SAMPLES = 32
-"""Measured micro-batches before the fit is believed."""
+"""Minimum number of measured micro-batches for a fit."""
 
 FORGETTING = 0.9
-"""Weight of everything before the newest iteration."""
+"""Factor for the weight of all earlier iterations, applied once per iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostFit:
-    """Least squares of measured micro-batches, newer iterations weighing more.
+    """A least-squares fit to measured micro-batches; newer iterations have more weight.
 
-    A micro-batch of lengths L_i took ``a sum(L_i) + b sum(L_i^2)`` seconds; n, q, s in the sums' names are
-    tokens, squared lengths and seconds.
+    The model: a micro-batch of lengths L_i takes ``a sum(L_i) + b sum(L_i^2)`` seconds. In the names of the
+    sums, n is tokens, q is squared lengths and s is seconds.
     """
 
     count: float = 0.0
@@ -51,7 +51,7 @@ class CostFit:
     qs: float = 0.0
 
     def after(self, measured: Iterable[tuple[int, int, float]]) -> "CostFit":
-        """The fit with one more iteration: (tokens, sum of squared lengths, seconds) of each micro-batch."""
+        """Returns the fit with an iteration's micro-batches: (tokens, sum of squared lengths, seconds)."""
         kept = [FORGETTING * getattr(self, field.name) for field in fields(self)]
         for n, q, s in measured:
             for index, term in enumerate((1.0, n * n, n * q, q * q, n * s, q * s)):
@@ -59,17 +59,17 @@ class CostFit:
         return CostFit(*kept)
 
     def cost(self) -> Cost:
-        """The cost of a sequence in units of one token's linear part; by tokens alone while little is known.
+        """Returns the cost relative to one token's linear part; without attention until there is enough data.
 
-        Attention is never cheaper than nothing, and linear layers never free: a fit that says so has seen too
-        little variety, and is cut at these bounds.
+        Neither coefficient can be negative. A fit with a negative one has seen too little variety of lengths,
+        and that coefficient is set to 0.
         """
         if self.count < MIN_SAMPLES:
             return Cost()
         spread = self.nn * self.qq - self.nq * self.nq
         if (
             spread <= 1e-9 * self.nn * self.qq
-        ):  # all micro-batches alike: what one costs says nothing of lengths
+        ):  # all micro-batches are alike, so their cost cannot be related to lengths
             return Cost()
         a = (self.ns * self.qq - self.qs * self.nq) / spread
         b = (self.qs * self.nn - self.ns * self.nq) / spread
@@ -88,11 +88,11 @@ class _Bin:
 def plan_iteration(
     facts: Sequence[SampleFact], *, groups_per_step: int, dp_size: int, cap_tokens: int, cost: Cost
 ) -> tuple[MiniBatchPlan, ...]:
-    """Mini-batches of whole prompt groups, in the order of `facts`, each dealt over the dp_ranks.
+    """Returns mini-batches of whole prompt groups, in the order of `facts`, each split over the dp_ranks.
 
     Args:
-        facts: samples of one prompt group stand together.
-        cap_tokens: no micro-batch has more, prompt and completion counted.
+        facts: samples; those of one prompt group are adjacent.
+        cap_tokens: maximum number of tokens of a micro-batch, prompts and completions together.
     """
     groups: dict[int, list[SampleFact]] = {}
     for fact in facts:
@@ -106,12 +106,12 @@ def plan_iteration(
 
 
 def deal(samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: Cost) -> MiniBatchPlan:
-    """One mini-batch over `dp_size` ranks."""
+    """Splits one mini-batch over `dp_size` ranks."""
     lengths = {s.sample_id: s.num_prompt_tokens + s.num_completion_tokens for s in samples}
     longest = max(lengths.values(), default=0)
     assert longest <= cap_tokens, f"a sample of {longest} tokens is above the cap of {cap_tokens}"
     total = sum(lengths.values())
-    # No two samples longer than half the cap share a micro-batch.
+    # Two samples longer than half the cap do not fit into one micro-batch.
     large = sum(2 * length > cap_tokens for length in lengths.values())
     least = max(1, -(-total // (cap_tokens * dp_size)), -(-large // dp_size))
     ordered = sorted(lengths.items(), key=lambda item: (-item[1], item[0]))
@@ -122,9 +122,9 @@ def deal(samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: 
 def _fewest_bins(
     ordered: Sequence[tuple[int, int]], least: int, dp_size: int, *, cap_tokens: int, cost: Cost
 ) -> list[_Bin]:
-    """The fewest bins a rank that hold all samples, from `least` on: by doubling steps, then by halving them.
+    """Returns the smallest set of bins that holds all samples, with at least `least` bins per rank.
 
-    One sample a bin always fits, so the search ends after a few fills, however bad `least` is.
+    The search doubles its step, then bisects. It always ends, because one sample per bin fits.
     """
     tried: dict[int, list[_Bin] | None] = {}
 
@@ -147,11 +147,11 @@ def _fewest_bins(
 def _fill(
     ordered: Sequence[tuple[int, int]], num_bins: int, cap_tokens: int, cost: Cost
 ) -> list[_Bin] | None:
-    """Longest first into the cheapest bin with room; None if some sample finds no room.
+    """Puts each sample, longest first, into the cheapest bin with room; None if a sample does not fit.
 
-    Bins without room for a sample wait, the emptiest first, until a sample comes that is short enough. Since
-    lengths only fall, a bin that comes back has room until something is put in: each waits at most once a
-    sample, and S samples cost S log(bins).
+    A bin without room for a sample moves to `full`, the emptiest first, until a sample is short enough for
+    it. Lengths only fall, so a bin that returns has room until a sample is added to it: at most one move per
+    sample, and S log(bins) for S samples.
 
     Args:
         ordered: sample ids and lengths, longest first.
@@ -177,7 +177,7 @@ def _fill(
 
 
 def _hand_out(bins: list[_Bin], dp_size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Rows of equal cost run together; within a row the rank with least so far gets the dearest."""
+    """Assigns bins to ranks: bins of similar cost run together, the least loaded rank gets the costliest."""
     ordered = sorted(bins, key=lambda b: -b.cost)
     ranks: list[list[_Bin]] = [[] for _ in range(dp_size)]
     loads = [0.0] * dp_size

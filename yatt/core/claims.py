@@ -1,11 +1,11 @@
-"""Attempts as pure rules: how a start claims its number, and whose checkpoints count.
+"""Rules for claiming an attempt number and for choosing the valid checkpoints. Pure.
 
-Every start of a run claims its number, one above all it can see, by creating a name exclusively. The reply
-of that creation is never believed (on NFS it may be lost or repeated): the claimant looks at what is there.
+A claimant tries the number after the highest one that it sees, by creating a file exclusively. It ignores the
+result of that call, which NFS may lose or repeat, and reads the file instead.
 
-Checkpoints are fenced where they are read. Before it works, a start *adopts* the commit it resumes from, by
-a record of its own. The newest record is the head of the lineage; commits that are not on the path from
-there are a stale attempt's, whenever they were written, and are refused.
+Checkpoints are fenced when they are read. Before an attempt begins its work it *adopts* the commit that it
+resumes from, in a record of its own. The newest record is the head of the lineage. All commits outside the
+lineage were written by stale attempts and are refused, at whatever time they were written.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class ClaimStage(Enum):
-    """Where a claimant is."""
+    """Stages of a claim."""
 
     LOOK = "look"
     LINK = "link"
@@ -25,7 +25,7 @@ class ClaimStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One start's way to an attempt; `attempt` is the one it tries."""
+    """State of a claimant; `attempt` is the number that it tries to claim."""
 
     stage: ClaimStage = ClaimStage.LOOK
     attempt: int = 0
@@ -33,18 +33,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The highest attempt this host can see; it may be behind the truth."""
+    """The highest attempt number that this host sees; on a shared filesystem it may be out of date."""
 
     newest: int
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The exclusive creation returned; what it said is not told, since it may be wrong."""
+    """The exclusive creation returned. Its result is left out, because it may be wrong."""
 
 
 class FileOwner(Enum):
-    """Whose file the name is."""
+    """Who created the file of an attempt number."""
 
     MINE = "mine"
     OTHERS = "others"
@@ -53,7 +53,7 @@ class FileOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is there under the name."""
+    """The claimant read the file of the number that it tries."""
 
     found: FileOwner
 
@@ -62,7 +62,7 @@ ClaimEvent = Looked | Linked | Checked
 
 
 def claim_step(claim: Claim, event: ClaimEvent) -> Claim:
-    """What the claimant does next; an event of another stage changes nothing."""
+    """Returns the next state of the claimant; an event of another stage changes nothing."""
     match claim.stage, event:
         case ClaimStage.LOOK, Looked(newest):
             return Claim(ClaimStage.LINK, newest + 1)
@@ -72,7 +72,7 @@ def claim_step(claim: Claim, event: ClaimEvent) -> Claim:
             return Claim(ClaimStage.WON, claim.attempt)
         case ClaimStage.CHECK, Checked(FileOwner.OTHERS):
             return Claim(ClaimStage.LINK, claim.attempt + 1)
-        case ClaimStage.CHECK, Checked(FileOwner.NOBODYS):  # a gap would be a lower number for a later start
+        case ClaimStage.CHECK, Checked(FileOwner.NOBODYS):  # skip no number: a later start could claim it
             return Claim(ClaimStage.LINK, claim.attempt)
         case _:
             return claim
@@ -93,11 +93,11 @@ BEGINNING = Commit(0, 0)
 
 
 def lineage(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
-    """The commits that count, newest first.
+    """Returns the valid commits, newest first.
 
     Args:
-        commits: all that are there, whoever wrote them.
-        adopted: by attempt, the commit that start resumed from. A start records it before it works.
+        commits: all commits in the store, also those of stale attempts.
+        adopted: maps each attempt to the commit that it resumed from, recorded before its work begins.
     """
     found: list[Commit] = []
     attempt, limit = max(adopted, default=0), None
@@ -120,10 +120,10 @@ def lineage(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
 
 
 def refused(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
-    """Commits that do not count, since a later start went on without them."""
+    """Returns the commits that are not valid, because a newer attempt resumed from an older commit."""
     return sorted(commits - set(lineage(commits, adopted)))
 
 
 def is_finished(finished_attempt: int | None, newest: int) -> bool:
-    """Whether a run is over: the note of its end is the newest start's own, not a stale attempt's."""
+    """Whether a run is finished: the record of its end is from the newest attempt, not from a stale one."""
     return finished_attempt is not None and finished_attempt >= newest

@@ -3,12 +3,12 @@
 With ``--no-kill``, nothing ends the allocation if the batch node is lost. So every other controller watches
 the leader in two ways: by its connection, and by a counter that the leader increases in the shared folder.
 The leader counts as dead only if both are silent: a controller that only lost its network must not requeue
-the job. Times are the observer's own.
+the job. Times are read from the observer's own clock.
 
-Then it asks Slurm whether this start still runs, claims the requeue in the shared folder, and requeues. If a
-claimant dies, another one takes over after a while, again only while Slurm shows the same start. Slurm has no
-conditional requeue, so an answer is valid only for half the takeover time (`is_fresh`): a claimant that was
-paused for longer asks and claims again.
+Then the observer asks Slurm whether this start still runs, claims the requeue in the shared folder, and
+requeues. If a claimant dies, another one takes over after `takeover_s`, again only while Slurm shows the same
+start. Slurm has no conditional requeue, so an answer is valid only for half the takeover time (`is_fresh`): a
+claimant that was paused for longer asks and claims again.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class ObserverStage(Enum):
-    """What the observer is at."""
+    """Stages of the observer."""
 
     WATCHING = "watching"
     ASKING = "asking"
@@ -28,8 +28,8 @@ class ObserverStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`silence_s`: both ways silent for so long means dead. `takeover_s`: how long another's claim may
-    stay without effect."""
+    """`silence_s`: silence on both ways after which the leader counts as dead. `takeover_s`: time after which
+    another controller's claim without effect is taken over."""
 
     silence_s: float = 20.0
     takeover_s: float = 20.0
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """One controller's knowledge of the leader. `counter` was last seen to change at `moved_s`."""
+    """State of one controller's observer. The leader's `counter` was last seen to change at `moved_s`."""
 
     stage: ObserverStage = ObserverStage.WATCHING
     counter: int = -1
@@ -47,11 +47,11 @@ class Observer:
 
 
 class Job(Enum):
-    """What Slurm says about the start this controller belongs to."""
+    """State of this controller's start in Slurm."""
 
     SAME = "same"
     DIED = "died"
-    """Its batch process was killed: Slurm is ending it, and nobody else asks for the next."""
+    """Its batch process was killed: Slurm is ending the start, and no other process requests the next one."""
 
     OVER = "over"
     UNKNOWN = "unknown"
@@ -59,7 +59,7 @@ class Job(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look around at `now_s`. `counter` is None if the shared folder cannot be read."""
+    """An observation at `now_s`. `counter` is None if the shared folder cannot be read."""
 
     now_s: float
     connection_silence_s: float
@@ -75,21 +75,21 @@ class SlurmSaid:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTried:
-    """How trying to claim the requeue ended. `is_mine` None: the shared folder did not answer."""
+    """Result of the attempt to claim the requeue. `is_mine` is None if the shared folder did not answer."""
 
     is_mine: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueReturned:
-    """The requeue call returned; whether it worked only Slurm's state tells."""
+    """The requeue call returned. Only the job's state in Slurm shows whether it worked."""
 
 
 Event = Look | SlurmSaid | ClaimTried | RequeueReturned
 
 
 class Action(Enum):
-    """What the observer wants done; each is answered by an event."""
+    """Actions that the observer requests; an event follows each."""
 
     NOTHING = "nothing"
     ASK_SLURM = "ask slurm"
@@ -102,12 +102,12 @@ Result = tuple[Observer, Action]
 
 
 def is_fresh(told_s: float, now_s: float, limits: Limits) -> bool:
-    """Whether Slurm's answer of `told_s` may still be acted on."""
+    """Whether Slurm's answer of time `told_s` is still valid."""
     return now_s - told_s < limits.takeover_s / 2
 
 
 def step(observer: Observer, event: Event, limits: Limits) -> Result:
-    """One event: the next state and what to do. Events of another stage change nothing."""
+    """Handles an event: returns the next state and an action. Events of another stage change nothing."""
     match observer.stage, event:
         case ObserverStage.WATCHING, Look():
             return _watch(observer, event, limits)
@@ -129,7 +129,7 @@ def _watch(observer: Observer, tick: Look, limits: Limits) -> Result:
     if tick.connection_silence_s < limits.silence_s:
         return observer, Action.NOTHING
     if tick.counter is None:
-        return observer, Action.NOTHING  # blind: neither the leader's death nor its life is known
+        return observer, Action.NOTHING  # without the shared folder, the leader's state is unknown
     if tick.now_s - observer.moved_s < limits.silence_s:
         return observer, Action.NOTHING
     return replace(observer, stage=ObserverStage.ASKING), Action.ASK_SLURM
@@ -140,7 +140,7 @@ def _told(observer: Observer, job: Job) -> Result:
         return replace(observer, stage=ObserverStage.ENDED), Action.END_SELF
     if job is Job.UNKNOWN:  # the next look asks again
         return replace(observer, stage=ObserverStage.WATCHING), Action.NOTHING
-    # Also who claimed before claims anew: meanwhile another may have, and have asked Slurm just now as well.
+    # Claim again even after an earlier claim: another controller may have claimed and asked Slurm meanwhile.
     return replace(observer, stage=ObserverStage.CLAIMING, claim=observer.claim + 1), Action.CLAIM
 
 

@@ -1,12 +1,12 @@
-"""Requests over a line that may lose frames: when to send again, when to give up, what was seen before. Pure.
+"""Requests over a connection that may lose frames: resending, deadlines, duplicates. Pure.
 
-A sender that hears nothing asks what became of its request (a *probe*, a few bytes: a slow line is not slowed
-down by the request itself, which may be large), and repeats the request when the receiver does not know it.
-The receiver acts on each request once: a repeated or probed one is answered with "working" and a progress
-counter while it is worked on, and with the same answer again afterwards.
+A sender without an answer asks about its request (a *probe* of a few bytes, so that a slow connection is not
+slowed down by a large request), and resends the request if the receiver does not have it. The receiver
+carries out each request once. It answers a repeated or probed request with "working" and a progress counter
+while the request is in progress, and with the same answer again afterwards.
 
-A deadline is about progress: it counts the time in which the receiver was silent, or said the same progress
-again and again, as far as the sender itself was awake.
+A deadline is about progress: it counts the time in which the receiver was silent, or reported the same
+progress again, and in which the sender itself ran.
 """
 
 from collections import OrderedDict
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 LATE_S = 0.5
-"""A tick that comes so much after its time shows that the process stood still."""
+"""Delay of a tick that shows that the process was stopped."""
 
 
 class Due(Enum):
-    """What a sender does about one request now."""
+    """The sender's next action for one request."""
 
     NOTHING = "nothing"
     SEND = "send"
@@ -28,7 +28,7 @@ class Due(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """One request under way. `quiet_s`: how long nothing moved, as far as the sender was awake."""
+    """One pending request. `quiet_s`: seconds without progress in which the sender itself ran."""
 
     ticked_s: float
     sent_s: float
@@ -38,19 +38,19 @@ class Outgoing:
 
 
 def sent(now_s: float) -> Outgoing:
-    """A request that was just sent for the first time."""
+    """Returns the state of a request that was just sent for the first time."""
     return Outgoing(ticked_s=now_s, sent_s=now_s)
 
 
 def tick(
     request: Outgoing, now_s: float, *, planned_s: float, resend_s: float, limit_s: float
 ) -> tuple[Outgoing, Due]:
-    """Time passed.
+    """Handles a tick: returns the next state and the action.
 
     Args:
-        planned_s: when this tick was to come, after the last one. One that comes much later shows that the
-            sender stood still: what came meanwhile may be unread, so it ends nothing, and counts no more
-            than planned.
+        planned_s: planned time between the last tick and this one. A much later tick shows that the sender
+            was stopped: messages that arrived meanwhile may be unread, so the request does not expire, and
+            only the planned time is counted.
     """
     passed_s = now_s - request.ticked_s
     is_late = passed_s > planned_s + LATE_S
@@ -64,28 +64,28 @@ def tick(
 
 
 def working(request: Outgoing, progress: int) -> Outgoing:
-    """The receiver works on it. The first word of that is progress too."""
+    """Handles a report that the request is in progress. The first report counts as progress too."""
     moved = progress != request.progress
     quiet_s = 0.0 if moved else request.quiet_s
     return replace(request, is_lost=False, progress=progress, quiet_s=quiet_s)
 
 
 def forgotten(request: Outgoing) -> Outgoing:
-    """The receiver knows nothing of it (any more): the whole request has to be sent again."""
+    """Handles a report that the receiver does not have the request: the whole request has to be resent."""
     return replace(request, is_lost=True)
 
 
 @dataclass(slots=True)
 class DuplicateFilter:
-    """Which numbers of one sender came. Numbers rise by one; what was skipped may still come, once, until
-    `most_missing` newer ones have."""
+    """Records which sequence numbers of one sender arrived. Numbers rise by one; a skipped number is admitted
+    once, until `most_missing` newer ones have arrived."""
 
     most_missing: int = 65536
     top: int = 0
     missing: set[int] = field(default_factory=set)
 
     def admits(self, seq: int) -> bool:
-        """Whether this number is new; it is not from now on. One that is far ahead is a damaged one."""
+        """Whether this number is new; records it. A number that is far ahead counts as damaged."""
         if not self.top - self.most_missing < seq <= self.top + self.most_missing:
             return False
         if seq > self.top:
@@ -105,11 +105,11 @@ class DuplicateFilter:
 
 
 class Answers:
-    """What a receiver knows of requests: those worked on, and the newest answers, for a sender that lost one.
+    """A receiver's records of requests: those in progress, and the newest answers, in case one was lost.
 
     Args:
-        most_bytes: of answers kept. The oldest go first; a request whose answer is gone is carried out again,
-            which every order allows.
+        most_bytes: maximum size of the kept answers. The oldest are removed first; a request whose answer was
+            removed is carried out again, which every order allows.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -118,11 +118,11 @@ class Answers:
         self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     def begin(self, sender: str, seq: int) -> None:
-        """This request is worked on."""
+        """Records that this request is in progress."""
         self._working.add((sender, seq))
 
     def end(self, sender: str, seq: int, frame: bytes | None) -> list[tuple[str, int]]:
-        """It was answered by `frame` (None: it wants no answer); gives what has to be forgotten for it."""
+        """Records the answer `frame` (None: no answer is expected); returns the requests it displaces."""
         self._working.discard((sender, seq))
         if frame is None:
             return []
@@ -136,9 +136,9 @@ class Answers:
         return gone
 
     def is_working(self, sender: str, seq: int) -> bool:
-        """Whether this request is worked on now."""
+        """Whether this request is in progress."""
         return (sender, seq) in self._working
 
     def answer(self, sender: str, seq: int) -> bytes | None:
-        """The answer that was given, if it is still kept."""
+        """Returns the answer to this request, or None if it is not kept."""
         return self._kept.get((sender, seq))

@@ -1,16 +1,16 @@
-"""Which server gets which call, and what a server's death costs: pure, for engines and for reward processes.
+"""Assigns calls to servers and handles the death of a server, for engines and for reward processes. Pure.
 
-Calls wait here, not at servers, until one of their pool has room (late binding). Calls of one group go to one
-server while it has room, so that an engine computes a shared prompt once. Otherwise the least loaded server
-is taken, counting what it has to do for others.
+Calls wait here, not at servers, until a server of their pool has room (late binding). Calls of one group go
+to one server while it has room, so that an engine computes a shared prompt once. Otherwise the least loaded
+server is chosen; its load includes calls of other processes.
 
-A server that dies fails the calls in it, and one of them may be why. Each gets one *suspicion* and is asked
-again; calls with `SUSPECT` suspicions or more never share a server. So a call that kills its server meets
-each other call at most `SUSPECT` times, and cannot use up the others' patience. A call with more than
-`patience` suspicions is over. Where many calls may be poison (reward functions, which users write), a suspect
-has its server to itself: else it would be blamed for each poison that is new to its server.
+When a server dies its calls fail, and one of them may be the cause. Each gets one *suspicion* and is assigned
+again; calls with `SUSPECT` suspicions or more (*suspects*) never share a server. So a call that kills its
+servers shares a server with each other call at most `SUSPECT` times, and cannot use up their patience. A call
+with more than `patience` suspicions fails. Where many calls may kill a server (reward functions of the user),
+a suspect has a server alone: otherwise it would be suspected for each new call that kills its server.
 
-Holds no clock and does no I/O; the same calls in the same order give the same answers.
+There is no clock and no I/O; the same calls in the same order give the same assignments.
 """
 
 import random
@@ -18,13 +18,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 FEW_SERVERS = 32
-"""Up to so many servers are all looked at; of more, a few drawn ones."""
+"""Up to this number of servers, all are compared; of more, `DRAWN` random ones."""
 
 DRAWN = 8
 
 SUSPECT = 2
-"""Suspicions from which a call shares its server with no other such call. One death alone isolates nobody:
-an ordinary crash of a full server must not make its calls run one by one."""
+"""Number of suspicions from which a call does not share a server with another such call. One death does not
+isolate a call: an ordinary crash of a full server must not make its calls run one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Call:
     group: str
     suspicion: int = 0
     server: str = ""
-    """Where it runs; empty while it waits."""
+    """The server that runs the call; empty while it waits."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Server:
     elsewhere: int = 0
     running: dict[str, None] = field(default_factory=dict)
     counted: int = 0
-    """Free places, as its pool counts them."""
+    """Number of free places that is counted in its pool."""
 
     @property
     def free(self) -> int:
@@ -63,8 +63,8 @@ class _Server:
 
 
 class _Room:
-    """Free places of one pool, and the servers that have some: updated and drawn from at a cost that does not
-    grow with the servers."""
+    """Free places of one pool, and the servers that have some. The cost of updates and of random draws does
+    not depend on the number of servers."""
 
     def __init__(self) -> None:
         self.free = 0
@@ -72,7 +72,7 @@ class _Room:
         self._at: dict[str, int] = {}
 
     def count(self, name: str, before: int, now: int) -> None:
-        """A server has `now` free places, and had `before`."""
+        """Records that a server has `now` free places instead of `before`."""
         self.free += now - before
         if now and name not in self._at:
             self._at[name] = len(self.names)
@@ -88,11 +88,11 @@ class Dispatch:
     """Calls and servers of one process.
 
     Args:
-        patience: suspicions that a call may gather and still be asked again.
+        patience: maximum number of suspicions of a call that is assigned again.
         near: servers preferred among equally loaded ones.
-        salt: makes two processes choose differently among equals.
-        isolates: suspects share their server with no call at all. While one waits for that, none of its pool
-            is bound, so that a server empties.
+        salt: seed for random choices, so that two processes choose different servers.
+        isolates: a suspect does not share its server with any call. While a suspect waits, no call of its
+            pool is assigned, so that a server becomes empty.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Dispatch:
     # ---- servers --------------------------------------------------------------------------------
 
     def serve(self, server: str, pool: str, room: int, elsewhere: int = 0) -> None:
-        """A server takes up to `room` calls, or that has changed; `elsewhere`: what others asked of it."""
+        """Adds or updates a server that takes `room` calls; `elsewhere`: its calls of other processes."""
         if server not in self._servers:
             self._servers[server] = _Server(pool, room)
             self._names.setdefault(pool, []).append(server)
@@ -120,11 +120,11 @@ class Dispatch:
         self._count(server)
 
     def has_servers(self, pool: str) -> bool:
-        """Whether any server is there, full or not."""
+        """Whether the pool has any server, full or not."""
         return bool(self._names.get(pool))
 
     def leave(self, server: str) -> list[str]:
-        """A server takes no calls any more and is not to blame (asleep, lost node): its calls wait again."""
+        """Removes a server without suspicion (asleep, lost node); returns its calls, which wait again."""
         gone = self._servers.pop(server, None)
         if gone is None:
             return []
@@ -135,20 +135,20 @@ class Dispatch:
         return list(gone.running)
 
     def died(self, server: str) -> list[str]:
-        """A server's process has ended: its calls wait again; gives those that are over."""
+        """Removes a server whose process has ended; its calls wait again. Returns those that fail."""
         return [key for key in self.leave(server) if not self.suspect(key)]
 
     # ---- calls ----------------------------------------------------------------------------------
 
     def submit(self, key: str, pool: str, group: str = "", suspicion: int = 0) -> None:
-        """A new call; its key is unique among those under way."""
+        """Adds a call; its key is unique among the pending calls."""
         assert key not in self._calls, f"call {key} is under way already"
         self._calls[key] = _Call(pool, group, suspicion)
         self._waiting.setdefault(pool, OrderedDict())[key] = None
         self._living[pool, group] = self._living.get((pool, group), 0) + 1
 
     def done(self, key: str) -> None:
-        """A call was answered or withdrawn."""
+        """Removes a call that was answered or withdrawn."""
         call = self._calls.pop(key, None)
         if call is None:
             return
@@ -161,19 +161,19 @@ class Dispatch:
             self._homes.pop(place, None)
 
     def withdraw(self, key: str) -> bool:
-        """Takes back a call that still waits; False if it runs, or is not known."""
+        """Removes a call that still waits; returns False if it runs or is unknown."""
         if key not in self._calls or self._calls[key].server:
             return False
         self.done(key)
         return True
 
     def bounce(self, key: str) -> None:
-        """A call came back unanswered through no fault of its own: it waits again, before all others."""
+        """Puts an unanswered call without suspicion before all waiting calls."""
         if key in self._calls:
             self._wait_again(key)
 
     def suspect(self, key: str) -> bool:
-        """A call's server died, or gave it up, because of it perhaps. False: it is over, and forgotten."""
+        """Adds a suspicion to a call, which waits again; returns False if it fails and is removed."""
         call = self._calls.get(key)
         if call is None:
             return True
@@ -185,15 +185,15 @@ class Dispatch:
         return True
 
     def suspicion(self, key: str) -> int:
-        """How often a call was blamed so far."""
+        """Returns the number of suspicions of a call."""
         return self._calls[key].suspicion
 
     def keys(self, server: str) -> list[str]:
-        """The calls that run in a server."""
+        """Returns the calls that run in a server."""
         return list(self._servers[server].running) if server in self._servers else []
 
     def assign(self) -> list[Assignment]:
-        """Binds waiting calls to servers with room, oldest first."""
+        """Assigns waiting calls to servers with room, oldest first."""
         found: list[Assignment] = []
         for pool, waiting in self._waiting.items():
             room = self._room(pool)
@@ -203,7 +203,7 @@ class Dispatch:
                 if server := self._choose(key):
                     self._bind(key, server)
                     found.append(Assignment(key, server))
-                else:  # a suspect, or among suspects: no server with room may take it
+                else:  # the call or a running one is a suspect: no server with room may take it
                     passed_over.append(key)
                     del waiting[key]
                     if self._isolates:
@@ -233,13 +233,13 @@ class Dispatch:
             self._homes.setdefault((call.pool, call.group), server)
 
     def _free(self, key: str, server: str) -> None:
-        """A call is in this server no more."""
+        """Removes a call from its server."""
         if server in self._servers:
             self._servers[server].running.pop(key, None)
             self._count(server)
 
     def _count(self, server: str) -> None:
-        """Its free places have changed."""
+        """Updates the pool's count of this server's free places."""
         known = self._servers[server]
         before, known.counted = known.counted, known.free
         self._room(known.pool).count(server, before, known.counted)
@@ -248,7 +248,7 @@ class Dispatch:
         return self._rooms.setdefault(pool, _Room())
 
     def _takes(self, server: str, call: _Call) -> bool:
-        """Whether a server may get this call now: it has room, and no second suspect."""
+        """Whether a server may get this call now: it has room, and two suspects would not share it."""
         known = self._servers.get(server)
         if known is None or not known.free:
             return False
@@ -259,11 +259,11 @@ class Dispatch:
         return not any(self._calls[key].suspicion >= SUSPECT for key in known.running)
 
     def _has_suspect(self, server: _Server) -> bool:
-        """Where suspects are isolated, one that runs is alone."""
+        """Whether the server runs a suspect; with isolation, a suspect runs alone."""
         return len(server.running) == 1 and self._calls[next(iter(server.running))].suspicion >= SUSPECT
 
     def _choose(self, key: str) -> str:
-        """The server for a call, empty if none takes it now."""
+        """Returns the server for a call; empty if no server may take it now."""
         call = self._calls[key]
         home = self._homes.get((call.pool, call.group), "")
         if home and self._takes(home, call):
@@ -272,7 +272,7 @@ class Dispatch:
         roomy = names if len(names) <= FEW_SERVERS else self._rooms[call.pool].names
         drawn = roomy if len(roomy) <= FEW_SERVERS else self._draw.sample(roomy, DRAWN)
         open_ = [name for name in drawn if self._takes(name, call)]
-        if not open_ and len(drawn) < len(roomy):  # each of those drawn has a suspect, and so is the call
+        if not open_ and len(drawn) < len(roomy):  # the call is a suspect, and each drawn server has one
             open_ = [name for name in roomy if self._takes(name, call)]
         if not open_:
             return ""
@@ -281,5 +281,5 @@ class Dispatch:
             key=lambda name: (self._servers[name].load, name not in self._near, self._draw.random()),
         )
         if home not in self._servers:
-            self._homes.pop((call.pool, call.group), None)  # its home is gone: this is the new one
+            self._homes.pop((call.pool, call.group), None)  # the group's server is gone: choose a new one
         return server

@@ -97,7 +97,7 @@ def judge(seen: AttemptFacts) -> Outcome:
 
 
 def _without_the_unfit(seen: AttemptFacts, leader: int | None) -> Outcome:
-    """Returns the outcome with unfit nodes. If every node is unfit, the cause is elsewhere: leave none out."""
+    """The outcome with unfit nodes. If all nodes are unfit, the cause is elsewhere: none is left out."""
     unfit = frozenset(seen.unfit)
     reason = "; ".join(f"node{index} is unfit: {why}" for index, why in sorted(seen.unfit.items()))
     if seen.is_unfit_everywhere and leader == EXIT_USER_MISTAKE:
