@@ -24,7 +24,8 @@ from tests.tiny_models import make_qwen3, make_scripted_model
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import unsealed
 from yatt.config.load import load
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_folder
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

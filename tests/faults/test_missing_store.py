@@ -20,7 +20,8 @@ from yatt.checkpoint.store import FolderStore
 from yatt.config.load import load
 from yatt.errors import CheckpointsMissing
 from yatt.launch.committed import await_committed
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_folder
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

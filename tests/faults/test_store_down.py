@@ -24,7 +24,8 @@ from yatt.checkpoint.store import Store, open_store
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_folder
 from yatt.launch.preflight import check_store
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

@@ -25,7 +25,8 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_DO_NOT_RESTART, ConfigError, StoreTakenOver
 from yatt.launch.committed import await_committed
-from yatt.launch.folder import completed, open_folder
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_folder
 from yatt.launch.submit import with_store
 from yatt.obs.metrics import results
 

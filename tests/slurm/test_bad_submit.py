@@ -131,7 +131,7 @@ def test_a_second_submit_is_refused_while_the_job_lives(cluster: Cluster, tmp_pa
     files = sorted(run.paths.root.rglob("*"))
     again = run.yatt("submit", str(run.config), "--site", str(run.site))
     assert again.returncode == 2
-    assert f"job {job_id} of this run is already PENDING; see `yatt status {run.paths.root}`" in again.stderr
+    assert f"job {job_id} of this run is PENDING already; see `yatt status {run.paths.root}`" in again.stderr
     assert len(cluster.squeue()) == 3, "the blocker, and two components"
     assert sorted(run.paths.root.rglob("*")) == files
     other = run.yatt("submit", str(run.config), "--site", str(run.site), "rollout.n=8")

@@ -8,12 +8,12 @@ Suffixes: N samples, T completion tokens of all samples one after the other, L l
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+from yatt.config.algorithms import Estimator
+
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8
 

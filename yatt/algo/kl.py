@@ -5,11 +5,10 @@ k1 = -log r, k2 = (log r)^2 / 2, k3 = (r - 1) - log r. k1 and k3 are unbiased as
 loss, k2 has the gradient of the true KL in expectation and k1 has none.
 """
 
-from typing import Literal
-
 from torch import Tensor
 
-KlType = Literal["k1", "k2", "k3"]
+from yatt.config.algorithms import KlType
+
 LOG_RATIO_LIMIT = 20.0
 
 

@@ -8,14 +8,12 @@ Suffixes: N samples, T completion tokens of these samples one after the other.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-AggregationMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
+from yatt.config.algorithms import AggregationMode
+
 LOG_RATIO_LIMIT = 20.0
 
 

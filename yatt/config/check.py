@@ -7,14 +7,12 @@ import os
 import re
 from collections.abc import Iterator
 
+from yatt.config.algorithms import GROUP_BASELINES
 from yatt.config.schema import RunConfig
 from yatt.paths import HUB, LOCAL_NAME_BYTES
 
 SOCKET_PATH = 107
 """Maximum bytes of a socket's path on Linux."""
-
-GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
-"""Estimators whose advantage is relative to the other completions of the prompt."""
 
 Fault = tuple[str, str]  # key; the mistake and what to write
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Literal
 
+from yatt.config.algorithms import AggregationMode, Estimator, KlType, PolicyLoss
 from yatt.config.operation import (
     CheckpointSection as CheckpointSection,
     FromCheckpointSection as FromCheckpointSection,
@@ -187,10 +188,20 @@ class PlacementSection:
 class AlgorithmSection:
     """The loss and the advantages."""
 
-    adv_estimator: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
-    ] = "grpo"
+    adv_estimator: Estimator = "grpo"
     """Estimator of advantages from a group's rewards."""
+
+    policy_loss: PolicyLoss = "ppo"
+    """Policy loss. ppo clips the ratio of each token. gspo clips one ratio per sequence: use
+    seq-mean-token-mean and clip ratios of about 3e-4. cispo clips the weight, not the gradient. gmpo takes
+    the geometric mean of a sequence's ratios: clip ratios bound log-ratios, 0.4 is common."""
+
+    path: Annotated[str, FILE] = ""
+    """Python file with an algorithm of your own (docs/extending.md); it replaces adv_estimator and
+    policy_loss."""
+
+    factory: Annotated[str, LINE] = "make_algorithm"
+    """Name in that file: a function from the algorithm section of the config to the algorithm."""
 
     clip_ratio_low: Annotated[float, between(0, 1)] = 0.2
     """Lower clip range: PPO clips the probability ratio below 1 minus this."""
@@ -201,9 +212,7 @@ class AlgorithmSection:
     clip_ratio_c: Annotated[float, Range(low=1, high=MOST, low_open=True, also=0, also_means="off")] = 0.0
     """Lower bound of dual clip for negative advantages; 0 is off, 3.0 is common."""
 
-    loss_agg_mode: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ] = "token-mean"
+    loss_agg_mode: AggregationMode = "token-mean"
     """Aggregation of token losses to the loss of a mini-batch, as in verl."""
 
     loss_scale_factor: Annotated[int, COUNT_OR_NONE] = 0
@@ -212,7 +221,7 @@ class AlgorithmSection:
     kl_in: Literal["none", "loss", "reward"] = "none"
     """Where the KL penalty to the reference model is applied."""
 
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    kl_type: KlType = "k3"
     """Estimator of the KL divergence (http://joschu.net/blog/kl-approx.html)."""
 
     kl_coef: Annotated[float, at_least(0)] = 0.001

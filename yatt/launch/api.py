@@ -17,8 +17,8 @@ import yaml
 from yatt.config.load import load_command
 from yatt.config.site import SiteConfig, load_site, with_settings
 from yatt.errors import ConfigError
+from yatt.launch.completed import completed
 from yatt.launch.executor import HetJob
-from yatt.launch.folder import completed
 from yatt.launch.submit import submit_job, with_store
 
 Value = str | int | float | bool

@@ -2,15 +2,13 @@
 
 import contextlib
 import os
-import secrets
 import shutil
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yatt import clock
 from yatt.adapters.attempt_claim import remove_leftovers, skip_attempts
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
@@ -22,68 +20,11 @@ from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url, take_hold
 from yatt.checkpoint.store import Store
 from yatt.config.load import load_resolved, resolved_text
-from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
+from yatt.launch.completed import config_of
 from yatt.launch.folder_wait import FolderWait
-from yatt.launch.preflight import model_limit
 from yatt.paths import RunPaths
-
-
-def completed(config: RunConfig) -> RunConfig:
-    """Returns the config with absolute paths, model limits, run id and time: the same on every node.
-
-    Raises:
-        ConfigError: the name of the working folder cannot be written into a batch script.
-    """
-    if wrong := FILE.fault(str(Path.cwd())):
-        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; run yatt in another folder.")
-    folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
-    paths = RunPaths(Path(folder))
-    known = _config_of(paths) if paths.config.is_file() else None
-    return replace(
-        config,
-        run=replace(
-            config.run,
-            dir=folder,
-            id=config.run.id or (known.run.id if known else new_id()),
-            from_checkpoint=replace(origin, url=_absolute_url(origin.url)),
-        ),
-        data=replace(
-            config.data,
-            template_time=config.data.template_time
-            or (known.data.template_time if known else clock.wall_iso()),
-            train_files=tuple(map(_absolute, config.data.train_files)),
-            val_files=tuple(map(_absolute, config.data.val_files)),
-        ),
-        model=replace(config.model, path=_absolute(config.model.path)),
-        genrms=tuple(
-            replace(
-                g,
-                model=_absolute(g.model),
-                path=_absolute(g.path) if g.path else "",
-                max_model_tokens=g.max_model_tokens or model_limit(g.model),
-            )
-            for g in config.genrms
-        ),
-        rewards=tuple(
-            r if r.path.startswith("builtin:") else replace(r, path=_absolute(r.path)) for r in config.rewards
-        ),
-        checkpoint=replace(config.checkpoint, url=_absolute_url(config.checkpoint.url)),
-    )
-
-
-def new_id() -> str:
-    """Returns a random run id; it begins with a letter, so that YAML reads it as text."""
-    return f"r{secrets.token_hex(6)}"
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
-
-
-def _absolute_url(url: str) -> str:
-    return url if not url or "://" in url else _absolute(url)
 
 
 def check_folder(config: RunConfig) -> RunPaths:
@@ -95,7 +36,7 @@ def check_folder(config: RunConfig) -> RunPaths:
     paths = RunPaths(Path(config.run.dir))
     _refuse_strangers_folder(paths)
     if paths.config.exists():
-        _compare(_config_of(paths), config, paths.root)
+        _compare(config_of(paths), config, paths.root)
     return paths
 
 
@@ -114,7 +55,7 @@ def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
     make_root(paths.root, config.run.share)
     if not claim(paths.config, resolved_text(config).encode()):
         is_new = False  # another start has created it meanwhile
-        _compare(_config_of(paths), config, paths.root)
+        _compare(config_of(paths), config, paths.root)
     try:
         _claim_store(config, paths, starts_now=starts_now)
     except YattError as error:
@@ -153,20 +94,6 @@ def _refuse_strangers_folder(paths: RunPaths) -> None:
             f"run.dir: {paths.root} is not a run folder and is not empty (it contains '{holds}'). Write a "
             f"new folder, for example {paths.root / 'run'}; nothing was changed."
         )
-
-
-def _config_of(paths: RunPaths) -> RunConfig:
-    try:
-        found = load_resolved(paths.config)
-    except ConfigError as error:
-        raise ConfigError(
-            f"run.dir: {paths.root} has a config.yaml that is not a run's; write another folder. {error}"
-        ) from error
-    if Path(found.run.dir) != paths.root:
-        raise ConfigError(
-            f"run.dir: {paths.root} has the config.yaml of the run {found.run.dir}; write another folder."
-        )
-    return found
 
 
 def make_root(root: Path, share: str) -> None:

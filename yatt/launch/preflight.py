@@ -20,15 +20,14 @@ from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import open_store
 from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
-from yatt.config.schema import GenRMSection, RewardSection, RunConfig
+from yatt.config.schema import RunConfig
 from yatt.control.gpus.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
+from yatt.launch.user_code import check_algorithm, check_function
 from yatt.paths import RunPaths
-from yatt.reward.functions import is_builtin, load_reward
-from yatt.reward.trial import try_function
 from yatt.trainer.layout import check_layout
 from yatt.weights.shape import read_shape
 
@@ -90,26 +89,15 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(check_template, genrm.template, f"{key}.template")
             yield partial(check_verdict, genrm.verdict, f"{key}.verdict")
         else:
-            yield partial(_check_function, config, genrm)
+            yield partial(check_function, config, genrm)
     for reward in config.rewards:
-        yield partial(_check_function, config, reward)
+        yield partial(check_function, config, reward)
+    if config.algorithm.path:
+        yield partial(check_algorithm, config.algorithm)
     if config.checkpoint.url:
         yield partial(check_store, config)
     if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
         yield partial(check_origin, config)
-
-
-def _check_function(config: RunConfig, section: RewardSection | GenRMSection) -> None:
-    """Checks a function: a built-in one is looked up here, a user's file is loaded in a separate process."""
-    if isinstance(section, RewardSection) and is_builtin(section.path):
-        load_reward(section)
-        return
-    is_genrm = isinstance(section, GenRMSection)
-    try_function(
-        Path(section.path).absolute(), section.function,
-        f"{'genrms' if is_genrm else 'rewards'}[{section.name}]",
-        must_be_async=is_genrm, limit_s=config.launch.start_timeout_s,
-    )  # fmt: skip
 
 
 def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:

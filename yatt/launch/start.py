@@ -8,8 +8,9 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.launch.attempts import Attempts
 from yatt.launch.backends.local import ENDING, LocalBackend
+from yatt.launch.completed import completed
 from yatt.launch.device import device_of
-from yatt.launch.folder import check_folder, completed, open_existing, open_folder
+from yatt.launch.folder import check_folder, open_existing, open_folder
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective

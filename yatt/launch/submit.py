@@ -23,9 +23,10 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, keeps_job
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.asking import more_options, resources, setup_lines
+from yatt.launch.completed import completed
 from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
-from yatt.launch.folder import check_folder, completed, open_existing, open_folder
+from yatt.launch.folder import check_folder, open_existing, open_folder
 from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
@@ -228,7 +229,7 @@ def _check_has_none(paths: RunPaths, slurm: Slurm) -> None:
     found = job_view(paths, slurm)
     if found.is_alive:
         raise AlreadyGoing(
-            f"job {found.job_id} of this run is already {found.state}; see `yatt status {paths.root}`. "
+            f"job {found.job_id} of this run is {found.state} already; see `yatt status {paths.root}`. "
             f"To submit with other settings, run `yatt cancel {paths.root}` first."
         )
     if found.state == "UNKNOWN":

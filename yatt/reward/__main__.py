@@ -28,6 +28,7 @@ from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.user_module import where_raised
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_link import WorkerLink
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
@@ -51,7 +52,6 @@ from yatt.reward.functions import (
     call_reward,
     encodable,
     load_rewards,
-    where_raised,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
 

@@ -7,20 +7,17 @@ list of one number. A GenRM's function is `async`, in verl's style, and is hande
 
 import asyncio
 import functools
-import importlib.util
 import inspect
 import math
 import numbers
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from yatt.adapters.user_module import load_module
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
-from yatt.errors import ConfigError, DeadlineExceeded, words_of
+from yatt.errors import ConfigError, DeadlineExceeded
 from yatt.reward.builtins import BUILTINS
 
 if TYPE_CHECKING:
@@ -157,7 +154,7 @@ def load_function(path: Path, name: str, key: str, *, must_be_async: bool = Fals
     Raises:
         ConfigError: the file cannot be loaded, or has no such function.
     """
-    module = _load_module(path, key)
+    module = load_module(path, key)
     function = getattr(module, name, None)
     if not callable(function):
         known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
@@ -176,40 +173,6 @@ def is_async(call: Callable[..., Any]) -> bool:
     while isinstance(call, functools.partial):
         call = call.func
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-
-
-def _load_module(path: Path, key: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{key}.path: no file {path}; write the path of a Python file, or builtin:NAME.")
-    spec = importlib.util.spec_from_file_location(f"yatt_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}.path: {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # a file beside it can be imported
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ConfigError(f"{key}.path: {error.filename}:{error.lineno}: {error.msg}.") from error
-    except SystemExit as error:
-        raise ConfigError(
-            f"{key}.path: {where_raised(error, path)}: loading the file ends the process "
-            f"({words_of(error)}). Leave that to `if __name__ == '__main__':`."
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"{key}.path: {where_raised(error, path)}: {words_of(error)}.") from error
-    return module
-
-
-def where_raised(error: BaseException, path: Path | None) -> str:
-    """file:line of the user's code that raised; the innermost line of all if none of it is the user's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is not None and Path(frame.filename) == path]
-    if not frames:
-        return str(path or "yatt")
-    last = (own or frames)[-1]
-    return f"{last.filename}:{last.lineno}"
 
 
 async def call_reward(

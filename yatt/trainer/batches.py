@@ -68,6 +68,8 @@ class MicroBatch:
             each of them; rows beyond T fill up and are read by nobody.
         flat_T: int64, their place among the completion tokens of the whole rollout batch.
         weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
+        samples_T: int64, the sample of each of them, by its place in this micro-batch.
+        lengths_N: int64, completion tokens of each sample, those on other context-parallel ranks included.
         packed: bounds of the sequences, before the context-parallel cut; None for a plain batch.
     """
 
@@ -78,6 +80,8 @@ class MicroBatch:
     flat_T: Tensor
     weights_T: Tensor
     sampler_T: Tensor
+    samples_T: Tensor
+    lengths_N: Tensor
     packed: PackedSeqParams | None
 
 
@@ -110,7 +114,7 @@ def micro_batch(
     bounds = [0, *itertools.accumulate(lengths)]
     stream = _Stream(bounds[-1])
     for index, first in zip(order, bounds[:-1], strict=False):
-        stream.put(first, samples[index], weights[index])
+        stream.put(first, index, samples[index], weights[index])
     held_S = _held_positions(bounds, cut)
     where_T = np.flatnonzero(stream.flat[held_S] >= 0)
     held_T = held_S[where_T]
@@ -129,6 +133,8 @@ def micro_batch(
         flat_T=torch.from_numpy(stream.flat[held_T]),
         weights_T=tensor(stream.weights[held_T]),
         sampler_T=tensor(stream.sampler[held_T]),
+        samples_T=tensor(stream.samples[held_T]),
+        lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
         packed=None if is_plain else _packed(bounds, max(lengths), device),
     )
 
@@ -172,10 +178,10 @@ class _Stream:
 
     def __init__(self, length: int) -> None:
         self.tokens, self.labels = np.zeros(length, np.int64), np.zeros(length, np.int64)
-        self.flat = np.full(length, -1, np.int64)
+        self.flat, self.samples = np.full(length, -1, np.int64), np.zeros(length, np.int64)
         self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
 
-    def put(self, at: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
+    def put(self, at: int, number: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
         """Lay one sequence from position `at`; its last token is only a label."""
         last = at + len(sample.ids) - 1
         completion = slice(at + sample.num_prompt_tokens - 1, last)
@@ -184,6 +190,7 @@ class _Stream:
         self.flat[completion] = np.arange(sample.start, sample.start + sample.num_completion_tokens)
         self.weights[completion] = weights
         self.sampler[completion] = sample.sampler_logprobs
+        self.samples[completion] = number
 
 
 def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]:

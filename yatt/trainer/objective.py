@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from yatt.algo.algorithm import Algorithm
 from yatt.algo.correction import probability_differences, truncated_importance_weights
 from yatt.algo.kl import kl_estimate
-from yatt.algo.loss import ClipRange, policy_losses
+from yatt.algo.view import LossView
 from yatt.config.schema import AlgorithmSection
 from yatt.trainer.batches import MicroBatch
+from yatt.trainer.context_parallel import sum_over_context_parallel
 from yatt.trainer.passes import HeadInput, Reader, counts_tokens
 
 SUMS = (
@@ -60,18 +62,22 @@ class Objective:
         targets: one for each micro-batch of the mini-batch.
     """
 
-    def __init__(self, section: AlgorithmSection, reader: Reader, targets: list[Target]) -> None:
-        self._section, self._reader, self._targets = section, reader, targets
-        self._clip = ClipRange(
-            low=section.clip_ratio_low, high=section.clip_ratio_high, dual=section.clip_ratio_c
-        )
+    def __init__(
+        self, section: AlgorithmSection, algorithm: Algorithm, reader: Reader, targets: list[Target]
+    ) -> None:
+        self._section, self._algorithm = section, algorithm
+        self._reader, self._targets = reader, targets
 
     def __call__(self, index: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Measured]:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
         logprobs_T, entropy_T = self._reader(micro, given)
         old_T = logprobs_T.detach() if target.old_T is None else target.old_T
-        policy = policy_losses(logprobs_T, old_T, target.advantages_T, self._clip)
+        view = LossView(
+            logprobs_T=logprobs_T, old_T=old_T, advantages_T=target.advantages_T,
+            samples_T=micro.samples_T, lengths_S=micro.lengths_N, sum_over_ranks=sum_over_context_parallel,
+        )  # fmt: skip
+        policy = self._algorithm.loss(view)
         losses_T = policy.losses_T
         tis_T = torch.ones_like(losses_T)
         if section.tis_clip:

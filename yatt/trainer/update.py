@@ -18,7 +18,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor, nn
 
-from yatt.algo.advantage import RewardTable, advantages
+from yatt.algo.advantage import RewardTable
+from yatt.algo.algorithm import Algorithm
 from yatt.algo.kl import kl_estimate
 from yatt.algo.loss import BatchTotals, token_weights
 from yatt.clock import monotonic_s
@@ -47,6 +48,7 @@ class Learner:
     """The policy, the reference if the objective has a KL term, and the run file."""
 
     config: RunConfig
+    algorithm: Algorithm
     policy: Policy
     reference: list[nn.Module]
 
@@ -77,7 +79,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
             for micros in steps:
                 targets = _targets(learner, micros, known, first, advantages_F)
                 reader = reader_of(learner.policy, learner.config.rollout.temperature)
-                objective = Objective(learner.config.algorithm, reader, targets)
+                objective = Objective(learner.config.algorithm, learner.algorithm, reader, targets)
                 got, norm, seconds = optimizer_step(learner.policy, micros, objective, tick)
                 costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
                 measured.extend(got)
@@ -178,7 +180,8 @@ def _known_logprobs(
     old: list[Tensor] = []
     reference: list[Tensor] = []
     reader = reader_of(learner.policy, config.rollout.temperature)
-    if config.trainer.ppo_epochs * len(steps) > 1 or config.algorithm.kl_in == "reward":
+    is_kept = config.algorithm.kl_in == "reward" or learner.algorithm.needs.old_logprobs
+    if config.trainer.ppo_epochs * len(steps) > 1 or is_kept:
         chunks = learner.policy.chunks
         old = _timed(timing, "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
     if learner.reference:
@@ -209,7 +212,7 @@ def _advantages(
         lengths_N=lengths_N,
         penalties_T=penalties_F,
     )
-    return advantages(section.adv_estimator, table, section.gamma), kl_penalty
+    return learner.algorithm.advantages(table), kl_penalty
 
 
 def _targets(

@@ -22,6 +22,7 @@ from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
 from yatt.records import cluster as c, message as m
+from yatt.trainer.algorithm import algorithm_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.offload import HostSwap, swap_of
@@ -117,12 +118,14 @@ class TrainerRank:
             partial(read_shape, config.model.path), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
         check_layout(shape, config.trainer, dist.get_world_size())
+        algorithm = algorithm_of(config.algorithm)
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
         policy = build_policy(config, shape, self._device, source, self._tick)
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none":
             reference = build_reference(config, shape, self._device, source, self._tick)
-        self._built = _Built(Learner(config, policy, reference), swap_of(policy, reference))
+        learner = Learner(config, algorithm, policy, reference)
+        self._built = _Built(learner, swap_of(policy, reference))
         self._trained = None
         return m.Done()
 

@@ -14,7 +14,8 @@ from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch.folder import check_folder, completed, open_attempt, open_folder
+from yatt.launch.completed import completed
+from yatt.launch.folder import check_folder, open_attempt, open_folder
 from yatt.launch.folder_wait import FolderWait
 
 

@@ -1,0 +1,96 @@
+"""Losses over sequences and an algorithm from a user's file: every layout learns the same."""
+
+import pytest
+
+from tests.integration.trainer.conftest import run_world
+from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
+OWN = """
+from yatt.algo.algorithm import Needs
+from yatt.algo.loss import TokenLosses
+
+
+class Reinforce:
+    needs = Needs()
+
+    def advantages(self, table):
+        mean = table.rewards_N.mean()
+        return (table.rewards_N - mean).repeat_interleave(table.lengths_N).float()
+
+    def loss(self, view):
+        means_S = view.sample_means(view.logprobs_T)
+        losses_T = -view.advantages_T * view.of_tokens(means_S)
+        none_T = losses_T.detach() != losses_T.detach()
+        return TokenLosses(losses_T, none_T, none_T, (view.old_T - view.logprobs_T).detach())
+
+
+def make_algorithm(section):
+    return Reinforce()
+"""
+LAYOUTS = {"tp2": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2}, "cp2": {CP: 2}, "dp2": {}}
+
+
+@pytest.fixture(scope="module")
+def algorithms(tmp_path_factory):
+    own = tmp_path_factory.mktemp("own") / "reinforce.py"
+    own.write_text(OWN)
+    narrow = {"clip_ratio_low": 0.002, "clip_ratio_high": 0.003, "loss_agg_mode": "seq-mean-token-mean"}
+    return {
+        "ppo": {**narrow, "policy_loss": "ppo"},
+        "gspo": {**narrow, "policy_loss": "gspo"},
+        "gmpo": {**narrow, "policy_loss": "gmpo"},
+        "cispo": {**narrow, "policy_loss": "cispo", "loss_agg_mode": "token-mean"},
+        "own": {"path": str(own)},
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(models, algorithms, tmp_path_factory):
+    qwen3 = str(models["qwen3"])
+    jobs = [
+        {"name": f"{name}-{kind}", "model": qwen3, "algorithm": algorithm, "actions": actions}
+        for name, algorithm in algorithms.items()
+        for kind, actions in (("learn", LEARN), ("gradient", GRADIENT))
+    ]
+    return run_world(tmp_path_factory.mktemp("alone"), 1, jobs)
+
+
+@pytest.fixture(scope="module")
+def pair(models, algorithms, tmp_path_factory):
+    qwen3 = str(models["qwen3"])
+    jobs = [
+        {"name": f"{name}-{layout}-{kind}", "model": qwen3, "algorithm": algorithm, "actions": actions,
+         "layout": sizes}
+        for layout, sizes in LAYOUTS.items()
+        for name, algorithm in algorithms.items()
+        for kind, actions in (("learn", LEARN), ("gradient", GRADIENT))
+    ]  # fmt: skip
+    return run_world(tmp_path_factory.mktemp("pair"), 2, jobs)
+
+
+NAMES = ("gspo", "gmpo", "cispo", "own")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_have_the_gradient_of_one_and_learn_the_same(alone, pair, name, layout):
+    expected = alone[f"{name}-gradient"].tensors("first")
+    got = pair[f"{name}-{layout}-gradient"].tensors("first")
+    assert largest_difference(got, expected) < 1e-5
+    assert any(tensor.abs().max() > 1e-4 for tensor in expected.values()), "there is a gradient"
+    learnt = pair[f"{name}-{layout}-learn"].weights("final")
+    assert largest_difference(learnt, alone[f"{name}-learn"].weights("final")) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_loss_learns_something_else_than_ppo(alone, name):
+    ppo = alone["ppo-learn"].weights("final")
+    assert largest_difference(alone[f"{name}-learn"].weights("final"), ppo) > 1e-5
+
+
+def test_tokens_were_clipped(alone):
+    for name in ("ppo", "gspo", "gmpo", "cispo"):
+        steps = alone[f"{name}-learn"].notes[0]["metrics"]
+        assert max(row["actor/pg_clipfrac"] for row in steps) > 0, name

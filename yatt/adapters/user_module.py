@@ -1,0 +1,51 @@
+"""Imports Python files that a config names: reward functions, algorithms."""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from yatt.errors import ConfigError, words_of
+
+
+def load_module(path: Path, key: str) -> ModuleType:
+    """Imports a user's file. Files beside it can be imported by it.
+
+    Args:
+        key: the config key that names the file, for messages.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be imported.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{key}.path: no file {path}; write the path of a Python file, or builtin:NAME.")
+    spec = importlib.util.spec_from_file_location(f"yatt_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}.path: {path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # a file beside it can be imported
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(f"{key}.path: {error.filename}:{error.lineno}: {error.msg}.") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{key}.path: {where_raised(error, path)}: loading the file ends the process "
+            f"({words_of(error)}). Leave that to `if __name__ == '__main__':`."
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{key}.path: {where_raised(error, path)}: {words_of(error)}.") from error
+    return module
+
+
+def where_raised(error: BaseException, path: Path | None) -> str:
+    """file:line of the user's code that raised; the innermost line of all if none of it is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if path is not None and Path(frame.filename) == path]
+    if not frames:
+        return str(path or "yatt")
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno}"

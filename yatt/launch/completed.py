@@ -1,0 +1,93 @@
+"""The config of a run as its folder keeps it: complete, and with the same meaning on every node."""
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from yatt import clock
+from yatt.config.load import load_resolved
+from yatt.config.ranges import FILE
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+from yatt.launch.preflight import model_limit
+from yatt.paths import RunPaths
+
+
+def completed(config: RunConfig) -> RunConfig:
+    """Returns the config with absolute paths, model limits, run id and time: the same on every node.
+
+    Raises:
+        ConfigError: the name of the working folder cannot be written into a batch script.
+    """
+    if wrong := FILE.fault(str(Path.cwd())):
+        raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; run yatt in another folder.")
+    folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
+    paths = RunPaths(Path(folder))
+    known = config_of(paths) if paths.config.is_file() else None
+    return replace(
+        config,
+        run=replace(
+            config.run,
+            dir=folder,
+            id=config.run.id or (known.run.id if known else new_id()),
+            from_checkpoint=replace(origin, url=_absolute_url(origin.url)),
+        ),
+        data=replace(
+            config.data,
+            template_time=config.data.template_time
+            or (known.data.template_time if known else clock.wall_iso()),
+            train_files=tuple(map(_absolute, config.data.train_files)),
+            val_files=tuple(map(_absolute, config.data.val_files)),
+        ),
+        model=replace(config.model, path=_absolute(config.model.path)),
+        algorithm=replace(config.algorithm, path=_absolute_or_none(config.algorithm.path)),
+        genrms=tuple(
+            replace(
+                g,
+                model=_absolute(g.model),
+                path=_absolute_or_none(g.path),
+                max_model_tokens=g.max_model_tokens or model_limit(g.model),
+            )
+            for g in config.genrms
+        ),
+        rewards=tuple(
+            r if r.path.startswith("builtin:") else replace(r, path=_absolute(r.path)) for r in config.rewards
+        ),
+        checkpoint=replace(config.checkpoint, url=_absolute_url(config.checkpoint.url)),
+    )
+
+
+def new_id() -> str:
+    """Returns a random run id; it begins with a letter, so that YAML reads it as text."""
+    return f"r{secrets.token_hex(6)}"
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _absolute_or_none(path: str) -> str:
+    return _absolute(path) if path else ""
+
+
+def _absolute_url(url: str) -> str:
+    return url if not url or "://" in url else _absolute(url)
+
+
+def config_of(paths: RunPaths) -> RunConfig:
+    """Reads the config of an existing run folder.
+
+    Raises:
+        ConfigError: the file is not a config, or of a run in another folder.
+    """
+    try:
+        found = load_resolved(paths.config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run.dir: {paths.root} has a config.yaml that is not a run's; write another folder. {error}"
+        ) from error
+    if Path(found.run.dir) != paths.root:
+        raise ConfigError(
+            f"run.dir: {paths.root} has the config.yaml of the run {found.run.dir}; write another folder."
+        )
+    return found
