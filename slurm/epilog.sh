@@ -1,19 +1,19 @@
 #!/bin/bash
-# For administrators: an Epilog that removes what a killed run may leave in a node's memory and scratch folder,
-# and takes the node out of service if a process still holds a GPU. Slurm runs it as root on each node of a job
-# that ended; a non-zero exit code drains the node.
+# For administrators: an Epilog that removes files that a killed run may leave in a node's memory and scratch
+# folder, and drains the node if a process still uses a GPU. Slurm runs it as root on each node of a job that
+# ended; a non-zero exit code drains the node.
 #
 #   Epilog=/etc/slurm/yatt-epilog.sh               in slurm.conf
 #
-# It removes folders named yatt-UID-* that belong to the job's user, only where that user has no other job on the
-# node, and only when Slurm said so. It kills nothing: that is Slurm's task.
+# It removes folders named yatt-UID-* that belong to the job's user, only if that user has no other job on the
+# node and squeue confirms it. It kills no process, because Slurm does that.
 set -uo pipefail
-PATH=${PATH:-}:/usr/local/bin:/usr/bin:/bin  # Slurm gives an epilog a short one
+PATH=${PATH:-}:/usr/local/bin:/usr/bin:/bin  # Slurm sets a short PATH for an epilog
 uid=${SLURM_JOB_UID:?set by Slurm} job=${SLURM_JOB_ID:?set by Slurm}
 node=${SLURMD_NODENAME:-$(hostname -s)}
 read -ra folders <<<"${YATT_FOLDERS:-/dev/shm /tmp}"
 
-jobs=$(timeout 20 squeue -h -u "$uid" -w "$node" -o %A) || exit 0  # no answer: touch nothing
+jobs=$(timeout 20 squeue -h -u "$uid" -w "$node" -o %A) || exit 0  # no answer: remove nothing
 if grep -vqx -e "$job" -e "" <<<"$jobs"; then exit 0; fi
 find "${folders[@]}" -mindepth 1 -maxdepth 1 -type d -uid "$uid" -name "yatt-$uid-*" -exec rm -rf {} + 2>/dev/null
 

@@ -1,9 +1,9 @@
-"""Data of the quickstart: two-digit addition, answered in three digits written backwards (12+34= gives 640).
+"""Writes the quickstart's data: two-digit addition; the answer is three reversed digits (12+34= gives 640).
 
     python tools/arithmetic.py FOLDER
 
-writes prompts for training and validation, and the examples from which `yatt sft` makes the policy and
-the judge. The judge reads ``12+34=640?``, works out its own sum and then decides: ``640Y``.
+writes prompts for training and validation, and examples with which `yatt sft` trains the policy and the
+judge (the GenRM). The judge's prompt is ``12+34=640?``; it completes its own sum and the verdict: ``640Y``.
 """
 
 import json
@@ -20,7 +20,7 @@ Problem = tuple[int, int]
 
 
 def main() -> None:
-    """Write all files into the folder named on the command line."""
+    """Writes all files into the folder named on the command line."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random("arithmetic")
@@ -37,12 +37,12 @@ def main() -> None:
 
 
 def prompt(problem: Problem) -> str:
-    """What the policy is asked."""
+    """The policy's prompt."""
     return f"{problem[0]:02d}+{problem[1]:02d}="
 
 
 def answer(problem: Problem) -> str:
-    """The right completion."""
+    """The correct completion."""
     return f"{problem[0] + problem[1]:03d}"[::-1]
 
 
@@ -66,10 +66,10 @@ def _judge_example(problem: Problem, draw: random.Random) -> dict[str, object]:
 
 
 def _wrong(right: str, draw: random.Random) -> str:
-    """Not digits at all, one digit off, another problem's answer, or off by one here and there.
+    """A wrong answer: random characters, one changed digit, another problem's answer, or digits off by one.
 
-    Without the first kind the policy soon finds out that a judge which has never seen `=?Y` as an answer
-    may well say yes to it.
+    Without the first kind the policy would exploit that the judge, which has never seen `=?Y` as an answer,
+    may accept it.
     """
     kind = draw.random()
     if kind < 0.25:

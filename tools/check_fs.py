@@ -1,9 +1,9 @@
-"""Measures a shared filesystem before a run is trusted to it.
+"""Checks and measures a shared filesystem before a run uses it.
 
-    python tools/check_fs.py FOLDER                                       processes of this machine
-    srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER          nodes among each other
+    python tools/check_fs.py FOLDER                                       between processes of this machine
+    srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER          between nodes
 
-Prints a table, and one line to keep in the site file. Exit code 2: a run must not use this filesystem.
+Prints a table, and one line for the site file. Exit code 2: a run must not use this filesystem.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""`make demo`: makes the two small models, trains with the GenRM's verdict as the only reward, kills one
-rollout engine on the way, and checks that the run went on and that the policy really got better.
+"""`make demo`: makes both small models and trains with the GenRM's verdict as the only reward. It kills one
+rollout engine during the run, and checks that the run continued and that the policy improved.
 
     .venv/bin/python tools/demo.py
 """
@@ -20,7 +20,7 @@ AT_MOST_BEFORE, AT_LEAST_AFTER = 0.5, 0.8
 
 
 def main() -> int:
-    """Run the whole demonstration; 0 if everything it promises held."""
+    """Runs the whole demonstration; returns 0 if all checks pass."""
     make_models()
     shutil.rmtree(RUN, ignore_errors=True)
     began_s = time.monotonic()
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _train() -> str:
-    """Run the quickstart and kill its rollout engine once; gives which one."""
+    """Runs the quickstart and kills its rollout engine once; returns the engine's name."""
     run = subprocess.Popen([YATT, "run", CONFIG])
     killed = ""
     try:
@@ -51,7 +51,7 @@ def _train() -> str:
 
 
 def _engine_to_kill() -> tuple[str, int] | None:
-    """Name and pid of the rollout engine, once the run is far enough and sampling."""
+    """Name and pid of the rollout engine, once the run has reached the iteration and is in its rollout."""
     engine, sampling = None, False
     for event in lines(RUN / "events.jsonl"):
         if event["kind"] == "worker.start" and event["worker"].startswith("rollout"):

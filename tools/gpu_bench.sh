@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Figures of a GPU, as JSON in the folder OUT; each script ends by itself in some minutes. See tools/gpu_check.sh for
-# WHEELS. MORE is given to every script (--toy: smallest sizes, on whatever device there is).
+# Benchmarks of a GPU, as JSON in the folder OUT; each script takes some minutes. See tools/gpu_check.sh for
+# WHEELS. MORE is passed to every script (--toy: smallest sizes, on any device).
 #
 #   tools/gpu_bench.sh OUT [WHEELS] [MORE ...]
 set -uo pipefail

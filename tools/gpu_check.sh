@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The GPU tests and their figures on a bare machine: Python 3.12 with torch 2.11, transformers, pytest.
+# GPU tests and benchmarks on a bare machine: Python 3.12 with torch 2.11, transformers, pytest.
 #
-#   tools/gpu_check.sh [WHEELS]        the tests
-#   tools/gpu_bench.sh OUT [WHEELS]    the figures, as JSON in the folder OUT
+#   tools/gpu_check.sh [WHEELS]        run the tests
+#   tools/gpu_bench.sh OUT [WHEELS]    run the benchmarks; results are JSON in the folder OUT
 #
-# Nothing is installed. What the machine lacks (megatron-core, msgspec, pyzmq ...) is read from the wheels
-# in the folder WHEELS, unpacked into a temporary folder on PYTHONPATH. To fetch them where there is a registry:
+# It installs nothing. Missing packages (megatron-core, msgspec, pyzmq ...) are read from the wheels in the
+# folder WHEELS, unpacked into a temporary folder on PYTHONPATH. To fetch them on a machine with a registry:
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
 #     --platform manylinux2014_x86_64 -d WHEELS megatron-core==0.16.1 msgspec pyzmq pytest-timeout
 set -euo pipefail
@@ -22,8 +22,8 @@ for name in ("transformers", "megatron.core", "vllm", "pynvml", "msgspec", "zmq"
     except ModuleNotFoundError:
         print(name, "MISSING: its tests are skipped")
 END
-# A process for each file: one that has used the GPU would be a stranger to the proofs of the next. Warnings of
-# other versions of libraries are no errors here.
+# One process per file: a process that has used the GPU would disturb the memory checks of the next file.
+# Warnings of other library versions are not errors here.
 failed=0
 for file in tests/gpu/test_*.py; do
   echo "--- $file"

@@ -1,4 +1,4 @@
-# Sourced by the GPU scripts: what a bare machine lacks is read from the wheels of the folder in $1.
+# Sourced by the GPU scripts: adds the packages in the wheels of the folder $1 to PYTHONPATH.
 python=${PYTHON:-python3}
 extra=$(mktemp -d)
 trap 'rm -rf "$extra"' EXIT

@@ -1,7 +1,7 @@
-"""Installs Slurm and munge for the test cluster, and only when they are missing.
+"""Installs Slurm and munge for the test cluster, if they are missing.
 
-Run by `make slurm` with the system's Python, so it uses nothing but the standard library. Nothing is
-started or enabled: the test cluster (`slurm/testcluster/up`) runs its own daemons on its own ports.
+`make slurm` runs it with the system's Python, so it uses only the standard library. It starts and enables
+nothing: the test cluster (`slurm/testcluster/up`) runs its own daemons on its own ports.
 
     python3 tools/install_slurm.py
 """
@@ -16,18 +16,18 @@ from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
 TEST_PACKAGES = ("libfaketime", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core")
-"""Wanted by single tests, which are skipped without them."""
+"""Packages for some tests, which are skipped without them."""
 
 TEST_COMMANDS = ("slurmdbd", "mariadbd")
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 POLICY = Path("/usr/sbin/policy-rc.d")
 SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-"""Debian puts daemons where an ordinary user's PATH does not look."""
+"""PATH with the folders of Debian's daemons, which an ordinary user's PATH does not have."""
 
 
 def main() -> None:
-    """Install, or do nothing."""
+    """Installs what is missing."""
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
     if not missing():
         install_for_tests()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def install_for_tests() -> None:
-    """What single tests want, if that can be had; another system may not know a package."""
+    """Installs packages for some tests if possible; another system may not have a package."""
     if missing(TEST_COMMANDS) and shutil.which("apt-get") and os.geteuid() == 0:
         with daemons_kept_off():
             for package in TEST_PACKAGES:
@@ -60,14 +60,14 @@ def install_for_tests() -> None:
 
 
 def missing(commands: tuple[str, ...] = COMMANDS) -> list[str]:
-    """Which of these commands this machine lacks; the test cluster needs `COMMANDS`."""
+    """The commands that this machine lacks; the test cluster needs `COMMANDS`."""
     return [name for name in commands if shutil.which(name, path=SEARCH) is None]
 
 
 @contextmanager
 def daemons_kept_off() -> Iterator[None]:
-    """Debian starts a daemon when its package is installed, unless this file says no; a file that is there
-    already is the administrator's and stays as it is."""
+    """Writes `POLICY`, which keeps Debian from starting a daemon when its package is installed. An existing
+    file belongs to the administrator and is not changed."""
     if POLICY.exists():
         yield
         return

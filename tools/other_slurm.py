@@ -1,10 +1,10 @@
-"""Unpacks a newer Slurm beside this machine's own, for the tests: the packages of the next Debian.
+"""Unpacks a newer Slurm for the tests, without installing it: the packages of the next Debian.
 
-    python tools/other_slurm.py        into .venv/slurm-trixie; does nothing if it is there
+    python tools/other_slurm.py        into .venv/slurm-trixie; does nothing if that exists
 
-apt fetches the packages with all libraries they need, and verifies them by Debian's keys. Nothing is
-installed, and nothing needs root. Programs are made to use those libraries, their own loader included
-(patchelf). Where it cannot be had, it says so, and the tests that want it are skipped.
+apt fetches the packages with all libraries that they need, and verifies them with Debian's keys. Nothing is
+installed, and root is not needed. patchelf makes the programs use these libraries and their own loader. If
+the packages are not available, it prints a message, and the tests that need them are skipped.
 """
 
 import os
@@ -25,12 +25,12 @@ LIMIT_S = 300.0
 
 
 def place() -> Path:
-    """Where it is, or is to be."""
+    """Folder of the newer Slurm."""
     return Path(sys.prefix) / f"slurm-{SUITE}"
 
 
 def main() -> None:
-    """Fetch, unpack, patch; never fails the caller."""
+    """Fetches, unpacks and patches. An error is only printed."""
     if place().exists():
         return
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None or not Path(KEYS).exists():
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def fetch(new: Path) -> None:
-    """All packages as files, as apt would install them on an empty machine."""
+    """Fetches all packages as files, as apt would install them on an empty machine."""
     for folder in ("lists/partial", "cache/archives/partial", "etc", "bin", "root"):
         (new / folder).mkdir(parents=True)
     (new / "status").touch()
@@ -68,7 +68,7 @@ def fetch(new: Path) -> None:
 
 
 def unpack(new: Path) -> None:
-    """The packages' files, and the programs with the loader and the libraries that came with them."""
+    """Unpacks the packages and patches the programs to use the loader and libraries from them."""
     for package in sorted((new / "cache" / "archives").glob("*.deb")):
         call("dpkg-deb", "-x", str(package), str(new / "root"))
     for name in ("cache", "lists"):
@@ -87,10 +87,10 @@ def unpack(new: Path) -> None:
 
 
 def call(*argv: str) -> None:
-    """One command, in silence.
+    """Runs one command without showing its output.
 
     Raises:
-        SubprocessError: it failed; what it said is in `stderr`.
+        SubprocessError: it failed; its error output is in `stderr`.
     """
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(

@@ -1,4 +1,4 @@
-"""What the demonstrations share: the quickstart's data and models, its files, and how checks are printed.
+"""Shared code of the demonstrations: the quickstart's data and models, its files, and printing of checks.
 
 Standard library only; imported by the scripts beside it.
 """
@@ -17,7 +17,7 @@ CONFIG = "configs/quickstart.yaml"
 
 
 def make_models() -> None:
-    """Make the data and both models where they are missing; leaves the process in the repository's root."""
+    """Makes the data and missing models; changes the working directory to the repository's root."""
     os.chdir(ROOT)
     call([sys.executable, "tools/arithmetic.py", "runs/quickstart/data"])
     for model in ("policy", "judge"):
@@ -26,14 +26,14 @@ def make_models() -> None:
 
 
 def call(argv: list[str]) -> None:
-    """Run a command; what fails ends this process with its exit code."""
+    """Runs a command; if it fails, ends this process with its exit code."""
     done = subprocess.run(argv, check=False)
     if done.returncode:
         sys.exit(done.returncode)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file; none if it is not there."""
+    """The complete lines of a JSONL file; empty if the file is missing."""
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
@@ -41,7 +41,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def verdict(checks: dict[str, bool]) -> int:
-    """Print each check; 0 if all hold."""
+    """Prints each check; returns 0 if all pass."""
     for text, holds in checks.items():
         print(f"{'ok  ' if holds else 'FAIL'} {text}")
     return 0 if all(checks.values()) else 1

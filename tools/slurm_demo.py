@@ -1,6 +1,6 @@
-"""`make slurm-demo`: the quickstart as a Slurm job on a real Slurm of five virtual nodes, twice. The first
-time nothing happens to it. The second time a job of higher priority takes its nodes in the middle; it must
-come back by itself, under its own id, and end with exactly the same parameters.
+"""`make slurm-demo`: runs the quickstart twice as a Slurm job, on a real Slurm with five virtual nodes. The
+first run is not disturbed. A job of higher priority preempts the second run, which must be requeued
+automatically with the same job id, and end with exactly the same parameters.
 
     .venv/bin/python tools/slurm_demo.py
 """
@@ -45,7 +45,7 @@ class Run:
     began_s: float = field(default_factory=time.monotonic)
 
     def to_the_end(self) -> dict[str, Any]:
-        """Submit and follow it; gives what `yatt status` says at the end."""
+        """Submits the run and follows it; returns the last output of `yatt status`."""
         shutil.rmtree(self.folder, ignore_errors=True)
         settings = [CONFIG, OVERLAY, "--site", SITE, f"run.dir={self.folder}"]
         submitted = self.ask(YATT, "submit", *settings)
@@ -63,7 +63,7 @@ class Run:
         sys.exit(f"{self.folder} did not end in {LIMIT_S:g} s; see {self.folder}/latest/logs")
 
     def preempt(self) -> None:
-        """Submit a job of higher priority that needs three of the five nodes."""
+        """Submits a job of higher priority that needs three of the five nodes."""
         script = Path(self.env["XDG_STATE_HOME"]) / "urgent.sh"
         script.write_text(URGENT)
         asked = ["--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--parsable"]
@@ -71,7 +71,7 @@ class Run:
         self.say(f"--- job {self.urgent} of partition high wants 3 of the 5 nodes; the run holds 4 ---")
 
     def state_of_urgent(self) -> str:
-        """Of the job that preempts; empty if there is none."""
+        """State of the preempting job; empty if there is none."""
         if not self.urgent:
             return ""
         state = re.findall(r"JobState=(\w+)", self.ask("scontrol", "show", "job", self.urgent))[0]
@@ -79,7 +79,7 @@ class Run:
         return state
 
     def show(self, status: dict[str, Any]) -> None:
-        """Lines for what is new, and what the launcher said in the job's log."""
+        """Prints changes of the status, and new lines of the launcher from the job's log."""
         for line in self.launcher_said():
             self.say(f"    launcher: {line}")
         job, at = status["job"], status["iteration"]
@@ -89,24 +89,24 @@ class Run:
         self.note("run", (job["state"], status["attempt"], at // SHOWN_EVERY), text + why)
 
     def launcher_said(self) -> list[str]:
-        """New lines of the launcher, without their time."""
+        """New log lines of the launcher, without their timestamps."""
         logs = sorted((self.folder / "submitit").glob("*_log.out"))
         said = [x for log in logs for x in re.findall(r"^\S+ yatt: (.*)$", log.read_text(), re.MULTILINE)]
         new, self.said = said[self.said :], len(said)
         return new
 
     def note(self, about: str, key: object, text: str) -> None:
-        """Say something if it changed."""
+        """Prints the text if the key for this subject changed."""
         if (about, key) not in self.shown:
             self.shown = [*(known for known in self.shown if known[0] != about), (about, key)]
             self.say(text)
 
     def say(self, text: str) -> None:
-        """One line with the seconds since this run began."""
+        """Prints one line with the seconds since this run began."""
         print(f"{time.monotonic() - self.began_s:5.0f} s  {text}", flush=True)
 
     def ask(self, *argv: str) -> str:
-        """A command's output; what fails ends the demonstration with its words."""
+        """Returns a command's output; if the command fails, ends the demonstration and prints the output."""
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode:
             sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
@@ -114,12 +114,12 @@ class Run:
 
 
 def main() -> int:
-    """Run the whole demonstration; 0 if everything it promises held."""
+    """Runs the whole demonstration; returns 0 if all checks pass."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: sys.exit("told to end"))
     make_models()
     began_s = time.monotonic()
-    root = Path(tempfile.mkdtemp(prefix="yd", dir="/tmp"))  # short: sockets lie below it
+    root = Path(tempfile.mkdtemp(prefix="yd", dir="/tmp"))  # short, because paths of sockets are limited
     try:
         print(f"starting a Slurm of five virtual nodes in {root}", flush=True)
         env = _environment(root)
@@ -133,14 +133,14 @@ def main() -> int:
         call([YATT, "report", str(run.folder)])
         return _judge(run, status, reference, undisturbed, time.monotonic() - began_s)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # also for `down`, which must not be broken off
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by `down`, which must not be interrupted
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.run([TESTCLUSTER / "down", root, "--wipe"], check=False)
         shutil.rmtree(root, ignore_errors=True)
 
 
 def _environment(root: Path) -> dict[str, str]:
-    """Slurm's commands talk to this cluster; the user's own list of runs stays as it is."""
+    """Environment in which Slurm's commands use this cluster; the user's own list of runs is not changed."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN"))}
     state = root / "state"
     state.mkdir()
@@ -175,7 +175,7 @@ def _judge(
 
 
 def _weights(folder: Path) -> str:
-    """SHA-256 over all tensor files of the trained model; empty if there are none."""
+    """SHA-256 of all tensor files of the trained model; empty if there are none."""
     files = sorted((folder / "model").glob("*.safetensors"))
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""

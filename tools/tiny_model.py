@@ -1,9 +1,9 @@
-"""A small Qwen3 with random weights and a real tokenizer, to try a run file out where no model is at hand.
+"""Makes a small Qwen3 with random weights and a real tokenizer, to test a run file without a model.
 
     python tools/tiny_model.py FOLDER TEXT.jsonl [TEXT.jsonl ...]
 
-trains a byte-level BPE on every text column of the JSONL files and writes a Hugging Face folder. Such a
-model knows nothing: a run with it shows that everything works, not that anything is learnt.
+trains a byte-level BPE on every text column of the JSONL files and writes a Hugging Face folder. The model
+is untrained: a run with it shows that the setup works, but not that the policy learns.
 """
 
 import argparse
@@ -19,7 +19,7 @@ CHAT = (
 
 
 def main() -> None:
-    """Write tokenizer and model into the folder named on the command line."""
+    """Writes tokenizer and model into the folder named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def make_tokenizer(folder: Path, texts: list[Path], vocab_size: int) -> int:
-    """Train and write a byte-level BPE with Qwen's special tokens; gives its size."""
+    """Trains and writes a byte-level BPE with Qwen's special tokens; returns its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     fast = Tokenizer(models.BPE())
@@ -62,7 +62,7 @@ def make_tokenizer(folder: Path, texts: list[Path], vocab_size: int) -> int:
 def make_model(
     folder: Path, *, vocab_size: int, hidden_size: int, layers: int, max_tokens: int, seed: int
 ) -> int:
-    """Write the model; gives the number of its parameters. Heads are 32 wide, the least vLLM takes on CPU."""
+    """Writes the model; returns its number of parameters. The head size is 32, vLLM's minimum on CPU."""
     import torch
     import transformers
 

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`yatt.submit`, which needs libraries that nothing else here does."""
+    """Imports `yatt.submit` on first use, because it needs libraries that the package itself does not."""
     if name == "submit":
         from yatt.launch.api import submit
 

@@ -1,6 +1,6 @@
-"""Time as a value: the one place that reads the clocks, so that everything below it takes numbers.
+"""Reads the clocks, so that all other code can take times as numbers.
 
-Monotonic seconds order things inside one process; the wall clock only labels lines for people.
+Monotonic seconds order events inside one process; the wall clock is only for labels that people read.
 No decision compares times of two hosts.
 """
 
@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 
 
 def monotonic_s() -> float:
-    """Seconds of this host's monotonic clock."""
+    """Time of this host's monotonic clock in seconds."""
     return time.monotonic()
 
 
 def monotonic_ns() -> int:
-    """Nanoseconds of this host's monotonic clock."""
+    """Time of this host's monotonic clock in nanoseconds."""
     return time.monotonic_ns()
 
 
 def wall_iso() -> str:
-    """Now as ISO-8601 in UTC with milliseconds, for people and logs only."""
+    """Current time as ISO-8601 in UTC with milliseconds, for people and logs only."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

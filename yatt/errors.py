@@ -1,21 +1,21 @@
-"""Every exception yatt raises on purpose, and the exit code each one ends a process with.
+"""All exceptions that yatt raises on purpose, who has to act on each one, and their exit codes.
 
 YattError
-|- ConfigError        the user's: a file, an argument, a model or a dataset is wrong
-|- WorkerFailed       the controller's: a trainer rank, engine or reward process ended or broke a promise
-|- LeaseLost          the controller's: this process may no longer touch the GPUs it held
-|- DeadlineExceeded   the operator's: somebody who owed an answer did not give it in time
-|- StaleAttempt         nobody's: a newer attempt of this run exists; this one ends itself
-|- FolderGone         the operator's: the run folder was removed while the run was going on
-|- FolderUnreachable  nobody's: the run folder did not answer between two attempts
-|- StoppedWaiting     nobody's: a signal ended a wait for the run folder
-|- NoProgress         the operator's: attempts end again and again without a new checkpoint
-|- SyncMismatch       a programmer's: engine and trainer disagree about the same weights
-|- CheckpointError    the operator's: a checkpoint is torn, missing or of another run
-|- NoCheckpointLeft   the operator's: checkpoints were committed, and none of them can be restored
-|- StoreTakenOver     nobody's: another folder of the same run.id has the checkpoint store now
-|- StoreUnreachable   nobody's: the checkpoint store did not answer; what lies there may be whole
-   |- CheckpointsMissing the operator's: the ledger has commits and the store has none; is it mounted?
+|- ConfigError        the user: a file, an argument, a model or a dataset is wrong
+|- WorkerFailed       the controller: a trainer rank, engine or reward process ended or failed
+|- LeaseLost          the controller: this process may no longer use the GPUs that it had
+|- DeadlineExceeded   the operator: a request was not answered in time
+|- StaleAttempt       nobody: a newer attempt of this run exists; this one ends itself
+|- FolderGone         the operator: the run folder was removed during the run
+|- FolderUnreachable  nobody: the run folder did not answer between two attempts
+|- StoppedWaiting     nobody: a signal ended a wait for the run folder
+|- NoProgress         the operator: attempts end repeatedly without a new checkpoint
+|- SyncMismatch       a programmer: engine and trainer differ for the same weights
+|- CheckpointError    the operator: a checkpoint is torn, missing or of another run
+|- NoCheckpointLeft   the operator: checkpoints were committed, and none of them can be restored
+|- StoreTakenOver     nobody: another folder of the same run.id has the checkpoint store now
+|- StoreUnreachable   nobody: the checkpoint store did not answer; its checkpoints may be intact
+   |- CheckpointsMissing the operator: the ledger has commits and the store has none; is it mounted?
 """
 
 EXIT_FINISHED = 0
@@ -26,65 +26,65 @@ EXIT_DO_NOT_RESTART = 93
 
 
 def words_of(error: BaseException) -> str:
-    """Kind and text of any exception. Its text is made by whoever wrote it, and that may fail."""
+    """Type and text of any exception. Its `__str__` may be a user's code, and may fail."""
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException as another:  # noqa: BLE001 - whatever it is, there are no words
+    except BaseException as another:  # noqa: BLE001 - `__str__` can raise anything
         return f"{type(error).__name__}, whose text cannot be had ({type(another).__name__})"
 
 
 class YattError(Exception):
-    """Base class, so that one ``except`` at a process's top can tell ours from a bug."""
+    """Base class, so that one ``except`` in a process's main function can distinguish ours from a bug."""
 
     exit_code = EXIT_FAILED
 
 
 class ConfigError(YattError):
-    """Something of the user's cannot be used. The message names the key or place, the rule and the fix."""
+    """An input of the user is invalid. The message names the key or place, the rule and the fix."""
 
     exit_code = EXIT_USER_MISTAKE
 
 
 class WorkerFailed(YattError):
-    """A child process ended, hung or answered with an error. The message says where its log is."""
+    """A child process ended, hung or answered with an error. The message has the path of its log."""
 
 
 class AlreadyGoing(ConfigError):
-    """The run has a process or a job already; nothing was started beside it."""
+    """The run already has a process or a job; nothing was started."""
 
 
 class LeaseLost(YattError):
-    """A newer grant exists, or this one ran out. Stop using the resource at once."""
+    """A newer grant exists, or this one has expired. Stop using the resource at once."""
 
 
 class DeadlineExceeded(YattError):
-    """A wait ended without its answer. The message says who owed it, for how long, and where to look."""
+    """A wait ended without an answer. The message has the receiver, the duration, and where to look."""
 
 
 class StaleAttempt(YattError):
-    """A newer attempt was claimed: another attempt of this run is the live one."""
+    """A newer attempt of this run was claimed; it replaces this one."""
 
     exit_code = EXIT_WILL_CONTINUE
 
 
 class FolderGone(YattError):
-    """The run folder is not there any more. Nothing is written, and starting again would not help."""
+    """The run folder was removed. Nothing is written, and another start would not help."""
 
     exit_code = EXIT_DO_NOT_RESTART
 
 
 class FolderUnreachable(YattError):
-    """The run folder failed between attempts, for longer than it is waited for, or for good."""
+    """The run folder failed between attempts, permanently or for longer than the limit."""
 
 
 class StoppedWaiting(YattError):
-    """A launcher was told to end while it waited for the run folder."""
+    """A signal ended a launcher while it waited for the run folder."""
 
     exit_code = EXIT_WILL_CONTINUE
 
 
 class NoProgress(YattError):
-    """Attempt after attempt ended without a new checkpoint; starting again would not help."""
+    """Several attempts in a row ended without a new checkpoint; another start would not help."""
 
     exit_code = EXIT_DO_NOT_RESTART
 
@@ -96,26 +96,26 @@ class SyncMismatch(YattError):
 
 
 class CheckpointError(YattError):
-    """A checkpoint that cannot be read as what its manifest promises."""
+    """A checkpoint cannot be read, or does not match its manifest."""
 
 
 class NoCheckpointLeft(CheckpointError):
-    """Checkpoints were committed and none of them can be restored. Training from the start would hide it."""
+    """Checkpoints were committed, but none can be restored. Training from the start would hide this."""
 
     exit_code = EXIT_DO_NOT_RESTART
 
 
 class StoreTakenOver(YattError):
-    """Another run folder with the same id has taken the checkpoint store over; this one's run is over."""
+    """Another run folder with the same run id has taken over the checkpoint store; this folder's run ends."""
 
     exit_code = EXIT_DO_NOT_RESTART
 
 
 class StoreUnreachable(YattError):
-    """The checkpoint store failed otherwise than by saying that something is not there.
+    """The checkpoint store failed with another error than a missing file.
 
     Args:
-        is_passing: the same call may work again soon.
+        is_passing: the same call may succeed soon.
     """
 
     def __init__(self, message: str, *, is_passing: bool = False) -> None:
@@ -124,4 +124,4 @@ class StoreUnreachable(YattError):
 
 
 class CheckpointsMissing(StoreUnreachable):
-    """The store holds no checkpoint, although the run's ledger has commits. An unmounted folder looks so."""
+    """The store has no checkpoint, but the run's ledger has commits. The folder may not be mounted."""

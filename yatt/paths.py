@@ -1,4 +1,4 @@
-"""The run folder: every name in it, in one place.
+"""Paths of all files in the run folder.
 
 See DESIGN: `config.yaml keys/ claims/ attempts/ latest metrics.jsonl events.jsonl finished`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Names inside one run folder (mode 0700)."""
+    """Paths inside one run folder (mode 0700)."""
 
     root: Path
 
@@ -26,12 +26,12 @@ class RunPaths:
 
     @property
     def folder_id(self) -> Path:
-        """The folder's own id, by which a checkpoint store knows it (`yatt.checkpoint.holders`)."""
+        """The folder's own id, which a checkpoint store records (`yatt.checkpoint.holders`)."""
         return self.root / "folder_id"
 
     @property
     def claims(self) -> Path:
-        """One claim a start."""
+        """Claims of attempt numbers, one per attempt."""
         return self.root / "claims"
 
     @property
@@ -41,17 +41,17 @@ class RunPaths:
 
     @property
     def metrics(self) -> Path:
-        """One line an iteration."""
+        """Metrics, one line per iteration."""
         return self.root / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
-        """One line an event; the first of its segments (`yatt.adapters.segments`)."""
+        """Events, one per line; the first of its segments (`yatt.adapters.segments`)."""
         return self.root / "events.jsonl"
 
     @property
     def samples(self) -> Path:
-        """A few completions with their verdicts an iteration, for the report."""
+        """A few completions per iteration with their verdicts, for the report."""
         return self.root / "samples.jsonl"
 
     @property
@@ -61,12 +61,12 @@ class RunPaths:
 
     @property
     def wandb(self) -> Path:
-        """The wandb follower's run id and what wandb itself keeps."""
+        """The wandb follower's run id, and wandb's own files."""
         return self.root / "wandb"
 
     @property
     def wandb_log(self) -> Path:
-        """The follower's output."""
+        """Output of the wandb follower."""
         return self.wandb / "follower.log"
 
     @property
@@ -76,7 +76,7 @@ class RunPaths:
 
     @property
     def finished(self) -> Path:
-        """Written last, by the leader."""
+        """Marks a finished run; written last, by the leader."""
         return self.root / "finished"
 
     def attempt(self, attempt: int) -> Path:
@@ -84,15 +84,15 @@ class RunPaths:
         return self.root / "attempts" / f"{attempt:06d}"
 
     def endpoint(self, attempt: int, node: int) -> Path:
-        """Where a controller publishes its endpoint."""
+        """File in which a controller publishes its endpoint."""
         return self.attempt(attempt) / "endpoints" / f"{node}.json"
 
     def all_endpoints(self, attempt: int) -> Path:
-        """Where the leader publishes all controllers' endpoints."""
+        """File in which the leader publishes all controllers' endpoints."""
         return self.attempt(attempt) / "endpoints" / "all.json"
 
     def local(self, attempt: int, node: int) -> Path:
-        """Names of a controller's node-local folders, for whoever outlives it."""
+        """Names of a controller's node-local folders, for their removal after it has ended."""
         return self.attempt(attempt) / "local" / f"{node}.json"
 
     def lost(self, attempt: int, node: int) -> Path:
@@ -101,17 +101,17 @@ class RunPaths:
 
     @property
     def plan(self) -> Path:
-        """How the newest submission runs on Slurm (`yatt.launch.plan`)."""
+        """Plan of the newest submission on Slurm (`yatt.launch.plan`)."""
         return self.root / "slurm.json"
 
     @property
     def job(self) -> Path:
-        """Id of the newest job."""
+        """Id and command of the newest job."""
         return self.root / "job"
 
     @property
     def kept_off(self) -> Path:
-        """The nodes that its last start has kept the job off (`yatt.adapters.kept_off`)."""
+        """Nodes that the last start excluded from the job (`yatt.adapters.kept_off`)."""
         return self.root / "kept_off"
 
     @property
@@ -120,27 +120,27 @@ class RunPaths:
         return self.root / "submitit"
 
     def attempt_config(self, attempt: int) -> Path:
-        """What this attempt runs with, where that is not `config`: other nodes, the site's folders."""
+        """This attempt's config, if it differs from `config`: other nodes, the site's folders."""
         return self.attempt(attempt) / "config.yaml"
 
     def heartbeat(self, attempt: int) -> Path:
-        """A counter that the leader keeps raising; the dead-man's switch watches it."""
+        """A counter that the leader increments; the dead-man's switch watches it."""
         return self.attempt(attempt) / "heartbeat"
 
     def claimed_requeue(self, attempt: int, number: int) -> Path:
-        """Who asks Slurm to start the job anew; a later number succeeds a claimant that died."""
+        """Claim of the controller that requests a requeue; a higher number replaces a dead claimant."""
         return self.attempt(attempt) / "requeue" / f"{number:06d}"
 
     def controller_record(self, attempt: int, node: int) -> Path:
-        """Which Slurm node a controller was started on, and how it ended."""
+        """The Slurm node on which a controller was started, and how it ended."""
         return self.attempt(attempt) / "controllers" / f"{node}.json"
 
     def staged(self, attempt: int, node: int) -> Path:
-        """Which copies a node has on its own disk in this attempt."""
+        """List of the copies that a node has on its own disk in this attempt."""
         return self.attempt(attempt) / "staged" / f"{node}.json"
 
     def log(self, attempt: int, worker: str) -> Path:
-        """A process's output. In a Slurm job its name has the attempt and the job's restart count as well."""
+        """Log of a process. In a Slurm job its name also has the attempt and the job's restart count."""
         start = (
             f".e{attempt}.r{os.environ.get('SLURM_RESTART_COUNT', '0')}"
             if "SLURM_JOB_ID" in os.environ
@@ -150,12 +150,12 @@ class RunPaths:
 
 
 def rows_folder(scratch: Path, *, is_held_out: bool) -> Path:
-    """Copies of the run's parquet files, in a node's scratch folder."""
+    """Folder in a node's scratch folder for copies of the run's parquet files."""
     return scratch / ("rows-held-out" if is_held_out else "rows")
 
 
 HUB = "hub"
-"""The socket in a node's scratch folder."""
+"""Name of the local socket in a node's scratch folder."""
 
 LOCAL_NAME_BYTES = len("yatt--") + 10 + 16
-"""Longest name of a node-local folder: a user's number and 16 random hex digits (`adapters.local_folder`)."""
+"""Longest name of a node-local folder, with uid and 16 random hex digits (`adapters.local_folder`)."""

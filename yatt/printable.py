@@ -1,11 +1,11 @@
-"""Text that is safe to show: control characters and escape sequences are written out, not sent."""
+"""Makes text safe for a terminal: control characters and escape sequences are escaped."""
 
 
 def printable(text: str) -> str:
-    """`text` in one line, every character that is not printable written as its Python escape."""
+    """Returns `text` in one line, with a Python escape for every character that is not printable."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, for each line of a text that has several on purpose."""
+    """Applies `printable` to each line and keeps the line breaks."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,32 +1,32 @@
-# Shared by the scripts beside it: which processes belong to the cluster in $ROOT. To be sourced.
-export PATH="$PATH:/usr/sbin:/sbin"  # Debian keeps daemons there
+# Functions that find and end the processes of the cluster in $ROOT. Sourced by the scripts beside it.
+export PATH="$PATH:/usr/sbin:/sbin"  # Debian installs daemons there
 export SLURM_CONF="$ROOT/etc/slurm.conf"
-# Another Slurm than this machine's: tools/other_slurm.py has made its folder.
+# Folder of another Slurm than this machine's, made by tools/other_slurm.py.
 OTHER=$(cat "$ROOT/etc/other" 2>/dev/null || true)
 [[ -z $OTHER ]] || export PATH="$OTHER/bin:$PATH"
 
-# alive PID: it runs. A PID 1 that reaps nobody leaves dead daemons behind as zombies; those are not alive.
+# alive PID: true if it runs. Zombies do not count: a PID 1 that does not reap leaves dead daemons as zombies.
 alive() {
   local state
   state=$(sed -n 's/^State:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null) || return 1
   [[ -n $state && $state != Z* ]]
 }
 
-# pid_of DAEMON: what its pid file says, if that process is alive and of this cluster.
+# pid_of DAEMON: the pid in its pid file, if that process is alive and belongs to this cluster.
 pid_of() {
   local pid
   pid=$(cat "$ROOT/run/$1.pid" 2>/dev/null) || return 1
   [[ -n $pid ]] && alive "$pid" && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -qF "$ROOT/" && echo "$pid"
 }
 
-# signal NAME PIDS...: those that are gone already do not matter.
+# signal NAME PIDS...: send the signal; ignore processes that have ended.
 signal() {
   local name=$1 pid
   shift
   for pid in "$@"; do kill -s "$name" "$pid" 2>/dev/null || true; done
 }
 
-# gone SECONDS PIDS...: wait until all are gone; false if some are not.
+# gone SECONDS PIDS...: wait until all have ended; false after the time limit.
 gone() {
   local tries=$(($1 * 20)) pid left
   shift
@@ -39,7 +39,7 @@ gone() {
   done
 }
 
-# end PIDS...: TERM, then KILL.
+# end PIDS...: send TERM, then KILL.
 end() {
   [[ $# -gt 0 ]] || return 0
   signal TERM "$@"
@@ -48,8 +48,8 @@ end() {
   gone 5 "$@" || echo "still there after SIGKILL: $*" >&2
 }
 
-# tasks [NODE]: what jobs of this cluster run, on one node or on all. Slurm writes both variables into the
-# environment of each task and children inherit them; slurmstepd is recognised by the log file it holds open.
+# tasks [NODE]: pids of this cluster's job processes, on one node or on all. Slurm sets both variables in the
+# environment of each task, and children inherit them; slurmstepd is recognised by its open log file.
 tasks() {
   local conf=("-x" "SLURM_CONF=$SLURM_CONF") node=("SLURMD_NODENAME=") log="$ROOT/log/slurmd-" match entry pid
   if [[ $# -gt 0 ]]; then node=("-x" "SLURMD_NODENAME=$1") log="$log$1.log"; fi
@@ -65,7 +65,7 @@ tasks() {
   done
 }
 
-# with_descendants PIDS...: those and all below them.
+# with_descendants PIDS...: these pids and all their descendants.
 with_descendants() {
   ps -eo pid=,ppid= | awk -v roots="$*" '
     { parent[$1] = $2 }

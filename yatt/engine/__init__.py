@@ -1,1 +1,1 @@
-"""Engines that turn token ids into token ids, behind one protocol."""
+"""Inference engines with one protocol; input and output are token ids."""

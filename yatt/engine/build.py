@@ -1,4 +1,4 @@
-"""From a kind to an engine. The library behind it is imported here, not before."""
+"""Builds an engine of a given kind. Its library is imported here, not before."""
 
 import importlib
 
@@ -7,7 +7,7 @@ from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 
 
 def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
-    """An engine that has not started."""
+    """Builds an engine that has not started."""
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 
@@ -22,7 +22,7 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
 
 
 def import_library(kind: EngineKind) -> None:
-    """Import what the engine needs, so that the first Wake is not the one to wait for it."""
+    """Imports the engine's libraries, so that the first Wake does not wait for them."""
     modules = {
         "vllm": ("vllm.v1.engine.llm_engine",),
         "transformers": ("torch", "transformers"),

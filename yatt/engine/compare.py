@@ -1,8 +1,8 @@
-"""Whether an engine holds the weights that were published: a checksum a tensor, made on both sides.
+"""Compares an engine's weights with the published ones, by a checksum per tensor from both sides.
 
-Engines fuse some weights (q, k and v into one, gate and up into one): their rows lie one after the other,
-so each part is compared by itself. What an engine has sliced for its tensor-parallel rank or repacked for
-its kernels cannot be compared here; the sync probe's log-probs stand for it.
+Engines fuse some weights (q, k and v into one, gate and up into one) by concatenating their rows, so each
+part is compared separately. Weights that an engine has sliced for its tensor-parallel rank or repacked for
+its kernels cannot be compared here; the sync probe's log-probs check them.
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ FUSED = {
     ".gate_proj.": ".gate_up_proj.",
     ".up_proj.": ".gate_up_proj.",
 }
-"""In the order in which the parts' rows follow each other."""
+"""Part of a Hugging Face name to part of the fused name, in the order of the parts' rows."""
 
 
 def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, str]) -> Comparison:
-    """Compare parameters by the engine's names with checksums by Hugging Face names."""
+    """Compares parameters with the engine's names to checksums with Hugging Face names."""
     by_place = _by_place(published)
     differing, num_compared = [], 0
     for place, tensor in held:
@@ -42,10 +42,10 @@ def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, 
 def verified(
     tensors: Iterable[tuple[str, Tensor]], published: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, each compared with its checksum.
+    """Yields the same tensors, each after a comparison with its checksum.
 
     Raises:
-        WorkerFailed: a tensor is not what was published, was not published, or has not come.
+        WorkerFailed: a tensor differs from the published one, was not published, or is missing.
     """
     missing = set(published)
     for name, tensor in tensors:
@@ -63,8 +63,7 @@ def verified(
 
 
 def _by_place(published: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names of published weights by the engine's name that may hold them; parts of a fused one in their
-    order."""
+    """Maps each engine name to the published weights that it may hold; parts of a fused weight in order."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     order = {part: index for index, part in enumerate(FUSED)}
     for name in sorted(published, key=lambda name: next((order[part] for part in FUSED if part in name), 0)):
@@ -76,7 +75,7 @@ def _by_place(published: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _parts(tensor: Tensor, names: list[str], published: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Each named weight's rows of `tensor`; nothing if dtype or shape show that it lies there otherwise."""
+    """Yields each named weight's rows of `tensor`; nothing if dtype or shape differ from the published."""
     start, parts = 0, []
     for name in names:
         dtype, shape = _described(published[name])

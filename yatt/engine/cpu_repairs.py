@@ -1,23 +1,23 @@
 """Two repairs of vLLM on CPU, without which weights are silently wrong after an update.
 
 1. A *tied* `lm_head` keeps its old oneDNN-packed copy, because layerwise reload rebuilds a layer only
-   when a checkpoint tensor was loaded into it, and none is: log-probs off by about 0.9, no error.
+   if a checkpoint tensor was loaded into it, and none is: log-probs off by about 0.9, no error.
 2. Fused MoE expert weights are copied back without the prepacking of the first load: same sum, wrong
    layout, off by about 0.4, no error.
 
-Both seen in vLLM 0.32.0, same logic read in 0.33.0; upstream's list of such bugs is vllm-project/vllm
-issue 48312. `tests/integration/test_vllm_repairs.py` fails when a repair is no longer needed: then
-it goes. On GPU nothing here does anything. This module is imported inside vLLM's worker processes.
+Both were observed in vLLM 0.32.0, and 0.33.0 has the same code; upstream's list of such bugs is
+vllm-project/vllm issue 48312. `tests/integration/test_vllm_repairs.py` fails when a repair is no longer
+needed; then it is removed. On GPU the repairs do nothing. vLLM's worker processes import this module.
 """
 
 from typing import Any
 
 
 def prepack_experts_on_reload() -> None:
-    """Repair 2: patch the MoE method once in this process, before the engine is built.
+    """Repair 2: patches the MoE method once in this process, before the engine is built.
 
-    A pass over the experts after the reload would be wrong: it packs twice when an update leaves the
-    experts out.
+    A pass over the experts after the reload would be wrong: it would pack twice if an update contains
+    no experts.
     """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
         UnquantizedFusedMoEMethod as Method,
@@ -39,7 +39,7 @@ def prepack_experts_on_reload() -> None:
 
 
 def repack_tied_heads(model: Any) -> None:
-    """Repair 1: rebuild packed copies of embeddings. Idempotent; run after each finished update."""
+    """Repair 1: rebuilds packed copies of embeddings. Idempotent; called after each finished update."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 

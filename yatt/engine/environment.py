@@ -1,6 +1,6 @@
-"""What engine libraries read from the process environment, set before they are imported.
+"""Sets the environment variables that engine libraries read, before they are imported.
 
-torch fixes its thread count and vLLM its process model at import, so this runs first in an engine's
+torch sets its thread count and vLLM its process model at import, so this runs first in an engine's
 process and imports neither.
 """
 
@@ -13,9 +13,9 @@ from yatt.errors import ConfigError
 
 
 def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
-    """Set the variables of this process; they outrank what the user's shell had."""
+    """Sets the variables of this process; they override those of the user's shell."""
     variables = {
-        # The engine lives in this process: its memory and its death are this worker's.
+        # The engine runs in this process, so the controller can measure its memory and end it.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -25,10 +25,10 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
     }
     if device == "cpu":
         variables |= {
-            # More OpenMP threads than free cores spin against each other: 5 to 30 times slower.
+            # With more OpenMP threads than free cores, spinning makes it 5 to 30 times slower.
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
-            # Small @torch.compile helpers cost seconds at first use even with enforce_eager.
+            # Small @torch.compile helpers take seconds at first use even with enforce_eager.
             "TORCH_COMPILE_DISABLE": "1",
             # Engines of several workers would each bind their threads to the same first cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -37,7 +37,7 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
 
 
 def choose_engine(wanted: str, key: str) -> EngineKind:
-    """The engine of the run file's word; `auto` is vllm where it can be imported, else transformers.
+    """Returns the configured engine; `auto` is vllm if it can be imported, else transformers.
 
     Raises:
         ConfigError: the library is not installed.
@@ -56,10 +56,10 @@ def choose_engine(wanted: str, key: str) -> EngineKind:
 
 
 def choose_device(wanted: str) -> Literal["cpu", "cuda"]:
-    """The device of the run file's word, without importing torch.
+    """Returns the configured device, without importing torch.
 
-    auto is CUDA where the driver is loaded, unless the controller gave this process no GPU, which it
-    says by an empty CUDA_VISIBLE_DEVICES.
+    auto is CUDA if the driver is loaded, unless CUDA_VISIBLE_DEVICES is empty: then the controller
+    assigned no GPU to this process.
     """
     if wanted == "auto":
         may_see_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""

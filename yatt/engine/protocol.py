@@ -1,12 +1,11 @@
-"""What yatt asks of an inference engine, and the settings one is made from.
+"""The interface of an inference engine, and its settings.
 
-Every implementation passes `tests/contract/test_engine.py`. An engine is driven from one thread:
-`add` and `abort` only queue, `step` computes. Weights change only while no request is running, so one
-`Completed` never mixes policy versions; who wants to go on after an update sends prompt + partial
-completion as a new prompt.
+Every implementation passes `tests/contract/test_engine.py`. One thread uses an engine: `add` and `abort`
+only queue, `step` computes. Weights change only while no request is running, so one `Completed` never mixes
+policy versions. To continue a completion after an update, send prompt + partial completion as a new prompt.
 
-Not promised: memory coming back in `sleep` on CPU. vLLM's CPU build keeps its weights and KV cache;
-the arbiter knows them as declared sleeping memory.
+On CPU, `sleep` need not free memory: vLLM's CPU build keeps its weights and KV cache. The arbiter counts
+them as declared sleeping memory.
 """
 
 from dataclasses import dataclass
@@ -22,65 +21,64 @@ CPU_KV_CACHE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Published weights that an engine holds otherwise (the first few), and how many could be compared."""
+    """Published weights that differ in the engine (the first few), and the number of compared weights."""
 
     differing: tuple[str, ...] = ()
     num_compared: int = 0
 
 
 class Engine(Protocol):
-    """Samples completions; see the module's text for what holds."""
+    """Samples completions, with the guarantees in this module's docstring."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether requests are waiting or running, so that `step` has work."""
 
     def start(self) -> None:
-        """Load the model of the options' folder as policy version 0."""
+        """Loads the model of the options' folder as policy version 0."""
 
     def add(self, sample: Sample) -> None:
-        """Queue one request; an id that is already running is left as it is.
+        """Queues one request; an id that is already running is ignored.
 
         Raises:
-            ValueError: this request cannot be served (prompt too long, say); others are untouched.
+            ValueError: this request cannot be served (for example, its prompt is too long).
         """
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[Completed]:
-        """End these requests (None: all of them), giving what was sampled with reason 'abort'."""
+        """Ends these requests (None: all) and returns their partial completions with reason 'abort'."""
 
     def step(self) -> list[Completed]:
-        """One turn; gives the requests that finished in it. Empty and cheap when idle."""
+        """Computes one step; returns the requests that finished in it. Empty and cheap when idle."""
 
     def sleep(self) -> None:
-        """Give the device back. Running requests must have been aborted."""
+        """Frees the device. Running requests must have been aborted."""
 
     def wake(self) -> None:
-        """Take the device back."""
+        """Allocates the device memory again after `sleep`."""
 
     def load_weights(self, policy_version: int, folder: str) -> None:
-        """Take the weights published in `folder` (see yatt.engine.published); caches are dropped.
+        """Loads the weights published in `folder` (see yatt.engine.published) and clears the caches.
 
         Raises:
             WorkerFailed: the folder is not a publication of that policy version.
         """
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
-        """Log-prob of each token but the first, at temperature 1: the sync probe."""
+        """Log-prob of each token but the first, at temperature 1, for the sync probe."""
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
-        """Compare, bit by bit, the weights in the engine with those published in `folder`.
+        """Compares, bit by bit, the weights in the engine with those published in `folder`.
 
-        What the engine has repacked beyond reading is left out (vLLM's linear layers on CPU, slices under
-        tensor parallelism).
+        Repacked weights (vLLM's linear layers on CPU) and slices under tensor parallelism are left out.
         """
 
     def close(self) -> None:
-        """Release everything; the engine cannot be used again."""
+        """Releases everything; the engine cannot be used again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """All an engine needs to know, the same for every implementation."""
+    """Settings of an engine, the same for every implementation."""
 
     model: str
     """Hugging Face folder."""
@@ -91,7 +89,7 @@ class EngineOptions:
     """Tokens that end a completion, from the model folder."""
 
     max_model_tokens: int
-    """Prompt and completion together."""
+    """Maximum number of tokens of prompt and completion together."""
 
     max_num_seqs: int = 256
     tp_size: int = 1
@@ -102,14 +100,14 @@ class EngineOptions:
     """One request at a time and no prefix cache: a completion depends on weights, prompt and seed only."""
 
     weights_are_replaced: bool = False
-    """Every wake is followed by new weights, so sleep need not keep the old ones."""
+    """New weights are loaded after every wake, so sleep need not keep the old ones."""
 
 
 def prompt_and_room(sample: Sample, options: EngineOptions) -> tuple[list[int], int]:
-    """The prompt's token ids, and how many tokens this request may sample.
+    """The prompt's token ids, and the maximum number of tokens that this request may sample.
 
     Raises:
-        ValueError: the prompt leaves no room.
+        ValueError: the prompt is empty, or leaves no room for a completion.
     """
     prompt_ids = unpack_ids(sample.prompt_ids)
     room = options.max_model_tokens - len(prompt_ids)

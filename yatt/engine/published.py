@@ -1,9 +1,9 @@
-"""The folder in which a trainer hands weights to the engines of its node.
+"""Reads the folder in which a trainer publishes weights for the engines of its node.
 
-`index.json` = ``{"policy_version": int, "files": [names], "checksums": {tensor: text}}``, written last,
-beside safetensors files that hold the weights under their Hugging Face names; `yatt.weights.checksum`
-defines the text. It lies on a memory filesystem, so reading it is a copy from memory. This module is free
-of torch: the scripted engine reads the index too.
+It has safetensors files with Hugging Face tensor names and, written last, `index.json` =
+``{"policy_version": int, "files": [names], "checksums": {tensor: text}}``; `yatt.weights.checksum` defines
+the text. The folder is on a memory filesystem, so reading is a copy from memory. This module does not import
+torch, because the scripted engine reads the index too.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ INDEX_NAME = "index.json"
 
 
 class _Taken:
-    """Tensors that this process took from publications or compared with them. Counted in one place: engines
-    take them deep inside their libraries."""
+    """Number of tensors that this process read from publications or compared with them. It is global, because
+    engines read tensors deep inside their libraries."""
 
     num = 0
 
 
 def note_tensor() -> None:
-    """One more was taken or compared."""
+    """Counts one more tensor."""
     _Taken.num += 1
 
 
 def tensors_taken() -> int:
-    """How many were, all in all: a sign that a long update gets on."""
+    """Total number of tensors read or compared; it shows the progress of a long update."""
     return _Taken.num
 
 
@@ -46,14 +46,14 @@ class Publication:
     policy_version: int
     files: tuple[Path, ...]
     checksums: dict[str, str]
-    """By Hugging Face name of the tensor."""
+    """Checksum by the tensor's Hugging Face name."""
 
 
 def read_publication(folder: str, policy_version: int) -> Publication:
-    """The publication in `folder`, if it is of that policy version and whole.
+    """Reads the publication in `folder` and checks that it is complete and of that policy version.
 
     Raises:
-        WorkerFailed: it is not there, torn, or of another version.
+        WorkerFailed: it is missing, incomplete, or of another version.
     """
     path = Path(folder) / INDEX_NAME
     try:

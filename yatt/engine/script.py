@@ -1,13 +1,13 @@
-"""The scripted model: tokens and log-probs that are a hash of what came before. Pure, no torch.
+"""The scripted model: tokens and log-probs are a hash of the preceding tokens. Pure, no torch.
 
-It stands in for a language model where a test is about the protocol: the engine (`yatt.engine.scripted`)
-and a scripted trainer agree on every log-prob because both call `scripted_logprobs`. A completion is
-decided token by token by (policy version, all tokens before, seed), so an aborted one that is
-continued with its partial text ends as the undisturbed one would have.
+It replaces a language model in tests of the protocol. The engine (`yatt.engine.scripted`) and a scripted
+trainer agree on every log-prob because both call `scripted_logprobs`. Each token depends only on (policy
+version, all tokens before, seed), so a completion that was aborted and continued ends like one that was
+not aborted.
 
-A folder may hold `scripted.json` beside its tokenizer to change the script:
-``{"mean_tokens": 24, "steps_per_token": 1, "answers": [[token ids], ...]}``; with answers a
-completion is one of them (a GenRM's verdict, say).
+A folder may have `scripted.json` beside its tokenizer to change the script:
+``{"mean_tokens": 24, "steps_per_token": 1, "answers": [[token ids], ...]}``; with answers a completion is
+one of them (for example a GenRM's verdict).
 """
 
 from dataclasses import dataclass
@@ -36,19 +36,19 @@ class _ModelFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a scripted model says."""
+    """Settings of a scripted model."""
 
     eos_ids: tuple[int, ...]
     vocab_size: int
     mean_tokens: int = 24
-    """One token in so many is an end-of-sequence token."""
+    """Mean number of tokens per completion: 1 of `mean_tokens` tokens is an end-of-sequence token."""
 
     steps_per_token: int = 1
     answers: tuple[tuple[int, ...], ...] = ()
 
 
 def read_script(folder: str, eos_ids: tuple[int, ...]) -> Script:
-    """The script of a model folder; defaults where it has no scripted.json or config.json.
+    """Reads the script of a model folder; defaults if scripted.json or config.json is missing.
 
     Raises:
         ConfigError: scripted.json or config.json cannot be read.
@@ -65,7 +65,7 @@ def read_script(folder: str, eos_ids: tuple[int, ...]) -> Script:
 
 
 def scripted_logprobs(policy_version: int, token_ids: list[int]) -> list[float]:
-    """Log-prob of each token but the first, as a model of that policy version would give it."""
+    """Log-prob of each token but the first, for a scripted model of that policy version."""
     state, logprobs = _mixed(0, policy_version), []
     for index, token in enumerate(token_ids):
         if index:

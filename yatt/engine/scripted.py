@@ -1,7 +1,7 @@
-"""An engine without a model, for tests of the protocol: see yatt.engine.script for what it says.
+"""An engine without a model, for tests of the protocol; yatt.engine.script computes its completions.
 
-A token takes a turn of `step` (or `steps_per_token` turns) and no time. It passes the contract suite
-of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
+A token takes one call of `step` (or `steps_per_token` calls) and no time. The engine passes the contract
+suite of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from yatt.records import message as m
 
 @dataclass(slots=True)
 class _Scripted:
-    """One request: what it will say, and how many turns it has had."""
+    """One request: its whole completion, and the number of steps so far."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -39,7 +39,7 @@ class ScriptedEngine:
         return bool(self._running)
 
     def start(self) -> None:
-        """Read the script."""
+        """Reads the script."""
         self._script = read_script(self._options.model, self._options.eos_ids)
 
     def add(self, sample: m.Sample) -> None:
@@ -75,11 +75,11 @@ class ScriptedEngine:
         return finished
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no memory is held."""
         assert not self._running, "requests are aborted before sleep"
 
     def wake(self) -> None:
-        """Nothing to take back."""
+        """Does nothing."""
 
     def load_weights(self, policy_version: int, folder: str) -> None:
         """See Engine.load_weights; only the index is read."""
@@ -91,12 +91,12 @@ class ScriptedEngine:
         return [scripted_logprobs(self._policy_version, ids) for ids in sequences]
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
-        """See Engine.compare_weights; it has none but the policy version."""
+        """See Engine.compare_weights; only the policy version is checked."""
         read_publication(folder, policy_version)
         return Comparison()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Removes all requests."""
         self._running.clear()
 
     def _num_seqs(self) -> int:
@@ -118,7 +118,7 @@ class ScriptedEngine:
         )
 
     def _cut_at_stop_text(self, scripted: _Scripted, stop: tuple[str, ...]) -> None:
-        """End after the token that completes a stop text, as the real engines do."""
+        """Ends the completion after the token that completes a stop text, as the real engines do."""
         if not stop:
             return
         if self._tokenizer is None:

@@ -1,12 +1,12 @@
 """vLLM's side of weight transfer: its worker processes read a publication from node-local memory.
 
-vLLM's own `WeightTransferEngine` interface (worker class and four RPCs) has been stable since 0.25,
-while its trainer-side classes change every release; we use only the former. Each worker maps the
-safetensors files and hands the tensors to the model's own `load_weights`, which slices them for its
-tensor-parallel rank, so the trainer's layout and the engine's never meet.
+vLLM's own `WeightTransferEngine` interface (worker class and four RPCs) has been stable since 0.25, but its
+trainer-side classes change every release; we use only the former. Each worker maps the safetensors files and
+passes the tensors to the model's own `load_weights`, which slices them for its tensor-parallel rank. So the
+trainer's layout and the engine's are independent.
 
-This module imports vLLM at its top: it is loaded only inside vLLM's worker processes, which get it as
-`worker_extension_cls` (in process, that is our own process, once vLLM is imported).
+This module imports vLLM at its top: only vLLM's worker processes load it, as `worker_extension_cls` (in
+process, that is our own process, after vLLM is imported).
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ BACKEND = "yatt_shm"
 
 @dataclass
 class FolderInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is not typed here
-    """Nothing to agree on before the first update."""
+    """Empty: no initialization is needed before the first update."""
 
 
 @dataclass
@@ -52,28 +52,28 @@ class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
     update_info_cls = FolderUpdateInfo
 
     def init_transfer_engine(self, init_info: FolderInitInfo) -> None:
-        """Nothing: there is no connection."""
+        """Does nothing, because there is no connection."""
 
     def start_weight_update(self) -> None:
-        """Unpack layers as their tensors come, so that each is processed as at the first load."""
+        """Prepares a reload layer by layer, so that each layer is processed as at the first load."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which calls torch.accelerator.synchronize(): that raises on CPU."""
+        """Receives the weights as the base class does, without its synchronize(), which raises on CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FolderUpdateInfo) -> None:
-        """Hand every tensor of the files to the model, each compared with its checksum before."""
+        """Loads every tensor of the files into the model, after a comparison with its checksum."""
         with torch.no_grad():
             tensors = verified(published_tensors(update_info.files), update_info.checksums)
             self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
-        """Repack what the engine's kernels want repacked."""
+        """Repacks weights for the engine's kernels."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -81,11 +81,11 @@ class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
             repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Does nothing, because nothing is held between updates."""
 
 
 def published_tensors(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor, mapped from the files; a tensor keeps its file mapped while it lives."""
+    """Yields name and tensor, mapped from the files; a tensor keeps its file mapped while it exists."""
     for file in files:
         with safe_open(file, framework="pt", device="cpu") as reader:
             for name in reader.keys():  # noqa: SIM118 - safetensors' reader is not a dict
@@ -93,12 +93,12 @@ def published_tensors(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class WorkerExtension:
-    """Methods that vLLM's workers gain, for `collective_rpc` by name."""
+    """Methods that are added to vLLM's workers, for `collective_rpc` by name."""
 
     model_runner: Any
 
     def yatt_compare_weights(self, checksums: dict[str, str]) -> Comparison:
-        """See Engine.compare_weights; of this tensor-parallel rank's part."""
+        """See Engine.compare_weights; compares this tensor-parallel rank's part."""
         return compare_weights(self.model_runner.get_model().named_parameters(), checksums)
 
 
@@ -108,6 +108,6 @@ def _register() -> None:
     prepack_experts_on_reload()
 
 
-# Work at import, against our rule: being imported as the worker extension is vLLM's only hook that
-# runs in every worker process before the model is built.
+# This runs at import, against our rule: the import of the worker extension is vLLM's only hook in every
+# worker process before the model is built.
 _register()

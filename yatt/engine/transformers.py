@@ -1,12 +1,12 @@
-"""The fallback where vLLM is not installed: a Hugging Face model, stepped one token a turn.
+"""The fallback engine without vLLM: a Hugging Face model that decodes one token per step.
 
-Requests are run in cohorts: up to `max_num_seqs` waiting requests are padded on the left to one batch
-and decoded together, a finished one leaves the batch, and the next cohort starts when the last has
-left. Steps of our own instead of `generate`, because a request must be able to have its own seed,
-to be aborted with what it has, and to leave the loop of its process free between tokens. About 0.9 of
-the speed of `generate`, and half of vLLM's on CPU.
+Requests run in cohorts: up to `max_num_seqs` waiting requests are padded on the left to one batch and
+decoded together; finished requests leave the batch, and the next cohort starts when it is empty. It does
+not use `generate`, because a request has its own seed, can be aborted with its partial completion, and
+must leave the process's loop free between tokens. It has about 0.9 of the speed of `generate`, and half of
+vLLM's on CPU.
 
-Families whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama).
+Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama).
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from yatt.records import message as m
 
 @dataclass(slots=True)
 class _Request:
-    """One request and what it has given so far."""
+    """One request and its partial completion."""
 
     sample: m.Sample
     prompt_ids: list[int]
@@ -65,7 +65,7 @@ class TransformersEngine:
         return bool(self._waiting) or self._cohort is not None
 
     def start(self) -> None:
-        """Load the model."""
+        """Loads the model."""
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(
@@ -99,7 +99,7 @@ class TransformersEngine:
         return [self._completed(request, "abort") for request in ending]
 
     def step(self) -> list[m.Completed]:
-        """One token for every request of the cohort."""
+        """Samples one token for every request of the cohort."""
         if self._cohort is None and self._waiting:
             size = 1 if self._options.deterministic else self._options.max_num_seqs
             taken = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
@@ -121,18 +121,18 @@ class TransformersEngine:
         return finished
 
     def sleep(self) -> None:
-        """On CUDA the weights move to host memory; on CPU nothing can be given back."""
+        """Moves the weights to host memory on CUDA; frees nothing on CPU."""
         assert not self.is_busy, "requests are aborted before sleep"
         if self._options.device == "cuda":
             self._model.to("cpu")
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Back to the device."""
+        """Moves the weights back to the device."""
         self._model.to(self._options.device)
 
     def load_weights(self, policy_version: int, folder: str) -> None:
-        """See Engine.load_weights; in place, so that tied weights stay tied."""
+        """See Engine.load_weights; copies in place, so that tied weights stay tied."""
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
         tensors = (item for file in publication.files for item in load_file(file).items())
@@ -159,7 +159,7 @@ class TransformersEngine:
         return compare_weights(self._model.named_parameters(remove_duplicate=False), checksums)
 
     def close(self) -> None:
-        """Drop the model."""
+        """Releases the model."""
         self._model, self._cohort = None, None
         self._waiting.clear()
 
@@ -181,7 +181,7 @@ class TransformersEngine:
         return logits_BV
 
     def _advance(self, cohort: _Cohort) -> None:
-        """Feed what was sampled into the next turn."""
+        """Makes the sampled tokens the input of the next step."""
         newest = [[request.token_ids[-1]] for request in cohort.requests]
         cohort.next_ids_BS = torch.tensor(newest, device=self._options.device)
         cohort.attention_BT = torch.cat(
@@ -190,7 +190,7 @@ class TransformersEngine:
         cohort.positions_BS = cohort.positions_BS[:, -1:] + 1
 
     def _keep(self, stays: list[bool]) -> None:
-        """Let finished or aborted rows leave the batch."""
+        """Removes finished or aborted rows from the batch."""
         cohort = self._cohort
         if cohort is None or all(stays):
             return
@@ -230,9 +230,9 @@ class TransformersEngine:
 
 
 def sampled(logits_V: Tensor, sample: m.Sample, chance: torch.Generator) -> tuple[int, float]:
-    """One token and its log-prob in the distribution it was drawn from (float32, on CPU).
+    """Samples one token; returns it and its log-prob in the sampled distribution (float32, on CPU).
 
-    Temperature, then top-k, then top-p over what is left, as vLLM does it.
+    Applies temperature, then top-k, then top-p to the remaining tokens, as vLLM does.
     """
     if sample.temperature == 0:
         token = int(logits_V.argmax())
@@ -251,7 +251,7 @@ def sampled(logits_V: Tensor, sample: m.Sample, chance: torch.Generator) -> tupl
 
 
 def _refuse_other_weights(weights: dict[str, Tensor], published: dict[str, Tensor], folder: str) -> None:
-    """Before anything is copied: half an update must not be sampled from. A tied weight counts once."""
+    """Refuses wrong weights before any copy, so that no update is partial. A tied weight counts once."""
     wrong = [
         name for name, value in published.items() if name not in weights or weights[name].shape != value.shape
     ]
@@ -265,7 +265,7 @@ def _refuse_other_weights(weights: dict[str, Tensor], published: dict[str, Tenso
 
 
 def _assembled(requests: list[_Request], device: str) -> _Cohort:
-    """Prompts padded on the left to one batch."""
+    """Pads prompts on the left to one batch."""
     longest = max(len(request.prompt_ids) for request in requests)
     padding = [longest - len(request.prompt_ids) for request in requests]
     ids = [[0] * pad + request.prompt_ids for pad, request in zip(padding, requests, strict=True)]

@@ -1,11 +1,11 @@
-"""The engine over vLLM: its V1 `LLMEngine` in this process, driven step by step.
+"""The vLLM engine: a V1 `LLMEngine` in this process, called step by step.
 
-Token ids in, token ids out. Log-probs are those of the distribution that was sampled from (after
-temperature, top-p, top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after
-`yatt.engine.environment` has set what it reads from the environment. Only calls that vLLM 0.26 to 0.33
-share are made; the one that differs is asked for by name (has it this method), not by version.
+Input and output are token ids. Log-probs are those of the sampled distribution (after temperature, top-p,
+top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after `yatt.engine.environment` has
+set its environment variables. Only calls that exist in vLLM 0.26 to 0.33 are used; for the one that differs,
+the code checks for the method, not the version.
 
-Not promised: on CPU, memory coming back in `sleep`; vLLM's CPU build ignores it.
+On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from yatt.records import message as m
 
 @dataclass(slots=True)
 class _Running:
-    """One request in the engine and what it has given so far."""
+    """One request in the engine and its partial completion."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class VllmEngine:
         return bool(self._running)
 
     def start(self) -> None:
-        """Build the engine. On CPU a few seconds, most of it imports."""
+        """Builds the engine. On CPU this takes a few seconds, mostly for imports."""
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -96,14 +96,14 @@ class VllmEngine:
         return finished
 
     def sleep(self) -> None:
-        """Level 2 drops weights that will be replaced anyway; level 1 keeps them in host memory."""
+        """Sleeps at level 2 if the weights will be replaced, otherwise at 1, which keeps them on the host."""
         assert not self._running, "requests are aborted before sleep"
         drops_weights = self._options.weights_are_replaced and self._options.device == "cuda"
         self._llm.sleep(level=2 if drops_weights else 1)
         self._has_weights, self._has_kv_cache = not drops_weights, False
 
     def wake(self) -> None:
-        """Weights first; the KV cache only once they are there, so that an update fits beside them."""
+        """Allocates the weights, and the KV cache only with weights loaded, to leave memory for an update."""
         self._llm.wake_up(["weights", "kv_cache"] if self._has_weights else ["weights"])
         self._has_kv_cache = self._has_weights
 
@@ -112,7 +112,7 @@ class VllmEngine:
         assert not self._running, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
         files = [str(file) for file in publication.files]
-        self._has_weights = False  # until all of them are in: half an update must not be sampled from
+        self._has_weights = False  # until the update is complete: a partial one must not be sampled from
         self._llm.collective_rpc("start_weight_update")
         update = {"files": files, "checksums": publication.checksums}
         self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
@@ -140,7 +140,7 @@ class VllmEngine:
         return scores
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
-        """See Engine.compare_weights. Under tensor parallelism only what no rank has a slice of."""
+        """See Engine.compare_weights. Under tensor parallelism, compares only weights that are not sliced."""
         checksums = read_publication(folder, policy_version).checksums
         ranks: list[Comparison] = self._llm.collective_rpc("yatt_compare_weights", args=(checksums,))
         return Comparison(
@@ -149,7 +149,7 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        """End vLLM's executor and its process group; another engine may be built afterwards."""
+        """Ends vLLM's executor and its process group; another engine can be built afterwards."""
         if self._llm is None:
             return
         import gc
@@ -179,7 +179,7 @@ class VllmEngine:
             )
 
     def _reset_caches(self) -> None:
-        """Whatever was computed with the old weights is wrong now."""
+        """Clears caches, because their content was computed with the old weights."""
         self._llm.reset_prefix_cache()
         self._llm.reset_mm_cache()
         if hasattr(self._llm, "reset_encoder_cache"):
@@ -187,7 +187,7 @@ class VllmEngine:
 
 
 def _refusals() -> type[Exception]:
-    """What vLLM raises for a request that it cannot serve."""
+    """The exception that vLLM raises for a request that it cannot serve."""
     import vllm.exceptions
 
     return getattr(vllm.exceptions, "VLLMClientError", ValueError)
@@ -204,7 +204,7 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "enforce_eager": options.enforce_eager or options.device == "cpu",
         "enable_prefix_caching": not options.deterministic,
         "logprobs_mode": "processed_logprobs",
-        # Else the model's generation_config.json changes sampling behind the run file's back.
+        # Otherwise the model's generation_config.json overrides the run file's sampling settings.
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": "yatt_shm"},
         "worker_extension_cls": "yatt.engine.transfer.WorkerExtension",
@@ -212,8 +212,8 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "seed": 0,
     }
     if options.device == "cpu":
-        # A prompt computed in two turns rewinds its seeded generator, which torch's CPU generator cannot:
-        # every request in the engine would fail. So what does not fit into a turn waits for the next.
+        # Chunked prefill rewinds a request's seeded generator, which torch's CPU generator cannot do: every
+        # request in the engine would fail. So a prompt that does not fit into a step waits for the next.
         arguments["enable_chunked_prefill"] = False
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes or CPU_KV_CACHE_BYTES
         return arguments
@@ -244,5 +244,5 @@ def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens
 
 
 def _chosen(rows: Any, token_ids: Any) -> list[float]:
-    """Log-prob of each token out of vLLM's table a position."""
+    """Log-prob of each token from vLLM's table per position."""
     return [float(row[token].logprob) for row, token in zip(rows or (), token_ids, strict=True)]

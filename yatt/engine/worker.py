@@ -1,12 +1,12 @@
-"""The process of one engine, rollout's or a GenRM's: orders in, completions out, one thread.
+"""The process of one engine (rollout or GenRM): receives orders and sends completions in one thread.
 
-The loop takes an order when there is one, otherwise gives the engine a turn. The engine is built on the
-first Wake, so that a worker without a grant has touched no GPU memory. Orders pass the fence of
-`yatt.adapters.worker_link`. Whatever runs when weights
-change, or when the engine goes to sleep, comes back first as aborted with its partial tokens.
+The loop executes an order if there is one, otherwise a step of the engine. The engine is built on the first
+Wake, so that a worker without a grant uses no GPU memory. Orders pass the fence of
+`yatt.adapters.worker_link`. Before weights change or the engine sleeps, running requests are returned as
+aborted with their partial tokens.
 
-A failed order is answered with Failed and the loop goes on: whether a worker is still good is its
-controller's decision. The worker ends with its controller (parent-death signal).
+A failed order is answered with Failed and the loop continues; the controller decides whether to keep the
+worker. The worker ends with its controller (parent-death signal).
 """
 
 import logging
@@ -46,7 +46,7 @@ MOST_FAILED_TURNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """Which engine this worker runs, decided from the run file before anything heavy is imported."""
+    """The engine that this worker runs, chosen from the run file before heavy imports."""
 
     kind: EngineKind
     options: EngineOptions
@@ -55,7 +55,7 @@ class EnginePlan:
 
 
 class EngineWorker:
-    """Orders of a controller, carried out on one engine."""
+    """Executes a controller's orders on one engine."""
 
     def __init__(self, link: WorkerLink, plan: EnginePlan) -> None:
         self._link, self._plan = link, plan
@@ -66,8 +66,8 @@ class EngineWorker:
         self._building_until_s = 0.0
 
     def beat(self) -> m.Renew:
-        """The content of a heartbeat. Work includes tensors of new weights. A library that builds an engine
-        reports no work: for `start_limit_s` it counts as working.
+        """The content of a heartbeat. Work includes tensors of new weights. The build of an engine reports no
+        work: for `start_limit_s` it counts as working.
         """
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
@@ -75,7 +75,7 @@ class EngineWorker:
         return m.Renew(token=self._link.lease.held, turns=self._link.turns, work=work)
 
     def serve(self, controller: int) -> None:
-        """Until Stop, or until the process of this number, which has started this one, is gone."""
+        """Executes orders until Stop, or until the parent process with this pid has ended."""
         while self._may_stay and os.getppid() == controller:
             is_busy = self._engine is not None and self._engine.is_busy
             order = self._link.receive(0 if is_busy else IDLE_WAIT_S)
@@ -88,7 +88,7 @@ class EngineWorker:
             self._engine.close()
 
     def _carry_out(self, order: Received) -> None:
-        """Answer one order, whatever happens in it."""
+        """Executes one order and always answers it."""
         answer = self._link.carry_out(order, self._answer, _failure)
         if isinstance(answer, m.Completed):
             self._tell([answer])
@@ -119,7 +119,7 @@ class EngineWorker:
         return self._engine
 
     def _wake(self) -> m.Message:
-        """Repeatable: an engine that is awake stays so."""
+        """Wakes or builds the engine. Idempotent: an engine that is awake stays awake."""
         if self._engine is None:
             self._engine = self._built()
         elif not self._is_awake:
@@ -137,7 +137,7 @@ class EngineWorker:
         return engine
 
     def _sleep(self) -> m.Message:
-        """Repeatable: an engine that sleeps, or never started, sleeps on."""
+        """Aborts requests and frees the device. Idempotent: no effect if it sleeps or is not built."""
         if self._engine is not None and self._is_awake:
             self._tell(self._engine.abort())
             self._engine.sleep()
@@ -158,10 +158,10 @@ class EngineWorker:
         )
 
     def _turn(self) -> None:
-        """One turn of the engine. What it raises gives its requests back, to be asked elsewhere.
+        """Runs one step of the engine. After an error its requests are returned, for another engine.
 
         Raises:
-            Exception: what `MOST_FAILED_TURNS` turns in a row raised: this engine is of no use any more.
+            Exception: the last error of `MOST_FAILED_TURNS` failed steps in a row; the engine is unusable.
         """
         assert self._engine is not None, "a busy engine has been built"
         try:
@@ -181,7 +181,7 @@ class EngineWorker:
 
 
 def _failure(order: m.Message, error: Exception) -> m.Message:
-    """A bad Sample ends its request, another that failed is asked elsewhere; other orders get Failed."""
+    """The answer to a failed order. An invalid Sample ends its request; other errors send it elsewhere."""
     if isinstance(order, m.Sample):
         return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
     is_users = isinstance(error, ConfigError) and not is_passing(error)
@@ -204,7 +204,7 @@ def _errored(request_id: str, error: str, reason: str = "error") -> m.Completed:
 
 
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
-    """The whole life of an engine's process; gives its exit code."""
+    """Runs an engine's process; returns its exit code."""
     leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
@@ -214,7 +214,7 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
         plan = patiently(partial(make_plan, config))
         prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
         import_library(plan.kind)
-    except Exception as error:  # noqa: BLE001 - a process's main: told to the controller, then the end
+    except Exception as error:  # noqa: BLE001 - a process's main: reports to the controller and ends
         _LOG.exception("cannot start")
         link.send(_failure(m.Stop(), error))
         link.close()

@@ -1,4 +1,4 @@
-"""The process of one GenRM engine: as yatt.rollout, with ``--genrm NAME``; its weights never change."""
+"""The process of one GenRM engine, as yatt.rollout with ``--genrm NAME``; its weights never change."""
 
 import sys
 
@@ -12,10 +12,10 @@ from yatt.errors import ConfigError
 
 
 def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
-    """The engine of the GenRM of that name.
+    """Plan of the engine of the GenRM with that name.
 
     Raises:
-        ConfigError: the run file has none of that name.
+        ConfigError: the run file has no such GenRM.
     """
     genrm = next((each for each in config.genrms if each.name == name), None)
     if genrm is None:

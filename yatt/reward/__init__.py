@@ -1,1 +1,1 @@
-"""The reward process: runs the user's own functions, apart from everything else."""
+"""The reward process, which isolates the user's own functions from all other processes."""

@@ -1,10 +1,10 @@
 """A reward process: ``python -m yatt.reward --run RUN --attempt N --worker NAME --endpoint E``.
 
-The user's code runs here and nowhere else, and verdicts are read here, so that what it imports, leaks or
-crashes touches no controller. A node has several such processes; each is killed by its controller when a
-call in it takes too long (`control.rollouts.reward_pool`). A synchronous function has the process to itself,
-asynchronous ones share one; their limits are kept in here, and the controller is told of calls that go on
-after they were cancelled. A function that raises fails its sample with one sentence; the process goes on.
+The user's code runs only here, and verdicts are parsed here, so that its imports, leaks and crashes do not
+affect a controller. A node has several such processes; its controller kills one when a call in it takes too
+long (`control.rollouts.reward_pool`). A synchronous function has a process for itself, asynchronous functions
+share one. This process enforces their limits, and reports calls to the controller that continue after their
+cancellation. A function that raises fails its sample with one sentence; the process continues.
 """
 
 import asyncio
@@ -57,20 +57,20 @@ from yatt.reward.genrm_client import CONTROLLER, GenRMClient
 
 PARENT_CHECK_S = 1.0
 ROW_S = 0.5
-"""How long a data row may take to read, until the controller asks again."""
+"""Longest time to read a data row; the controller repeats the request after it."""
 
 MOST_READING = 256
-"""Reads under way, each in a thread; those that hang count too."""
+"""Maximum number of concurrent reads, each in a thread; reads that hang count too."""
 
 _SHOWN_CHARACTERS = 60
 _LOG = logging.getLogger("yatt.reward")
 
 
 class RewardWorker:
-    """Score orders of one controller.
+    """Executes the Score orders of one controller.
 
     Args:
-        scratch: the node's, with the controller's copies of parquet files.
+        scratch: the node's scratch folder, with the controller's copies of parquet files.
     """
 
     def __init__(self, config: RunConfig, functions: dict[str, RewardFunction], scratch: Path) -> None:
@@ -88,11 +88,11 @@ class RewardWorker:
         self.stopped = asyncio.Event()
 
     def attach(self, channel: Channel) -> None:
-        """The line that GenRM clients ask over."""
+        """Sets the channel for requests of GenRM clients."""
         self._channel = channel
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:  # noqa: ARG002
-        """One order of the controller."""
+        """Executes one order of the controller."""
         if isinstance(body, m.Stop):
             self.stopped.set()
             return m.Done()
@@ -138,7 +138,7 @@ class RewardWorker:
         return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
 
     def _tell_stuck(self, error: CallStuck) -> None:
-        """Tell the controller how many calls go on in here; in a task, so that the answer is sent before."""
+        """Reports to the controller how many calls continue; in a task, so that the answer is sent first."""
         self._stuck.add(error.task)
         error.task.add_done_callback(self._stuck.discard)
         assert self._channel is not None, "attached before the first order"
@@ -160,10 +160,10 @@ class RewardWorker:
         )  # fmt: skip
 
     async def _row(self, order: m.Score) -> Row:
-        """The data row. One try of bounded length: a call's time is its function's, and others wait here.
+        """Reads the data row with one bounded try, because it uses the call's time and other calls wait.
 
         Raises:
-            WorkerFailed: it cannot be read; made from a passing error, if it can be later.
+            WorkerFailed: it cannot be read; the cause is a passing error if a later try may succeed.
         """
         path = self._rows[order.is_held_out].path(order.row)
         try:
@@ -199,7 +199,7 @@ class RewardWorker:
 
 
 def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
-    """The score in a GenRM's text, or Failed."""
+    """Parses the score in a GenRM's text; Failed if there is none."""
     score = parse(text, verdict)
     return (
         m.Failed(error="no verdict", exit_code=EXIT_USER_MISTAKE) if score is None else m.Scored(score=score)
@@ -207,7 +207,7 @@ def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was cancelled by us; a function may also raise CancelledError itself."""
+    """Whether this process cancelled the task; a function may also raise CancelledError itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -218,14 +218,14 @@ def _shown(sample: ScoredSample) -> str:
 
 
 async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[str, RewardFunction]) -> int:
-    """Take orders until Stop or until the controller is gone; gives the exit code."""
+    """Executes orders until Stop or until the controller has ended; returns the exit code."""
     context = zmq.Context()
     socket = calling_socket(context, arguments.endpoint, arguments.worker)
     scratch = Path(arguments.endpoint.removeprefix("ipc://")).parent
     worker = RewardWorker(config, functions, scratch)
     channel = Channel(
         socket, attempt=arguments.attempt, handler=worker.handle, peer=CONTROLLER,
-        progress=lambda _: int(1000 * time.monotonic()),  # the loop turns: what hangs in it, hangs by itself
+        progress=lambda _: int(1000 * time.monotonic()),  # the loop runs; each call has its own limit
     )  # fmt: skip
     worker.attach(channel)
     try:
@@ -260,7 +260,7 @@ async def _until_stopped(worker: RewardWorker, channel: Channel, controller: int
 
 
 def main() -> int:
-    """Load the functions, then serve; a mistake in them is told to the controller and ends the process."""
+    """Loads the functions, then serves; reports a mistake in them to the controller and ends the process."""
     leave_notice_to_controller()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     arguments = parse_arguments("The reward process of one node of a yatt run.")

@@ -1,8 +1,8 @@
-"""The user's reward functions: found by path and name, called in verl's or TRL's style.
+"""Loads the user's reward functions by path and name, and calls them in verl's or TRL's style.
 
-verl: ``compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` gives a number
-or a dict with `score`; its other numbers are metrics. TRL: ``fn(prompts, completions, **columns)`` gives a
-list of one number. A GenRM's function is `async`, in verl's style, and is handed `prompt` and `client`.
+verl: ``compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` returns a number
+or a dict with `score`; its other numbers are metrics. TRL: ``fn(prompts, completions, **columns)`` returns a
+list of one number. A GenRM's function is `async`, in verl's style, and also receives `prompt` and `client`.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _BUILTIN = "builtin:"
 MOST_SCORE = 1e9
-"""Beyond this, sums of rewards and their squares are not finite in float32."""
+"""Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
 
 
 CANCEL_S = 1.0
-"""How long an asynchronous function may take to end after it was cancelled."""
+"""Longest time for an asynchronous function to end after it was cancelled."""
 
 
 class CallStuck(DeadlineExceeded):
-    """An asynchronous call that took too long and goes on after it was cancelled.
+    """An asynchronous call that took too long and continues after it was cancelled.
 
     Attributes:
-        task: it runs in.
-        limit_s: of the function.
+        task: the task in which it runs.
+        limit_s: the function's time limit.
     """
 
     def __init__(self, message: str, task: "asyncio.Task[Any]", limit_s: float) -> None:
@@ -47,7 +47,7 @@ class CallStuck(DeadlineExceeded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSample:
-    """What a reward function is told; `row` is the data row as it was read."""
+    """Inputs of a reward function; `row` is the data row as it was read."""
 
     prompt: str
     completion: str
@@ -56,8 +56,8 @@ class ScoredSample:
     extra_info: Any
     row: dict[str, Any]
     facts: dict[str, Any]
-    """What the sampler knows: `finish_reason`, `num_prompt_tokens`, `num_completion_tokens`, and the
-    limit."""
+    """The sampler's `finish_reason`, `num_prompt_tokens`, `num_completion_tokens`, and
+    `max_response_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +70,17 @@ class RewardFunction:
     """File and function, for messages."""
 
     path: Path | None
-    """The user's file; None for one of ours."""
+    """The user's file; None for a built-in function."""
 
     style: Literal["verl", "trl", "genrm"]
     kwargs: dict[str, Any]
     timeout_s: float
     limit_factor: int = 1
-    """An asynchronous call may take so many times `timeout_s`."""
+    """Multiplies `timeout_s` for an asynchronous call."""
 
     @property
     def is_async(self) -> bool:
-        """Whether its calls have to be awaited."""
+        """Whether its calls must be awaited."""
         return is_async(self.call)
 
 
@@ -90,7 +90,7 @@ def is_builtin(path: str) -> bool:
 
 
 def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
-    """Every function of the run file, by the name of its reward or GenRM.
+    """Loads every function of the run file, by the name of its reward or GenRM.
 
     Raises:
         ConfigError: one of them cannot be loaded.
@@ -100,10 +100,10 @@ def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
 
 
 def load_reward(reward: RewardSection) -> RewardFunction:
-    """The function of one entry of `rewards`.
+    """Loads the function of one entry of `rewards`.
 
     Raises:
-        ConfigError: the file, the name, or what the file imports, is not there.
+        ConfigError: the file, the function, or a module that the file imports, is missing.
     """
     key = f"rewards[{reward.name}]"
     if is_builtin(reward.path):
@@ -127,10 +127,10 @@ def load_reward(reward: RewardSection) -> RewardFunction:
 
 
 def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
-    """The function of an entry of `genrms` that has a path.
+    """Loads the function of an entry of `genrms` that has a path.
 
     Raises:
-        ConfigError: as `load_reward`, or the function is not async.
+        ConfigError: as in `load_reward`, or the function is not async.
     """
     path = Path(genrm.path).absolute()
     call = load_function(path, genrm.function, f"genrms[{genrm.name}]", must_be_async=True)
@@ -146,10 +146,10 @@ def load_genrm_function(genrm: GenRMSection) -> RewardFunction:
 
 
 def load_function(path: Path, name: str, key: str, *, must_be_async: bool = False) -> Callable[..., Any]:
-    """What a user's file has under this name: a function, or any other callable.
+    """Loads the callable of this name from a user's file.
 
     Args:
-        key: of the run file's entry, for messages.
+        key: key of the run file's entry, for messages.
 
     Raises:
         ConfigError: the file cannot be loaded, or has no such function.
@@ -165,11 +165,11 @@ def load_function(path: Path, name: str, key: str, *, must_be_async: bool = Fals
         raise ConfigError(
             f"{key}.function: {name} of {path} must be `async def`; it awaits client.complete(...)."
         )
-    return function  # type: ignore[no-any-return]  # callable() was asked above
+    return function  # type: ignore[no-any-return]  # callable() was checked above
 
 
 def is_async(call: Callable[..., Any]) -> bool:
-    """Whether calls give a coroutine: `async def`, an object with such a `__call__`, a partial of these."""
+    """Whether calls return a coroutine: `async def`, an object with such a `__call__`, a partial of these."""
     while isinstance(call, functools.partial):
         call = call.func
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
@@ -178,20 +178,20 @@ def is_async(call: Callable[..., Any]) -> bool:
 async def call_reward(
     function: RewardFunction, sample: ScoredSample, *, client: "GenRMClient | None"
 ) -> tuple[float, dict[str, float]]:
-    """The score of one sample, and what else the function measured.
+    """Returns the score of one sample, and the function's other metrics.
 
-    A synchronous function runs here and now, in the process's main thread (some graders use signals):
-    nothing else does meanwhile, and only the controller's SIGKILL bounds it. An asynchronous one is bounded
-    by its own limit; time in which it waits for a GenRM is not counted.
+    A synchronous function runs in the process's main thread (some graders use signals) and blocks it; only
+    the controller's SIGKILL limits its time. An asynchronous function has its own limit, without the time in
+    which it waits for a GenRM.
 
     Args:
-        client: handed to a GenRM's function, None for others.
+        client: passed to a GenRM's function; None for others.
 
     Raises:
-        DeadlineExceeded: an asynchronous function took longer than its limit, whatever it gives then.
-        CallStuck: and it catches its cancellation and goes on.
-        ValueError: its result is no score.
-        Exception: whatever the function raises.
+        DeadlineExceeded: an asynchronous function took longer than its limit; a late result is ignored.
+        CallStuck: it took longer, caught its cancellation and continues.
+        ValueError: its result is not a score.
+        Exception: any error that the function raises.
     """
     arguments = _arguments(function, sample, client)
     if not function.is_async:
@@ -205,9 +205,9 @@ async def call_reward(
 
 
 async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None") -> Any:
-    """The result of an asynchronous function within its limit; whatever comes later is no result.
+    """Awaits an asynchronous function within its limit; a later result is ignored.
 
-    In a task of its own: a function may catch its cancellation and go on.
+    The function runs in a separate task, because it may catch its cancellation and continue.
     """
     task = asyncio.create_task(_outcome(function, arguments))
     try:
@@ -215,7 +215,7 @@ async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: 
             if client is not None:
                 client.pauses(limit)
             result, error = await asyncio.shield(task)
-    except TimeoutError:  # the limit's own: `_outcome` raises nothing
+    except TimeoutError:  # raised by the limit: `_outcome` raises nothing
         pass
     finally:
         task.cancel()
@@ -232,10 +232,10 @@ async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: 
 
 
 async def _outcome(function: RewardFunction, arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
-    """What an asynchronous function gives or raises: a SystemExit that leaves a task ends the process."""
+    """Returns the function's result or error, because a SystemExit raised in a task ends the process."""
     try:
         return await function.call(**arguments), None
-    except BaseException as error:  # noqa: BLE001 (raised again by who awaits it)
+    except BaseException as error:  # noqa: BLE001 (raised again by the caller)
         return None, error
 
 
@@ -254,13 +254,13 @@ def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -
 
 
 def _extra_info(sample: ScoredSample) -> Any:
-    """The row's own, and the facts beside it; a row's keys win. What is no dict is left as it is."""
+    """Adds the facts to the row's own `extra_info`, whose keys win. A value that is no dict is unchanged."""
     own = sample.extra_info
     return {**sample.facts, **(own or {})} if own is None or isinstance(own, dict) else own
 
 
 def _trl_arguments(sample: ScoredSample) -> dict[str, Any]:
-    """Batches of one; chat rows as TRL gives them, messages instead of text."""
+    """Arguments for a batch of one sample; chat rows have messages instead of text, as in TRL."""
     columns = {"ground_truth": sample.ground_truth, "data_source": sample.data_source} | sample.row
     messages = columns.pop("prompt", None)
     columns.pop("completion", None)
@@ -287,14 +287,14 @@ def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
 
 
 def encodable(text: str) -> str:
-    """`text` with ? for each half of a character (a lone surrogate), which no message can hold."""
+    """Replaces each lone surrogate (half a character) in `text` by ?, because messages are UTF-8."""
     return text.encode(errors="replace").decode()
 
 
 def _is_measure(value: Any) -> bool:
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int larger than any float
         return False
 
 
@@ -305,7 +305,7 @@ def _read_trl(result: Any) -> tuple[float, dict[str, float]]:
 
 
 def _finite(value: Any) -> float:
-    """numpy's and torch's scalars are numbers too."""
+    """Converts a score to a finite float; scalars of numpy and torch are accepted."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""What a GenRM's Python function is handed: `await client.complete(text)`.
+"""The client that a GenRM's Python function receives: `await client.complete(text)`.
 
-A request goes to the controller, which sends it to whichever engine of that GenRM has least to do.
-The seed comes from (run seed, text, number of the call), so a rerun asks for the same completions.
+A request goes to the controller, which sends it to the least busy engine of that GenRM. The seed is derived
+from (run seed, text, number of the call), so a rerun requests the same completions.
 """
 
 import asyncio
@@ -20,47 +20,47 @@ from yatt.records import message as m
 
 CONTROLLER = "controller"
 MOST_TEMPERATURE = 100.0
-"""As in the run file."""
+"""Same limit as in the run file."""
 
 MOST_ASKS = 1000
-"""For one sample. Waiting for a GenRM is not counted against a function's limit, so one that asks without end
-would never meet it."""
+"""Maximum calls per sample. Waiting for a GenRM does not count against a function's time limit, so that limit
+does not stop an endless loop of calls."""
 
 
 class GenRMClient:
-    """One GenRM, for one sample.
+    """Client of one GenRM, for one sample.
 
     Args:
-        limit_s: how long the controller may be silent about one completion.
+        limit_s: longest time without a message from the controller about one completion.
     """
 
     def __init__(self, channel: Channel, genrm: GenRMSection, *, run_seed: int, limit_s: float) -> None:
         self._channel, self._genrm = channel, genrm
         self._run_seed, self._limit_s = run_seed, limit_s
         self.asked = 0
-        """Completions that the function asked for so far."""
+        """Number of completions that the function has requested."""
         self.failure: m.Failed | None = None
-        """Why the call has failed, whatever its function makes of that: a judge that takes an exception for a
-        verdict must not be believed."""
+        """Why a request has failed. It overrides the function's result, because a function may catch the
+        exception and return a score."""
         self._function_limit: asyncio.Timeout | None = None
         self._under_way, self._left_s = 0, 0.0
 
     def pauses(self, limit: asyncio.Timeout) -> None:
-        """Stop this clock of the function while it waits for the GenRM."""
+        """Pauses this time limit of the function while it waits for the GenRM."""
         self._function_limit = limit
 
     async def complete(
         self, text: str, *, max_tokens: int | None = None, temperature: float | None = None
     ) -> str:
-        """The GenRM's completion of `text`; lengths and temperature are the run file's unless given.
+        """Returns the GenRM's completion of `text`; the run file gives default length and temperature.
 
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the GenRM cannot take this text
-                (it is too long, say).
-            RuntimeError: the function asks without end.
+                (for example, it is too long).
+            RuntimeError: the function called it more than `MOST_ASKS` times.
             WorkerFailed: the GenRM could not answer, or not in time.
         """
-        await asyncio.sleep(0)  # a function that tries again and again must meet its limit
+        await asyncio.sleep(0)  # so that the time limit can cancel a function that retries in a loop
         text = _text(text)
         most = self._genrm.max_tokens if max_tokens is None else _max_tokens(max_tokens)
         warmth = self._genrm.temperature if temperature is None else _temperature(temperature)
@@ -74,7 +74,7 @@ class GenRMClient:
         try:
             with self._paused():
                 answer = await self._channel.request(CONTROLLER, ask, self._limit_s)
-        except DeadlineExceeded as error:  # the machines', not the function's own limit
+        except DeadlineExceeded as error:  # of the request, not the function's own limit
             raise self._failed(str(error)) from error
         if isinstance(answer, m.Failed) and answer.user:
             raise ValueError(f"GenRM '{self._genrm.name}' refuses this text: {answer.error}")

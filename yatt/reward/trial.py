@@ -1,6 +1,6 @@
-"""Loads a user's function in a process of its own, to find mistakes before a run starts.
+"""Loads a user's function in a separate process, to find mistakes before a run starts.
 
-A file that ends its process, closes descriptors or hangs when it is loaded then harms nobody.
+So a file that ends its process, closes descriptors or hangs at import does no harm.
 """
 
 import contextlib
@@ -20,28 +20,28 @@ from yatt.errors import ConfigError
 from yatt.reward.functions import load_function
 
 _LINES = 5
-"""Of what the process said last, for a message."""
+"""Number of last log lines of the process that a message shows."""
 
 ORPHANS_S = 3.0
-"""How long it may take to end what a file has started."""
+"""Longest time to end the processes that a file has started."""
 
 
 def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_s: float) -> None:
-    """Load the function in a child process.
+    """Loads the function in a child process.
 
     Args:
-        key: of the run file's entry, for messages.
-        limit_s: how long loading may take.
+        key: key of the run file's entry, for messages.
+        limit_s: longest time for loading.
 
     Raises:
-        ConfigError: as `load_function`; or the file ended the process, or was not loaded in time. Made from
-            the error of a filesystem, if that is the cause.
+        ConfigError: as in `load_function`; or the file ended the process, or was not loaded in time. Its
+            cause is the filesystem's error, if there is one.
     """
     with tempfile.TemporaryDirectory(prefix="yatt-trial-") as folder:
         found, log = Path(folder) / "found", Path(folder) / "log"
         arguments = json.dumps([str(path), name, key, must_be_async, str(found)])
         argv = [sys.executable, "-P", "-m", "yatt.reward.trial", arguments]
-        with orphans_of_marked(ORPHANS_S):  # what the file has started in sessions of their own
+        with orphans_of_marked(ORPHANS_S):  # processes that the file has started in other sessions
             process = spawn(argv, env={**os.environ, MARK: "trial"}, log=log)
             try:
                 how = describe_exit(process.wait(limit_s))
@@ -52,7 +52,7 @@ def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_
                 ) from None
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and in its own
+                    os.killpg(process.pid, signal.SIGKILL)  # processes in its own session
                 process.wait()
         if not found.exists():
             said = "; ".join(log_tail(log, _LINES).splitlines())
@@ -65,7 +65,7 @@ def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_
 
 
 def main() -> None:
-    """Load one function and write what is wrong with it, nothing if it can be used."""
+    """Loads one function and writes the error, which is empty if the function can be used."""
     path, name, key, must_be_async, found = json.loads(sys.argv[1])
     said: tuple[str, int | None] = "", None
     try:
@@ -76,7 +76,7 @@ def main() -> None:
     except OSError as error:
         said = f"{key}.path: {path} cannot be read: {error.strerror or error}.", error.errno
     Path(found).write_text(json.dumps(said))
-    os._exit(0)  # not waiting for threads that the file has started
+    os._exit(0)  # does not wait for threads that the file has started
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from yatt.engine.worker import EnginePlan, main
 
 
 def rollout_plan(config: RunConfig) -> EnginePlan:
-    """The engine that samples the policy."""
+    """Plan of the engine that samples the policy."""
     return EnginePlan(
         kind=choose_engine(config.rollout.engine, "rollout.engine"),
         options=rollout_options(config, choose_device(config.launch.device)),

@@ -1,4 +1,4 @@
-"""AdamW's state in megatron-core's distributed optimizer, where torch's AdamW stands in for a fused Adam."""
+"""Initial AdamW state in megatron-core's distributed optimizer, for torch's AdamW or a fused Adam."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from megatron.core.optimizer import distrib_optimizer
 
 
 def create_adam_state(optimizer: Any) -> None:
-    """Give every parameter zero state, which Adam creates only in its first step: a checkpoint fills it.
+    """Creates zero state for every parameter, for a checkpoint to fill; Adam creates it in its first step.
 
     torch's AdamW keeps a `step` tensor for each parameter; a fused Adam keeps one number in its groups.
     """

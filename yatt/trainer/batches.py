@@ -1,12 +1,11 @@
-"""Rollouts to packed micro-batches.
+"""Packs rollouts into micro-batches.
 
-Sequences lie one after the other (THD); each is padded to the multiple that context and sequence
-parallelism need, at its end, where causal attention keeps padding from being seen. Sequences are
-ordered by length, so that attention can take neighbours of equal length as one batch; where all are
-of one length they are a plain batch, and nothing loops over them.
+Sequences are concatenated (THD). Each is padded at its end to the multiple that context and sequence
+parallelism need; causal attention masks this padding. Sequences are ordered by length, so that attention can
+compute adjacent sequences of equal length as one batch. If all have one length, they form a plain batch.
 
-On CPU a stream is filled up to one of few lengths by sequences of padding, because a matrix product
-there compiles and keeps a kernel for each shape (`cpu_matmul`).
+On CPU, padding sequences fill a stream up to one of few lengths, because a matrix product there compiles and
+keeps a kernel for each shape (`cpu_matmul`).
 
 Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens, R rows of logits.
 """
@@ -28,8 +27,8 @@ from yatt.records.message import Rollout
 class TrainSample:
     """One sequence to train on.
 
-    `ids` int64 is prompt and completion; `sampler_logprobs` float32 is of the completion; `start` is
-    where its completion tokens begin among those of the whole rollout batch.
+    `ids`: int64, prompt and completion. `sampler_logprobs`: float32, of the completion. `start`: index of its
+    first completion token among all completion tokens of the rollout batch.
     """
 
     ids: NDArray[np.int64]
@@ -39,13 +38,13 @@ class TrainSample:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens that are trained on."""
+        """Number of tokens to train on."""
         return len(self.ids) - self.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLayout:
-    """How sequences are cut: `align` is the multiple of every sequence's length.
+    """Padding and context-parallel split of sequences. Every sequence's length is a multiple of `align`.
 
     `has_few_lengths`: whether streams are filled up, see `bucketed_length`.
     """
@@ -58,19 +57,19 @@ class SequenceLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward pass takes, and where its completion tokens are.
+    """Inputs of one forward pass, and the positions of its completion tokens.
 
     Args:
         tokens: int64 [1, S] packed, or [B, S / B] where all sequences are of one length.
         positions: int64, of each token in its sequence, shaped like `tokens`.
         labels_T: int64, the completion tokens predicted on this rank.
         rows_R: int64, R >= T: index in the hidden states [S / B, B], flattened, of the position that predicts
-            each of them; rows beyond T fill up and are read by nobody.
-        flat_T: int64, their place among the completion tokens of the whole rollout batch.
+            each of them; rows beyond T are padding and are not used.
+        flat_T: int64, their index among the completion tokens of the whole rollout batch.
         weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
         samples_T: int64, the sample of each of them, by its place in this micro-batch.
         lengths_N: int64, completion tokens of each sample, those on other context-parallel ranks included.
-        packed: bounds of the sequences, before the context-parallel cut; None for a plain batch.
+        packed: bounds of the sequences, before the context-parallel split; None for a plain batch.
     """
 
     tokens: Tensor
@@ -86,7 +85,7 @@ class MicroBatch:
 
 
 def sample_of(rollout: Rollout, start: int) -> TrainSample:
-    """Arrays of one rollout as it came over the wire."""
+    """Decodes one received rollout into arrays."""
     prompt = np.frombuffer(rollout.prompt_ids, dtype="<i4")
     completion = np.frombuffer(rollout.completion_ids, dtype="<i4")
     return TrainSample(
@@ -103,7 +102,7 @@ def micro_batch(
     cut: SequenceLayout,
     device: torch.device,
 ) -> MicroBatch:
-    """Pack these samples; none at all gives a pass over one padding sequence that trains nothing.
+    """Packs these samples. Without samples, the result is one padding sequence that trains nothing.
 
     Args:
         weights: loss weight of each completion token of each sample.
@@ -140,15 +139,15 @@ def micro_batch(
 
 
 def bucketed_length(length: int) -> int:
-    """`length` or up to an eighth more, from 64 on: eight lengths between a power of two and the next."""
+    """Rounds up to a bucket: eight buckets per power of two; exact below 64."""
     step = 1 if length < 64 else 1 << (length.bit_length() - 4)
     return length + -length % step
 
 
 def _filled_up(lengths: list[int], cut: SequenceLayout) -> list[int]:
-    """These lengths, and those of sequences of padding if the stream is to have one of few lengths.
+    """Adds lengths of padding sequences, if the stream must have one of few lengths.
 
-    Several sequences of one length stay a plain batch: where that happens again and again, lengths are fixed.
+    Several sequences of one length stay a plain batch: if this recurs, the data has few lengths anyway.
     """
     if not cut.has_few_lengths or (len(lengths) > 1 and len(set(lengths)) == 1):
         return lengths
@@ -162,9 +161,9 @@ def _filled_up(lengths: list[int], cut: SequenceLayout) -> list[int]:
 
 
 def _rows(where_T: NDArray[np.int64], shape: tuple[int, int], cut: SequenceLayout) -> NDArray[np.int64]:
-    """Places of a batch [B, S / B], which the model's hidden states have as [S / B, B]; filled up with 0.
+    """Converts indices of a batch [B, S / B] to indices of hidden states [S / B, B]; the padding is 0.
 
-    Never none at all, and under sequence parallelism a multiple of the ranks that share them.
+    There is at least one row; under sequence parallelism, a multiple of the ranks that share the rows.
     """
     num_rows = bucketed_length(len(where_T)) if cut.has_few_lengths else len(where_T)
     rows_R = np.zeros(max(num_rows, 1) + -max(num_rows, 1) % cut.align, np.int64)
@@ -174,7 +173,7 @@ def _rows(where_T: NDArray[np.int64], shape: tuple[int, int], cut: SequenceLayou
 
 
 class _Stream:
-    """The packed stream: position i sees tokens[i] and predicts labels[i]; flat is -1 where nothing is."""
+    """The packed stream. Position i has input tokens[i] and predicts labels[i]; flat[i] is -1 if unused."""
 
     def __init__(self, length: int) -> None:
         self.tokens, self.labels = np.zeros(length, np.int64), np.zeros(length, np.int64)
@@ -182,7 +181,7 @@ class _Stream:
         self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
 
     def put(self, at: int, number: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
-        """Lay one sequence from position `at`; its last token is only a label."""
+        """Writes one sequence from position `at` on; its last token is only a label."""
         last = at + len(sample.ids) - 1
         completion = slice(at + sample.num_prompt_tokens - 1, last)
         self.tokens[at : max(last, at + 1)] = sample.ids[: max(last - at, 1)]
@@ -194,7 +193,7 @@ class _Stream:
 
 
 def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]:
-    """Places in the stream this context-parallel rank holds: chunks r and 2n-1-r of each sequence."""
+    """Stream positions on this context-parallel rank r of n: chunks r and 2n-1-r of each sequence."""
     if cut.cp_size == 1:
         return np.arange(bounds[-1])
     held = []

@@ -1,12 +1,11 @@
-"""Matrix products of float32 on CPU, by oneDNN.
+"""Float32 matrix products on CPU with oneDNN.
 
-torch multiplies float32 matrices by MKL, which on CPUs of other makers than Intel has kernels for AVX2
-only: with AVX-512 oneDNN, which torch brings along as well, is 1.8 to 2.3 times as fast there (an AMD EPYC,
-1,296 rows); on Intel's own it has not been measured. torch has no switch for that; its compiler calls the
-same operator.
+torch multiplies float32 matrices with MKL, which has only AVX2 kernels on CPUs of other makers than Intel.
+oneDNN is part of torch too; with AVX-512 it is 1.8 to 2.3 times as fast there (an AMD EPYC, 1,296 rows). On
+Intel CPUs this was not measured. torch has no switch for it; its compiler calls the same operator.
 
-oneDNN compiles a kernel for every shape and keeps it, 0.3 to 1.5 MiB each, so shapes must be few:
-`batches.bucketed_length` sees to that, and small products, whose shapes are many, stay with MKL.
+oneDNN compiles a kernel for every shape and keeps it, 0.3 to 1.5 MiB each, so shapes must be few.
+`batches.bucketed_length` limits them. Small products, which have many shapes, stay with MKL.
 """
 
 import torch
@@ -14,17 +13,17 @@ from torch import Tensor
 
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
 MIN_ROWS = 64
-"""In each of the three dimensions; fewer are left to torch."""
+"""Minimum of each of the three dimensions M, K, N; torch computes smaller products."""
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right`` without gradient, by whatever is fastest.
+    """Computes ``left @ right`` without gradient, with the faster library.
 
     Args:
         left: [..., M, K]. right: [K, N], of the same dtype on the same device; both of any strides.
 
     Returns:
-        [..., M, N], contiguous where oneDNN made it.
+        [..., M, N], contiguous if oneDNN computed it.
     """
     if not _suits(left, right):
         return torch.matmul(left, right)

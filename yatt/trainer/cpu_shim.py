@@ -1,19 +1,19 @@
-"""A CPU meaning for the CUDA calls that megatron-core makes unconditionally.
+"""CPU replacements for the CUDA calls that megatron-core makes unconditionally.
 
-megatron-core names CUDA in three ways, and each is answered in the smallest way:
+megatron-core uses CUDA in three ways, and each has a small replacement:
 
-1. ``device=torch.cuda.current_device()``, RNG and stream calls: those torch.cuda functions get
-   their CPU meaning;
+1. ``device=torch.cuda.current_device()``, RNG and stream calls: those torch.cuda functions are
+   replaced by CPU functions;
 2. literals (``device="cuda"``, ``.cuda()``, ``pin_memory=True``): a TorchFunctionMode rewrites them,
-   only for callers inside ``megatron``; nobody else is lied to;
-3. optimizers that compare ``p.type()`` with ``"torch.cuda.FloatTensor"``: the same mode answers.
+   only for callers inside ``megatron``;
+3. optimizers that compare ``p.type()`` with ``"torch.cuda.FloatTensor"``: the same mode returns that name.
 
-The mode also gives megatron's linear layers the faster matrix product of `cpu_matmul`, where they compute
-their gradients themselves (in their autograd function), so that it needs none.
+The mode also gives megatron's linear layers the faster matrix product of `cpu_matmul`. Their own autograd
+function computes the gradients, so the product needs none.
 
-``torch.cuda.is_available()`` stays False. Installed by a process's entry point, never where CUDA
-exists. Upstream: Megatron-LM pull request 6270 is about conversion on CPU; nothing is about
-training, so this stays for the versions we support (0.16 to 0.19).
+``torch.cuda.is_available()`` stays False. A process's entry point installs the shim, only without CUDA.
+Upstream: Megatron-LM pull request 6270 is about conversion on CPU; no request is about training, so
+the shim stays for the supported versions (0.16 to 0.19).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, for callers in megatron with CUDA replaced by CPU."""
+        """Calls `func`; for callers in megatron, CUDA is replaced by CPU."""
         kwargs = kwargs or {}
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
             return func(*args, **kwargs)
@@ -59,22 +59,22 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
 
 
 class InertStream:
-    """CPU execution is synchronous: streams order nothing."""
+    """A stream without effect, because CPU execution is synchronous."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def wait_stream(self, _: Any) -> None:
-        """Nothing to wait for."""
+        """Does nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing."""
 
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """megatron-core hands its small fused functions to torch.compile as it is imported, which imports the
-    whole compiler: on CPU more than a second of each rank's start, for functions that are then not used."""
+    """Disables torch.compile while megatron-core is imported. megatron-core compiles small fused functions
+    then, which imports the compiler: over a second of each rank's start, for functions unused on CPU."""
     compiler = torch.compile
 
     def as_it_is(model: Callable[..., Any] | None = None, **_: Any) -> Any:
@@ -88,8 +88,8 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _uncompile_optimizers() -> None:
-    """torch keeps these methods out of compiled code, for which it imports the compiler when one is first
-    called: half a second of each rank's start."""
+    """Unwraps methods that torch excludes from compiled code. Their first call would import the compiler,
+    which takes half a second of each rank's start."""
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
 
@@ -105,7 +105,7 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Give this process the shim; call it in the main thread, before megatron objects are built."""
+    """Installs the shim in this process. Call it in the main thread, before megatron objects are built."""
     assert not torch.cuda.is_available(), "the shim is for machines without CUDA"
     if is_installed():
         return
@@ -137,7 +137,7 @@ def install() -> None:
 
 
 def _keep_mode_in_backward() -> None:
-    """torch turns modes off while it runs backward; the linear layers' products there are to have it too."""
+    """Enables the mode in the backward pass of the linear layers; torch disables modes during backward."""
     from megatron.core.tensor_parallel.layers import LinearWithGradAccumulationAndAsyncCommunication as Linear
 
     backward = Linear.backward

@@ -1,4 +1,4 @@
-"""Where a trainer rank computes, and the process-wide settings that follow; called by entry points only."""
+"""Chooses a trainer rank's device and applies process-wide settings. Only entry points call this."""
 
 import torch
 
@@ -7,10 +7,10 @@ from yatt.errors import ConfigError
 
 
 def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
-    """Choose the device, set threads and determinism, make megatron-core run there.
+    """Chooses the device, sets threads and determinism, and prepares megatron-core for the device.
 
     Raises:
-        ConfigError: launch.device asks for CUDA and there is none.
+        ConfigError: launch.device is cuda, but there is no CUDA device.
     """
     has_cuda = torch.cuda.is_available()
     if config.launch.device == "cuda" and not has_cuda:
@@ -18,14 +18,13 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
     torch.set_num_threads(config.launch.threads_per_worker)
     if has_cuda:
         torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
-        # A controller shows each worker its own GPUs only; then this rank's is the first.
+        # If the controller makes only this worker's own GPUs visible, this rank's GPU is the first.
         device = torch.device("cuda", local_rank if local_rank < torch.cuda.device_count() else 0)
         torch.cuda.set_device(device)
     else:
         from yatt.trainer import cpu_shim
 
-        # The same without the compiler's own setting, for which torch would import the compiler: it is not
-        # used on CPU.
+        # Unlike `use_deterministic_algorithms`, this does not import the compiler, which is not used on CPU.
         torch.set_deterministic_debug_mode("warn" if config.run.deterministic else "default")
         cpu_shim.install()
         device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What megatron-core exchanges as Python objects, exchanged without pickle."""
+"""Exchanges megatron-core's Python objects between ranks without pickle."""
 
 import ast
 import contextlib
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 @contextlib.contextmanager
 def literal_exchange() -> Iterator[None]:
-    """Within it `all_gather_object` passes Python literals as text, and refuses all else.
+    """Makes `all_gather_object` send Python literals as text, and refuse other values, in this context.
 
     megatron-core's set-up of the optimizer gathers the keys of parameter groups (tuples of text, numbers,
-    truth values and None) as pickles: unpickling what a socket delivers executes what the sender wants.
+    booleans and None) as pickles. Unpickling data from a socket can execute any code of the sender.
     """
     original = dist.all_gather_object
     dist.all_gather_object = all_gather_literal  # type: ignore[assignment]  # narrower names of arguments
@@ -25,7 +25,7 @@ def literal_exchange() -> Iterator[None]:
 
 
 def all_gather_literal(gathered: list[Any], value: Any, group: dist.ProcessGroup | None = None) -> None:
-    """`torch.distributed.all_gather_object` for Python literals. Collective.
+    """Replaces `torch.distributed.all_gather_object` for Python literals. Collective.
 
     Raises:
         TypeError: the value is not made of literals.

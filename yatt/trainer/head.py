@@ -1,8 +1,8 @@
-"""The hidden states at the positions whose tokens are trained on, instead of logits at all positions.
+"""Hidden states at the trained positions only, instead of logits at all positions.
 
-Prompts have no loss, and logits of completions are made chunk by chunk (`yatt.trainer.logprobs`): so for one
-forward call the language-model head hands out its input, narrowed to the wanted rows, and its weight.
-megatron-core itself has no such choice when it trains.
+Prompts have no loss, and logits of completions are computed chunk by chunk (`yatt.trainer.logprobs`). So for
+one forward call the language-model head returns its input, narrowed to the wanted rows, and its weight.
+megatron-core has no such option for training.
 
 Suffixes: S tokens, B sequences, H hidden size, R rows wanted.
 """
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class HeadWeight:
-    """The weight [V / tp, H] of the head that the model has run; with tied embeddings, the embedding's."""
+    """The head's weight [V / tp, H] in the forward call; with tied embeddings, the embedding's weight."""
 
     tensor: Tensor | None = None
 
 
 @contextlib.contextmanager
 def head_at(model: nn.Module, rows_R: Tensor) -> Iterator[HeadWeight]:
-    """Within it `model` gives the head's input [1, R, H]; a stage without head what it always gives.
+    """Makes `model` return the head's input [1, R, H]; a stage without head returns its usual output.
 
     Args:
         model: a chunk of the policy or reference, wrapped or not.
@@ -46,7 +46,7 @@ def head_at(model: nn.Module, rows_R: Tensor) -> Iterator[HeadWeight]:
         found.tensor = head.weight if weight is None else weight
         return _narrowed(hidden, rows_R, head), None
 
-    head.forward = forward  # on this object only; the call through it runs the module's hooks as ever
+    head.forward = forward  # on this object only; the module's hooks still run
     try:
         yield found
     finally:
@@ -54,9 +54,9 @@ def head_at(model: nn.Module, rows_R: Tensor) -> Iterator[HeadWeight]:
 
 
 def _narrowed(hidden: Tensor, rows_R: Tensor, head: Any) -> Tensor:
-    """Hidden states [S, B, H] (or this rank's part of S) to [R, 1, H], on every tensor-parallel rank.
+    """Selects rows [R, 1, H] of hidden states [S, B, H] (or this rank's part of S), on every TP rank.
 
-    Each rank computes the gradient that comes through its part of the vocabulary: the backward pass sums.
+    Each rank computes the gradient through its part of the vocabulary; the backward pass sums them.
     """
     if head.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)

@@ -1,4 +1,4 @@
-"""Which layouts can be: sizes that must divide each other. No torch, so that it can be asked anywhere."""
+"""Checks that parallel sizes divide the model and the ranks. No torch, so that any process can use it."""
 
 import math
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from yatt.weights.shape import ModelShape
 
 
 def check_layout(shape: ModelShape, layout: TrainerSection, world_size: int) -> None:
-    """Refuse layouts that cannot be, before anything is built.
+    """Refuses impossible layouts before anything is built.
 
     Raises:
-        ConfigError: names the keys, the sizes that do not fit, and what to write; one line a fault.
+        ConfigError: names the keys, the sizes that do not fit, and the fix; one line per fault.
     """
     faults = [*_parallel_faults(shape, layout), *_size_faults(layout, world_size)]
     if faults:
@@ -20,7 +20,7 @@ def check_layout(shape: ModelShape, layout: TrainerSection, world_size: int) -> 
 
 
 def _parallel_faults(shape: ModelShape, layout: TrainerSection) -> Iterator[str]:
-    """Tensor parallelism cuts heads and the FFN; pipelines cut layers."""
+    """Faults of tensor parallelism, which splits heads and the FFN, and of pipelines, which split layers."""
     tp = layout.tensor_model_parallel_size
     fits = math.gcd(shape.num_heads, shape.num_kv_heads, shape.ffn_size)
     cut = (

@@ -1,8 +1,8 @@
-"""Log-probs and entropy of tokens straight from hidden states, without the logits of all of them at once.
+"""Log-probs and entropy of tokens from hidden states, without the logits of all tokens at once.
 
-The head's product is made for a chunk of rows at a time and made again in the backward pass, so that what is
-kept of it is one number a token, and what is alive at once is a few copies of one chunk. The vocabulary may
-be cut by tensor parallelism.
+The logits are computed for one chunk of rows at a time, and again in the backward pass. So one number per
+token is stored, and memory holds only a few copies of one chunk. Tensor parallelism may split the
+vocabulary.
 
 Suffixes: R rows (tokens), C rows of one chunk, V entries of the vocabulary on this rank, H hidden size.
 """
@@ -17,16 +17,16 @@ from torch import Tensor
 from yatt.trainer.cpu_matmul import matmul
 
 FAR_BELOW = -1e30
-"""Stands for minus infinity where a product with zero must stay zero."""
+"""Used instead of minus infinity, because a product with zero must stay zero."""
 
 CHUNK_BYTES = 64 << 20
-"""Of one chunk's logits in float32, on this rank, where `MIN_CHUNK` and `MAX_CHUNK` allow it."""
+"""Maximum bytes of one chunk's float32 logits on this rank, within `MIN_CHUNK` and `MAX_CHUNK` rows."""
 MIN_CHUNK, MAX_CHUNK = 128, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShard:
-    """Which entries of the vocabulary this rank's logits are of; what lies above `vocab_size` is padding."""
+    """The vocabulary's split over tensor-parallel ranks; entries from `vocab_size` on are padding."""
 
     group: dist.ProcessGroup
     vocab_size: int
@@ -35,7 +35,7 @@ class VocabularyShard:
 def token_logprobs(
     hidden_RH: Tensor, weight_VH: Tensor, labels_R: Tensor, shard: VocabularyShard, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each label and entropy of each distribution, softmax taken at `temperature`.
+    """Log-prob of each label and entropy of each distribution, with the softmax at `temperature`.
 
     Args:
         hidden_RH: the same on every rank of the group. weight_VH: this rank's part of the output layer.
@@ -51,20 +51,20 @@ def token_logprobs(
 
 
 def chunk_rows(num_entries: int) -> int:
-    """Rows of a chunk whose logits have so many entries each."""
+    """Number of rows per chunk, with `num_entries` logits per row."""
     return min(max(CHUNK_BYTES // (4 * num_entries), MIN_CHUNK), MAX_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """`labels_R` count from this rank's first entry; those outside are other ranks'."""
+    """The output layer. `labels_R` are relative to this rank's first entry; others are out of range."""
 
     shard: VocabularyShard
     temperature: float
     labels_R: Tensor
 
     def logits(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
-        """float32, divided by the temperature; padding far below all others."""
+        """Logits in float32, divided by the temperature; padding entries are `FAR_BELOW`."""
         logits_CV = matmul(hidden_CH, weight_VH.t()).float()
         logits_CV /= self.temperature
         num_real = self.shard.vocab_size - self.shard.group.rank() * weight_VH.size(0)
@@ -72,12 +72,12 @@ class _Head:
         return logits_CV
 
     def of_labels(self, logits_CV: Tensor, rows: slice) -> Tensor:
-        """The label's entry of each row; 0 where it is another rank's."""
+        """The label's logit of each row; 0 if the label is on another rank."""
         here_C, is_here_C = self.here(rows, logits_CV.size(1))
         return logits_CV.gather(1, here_C[:, None]).squeeze(1) * is_here_C
 
     def here(self, rows: slice, num_entries: int) -> tuple[Tensor, Tensor]:
-        """An index on this rank for each label of these rows, and whether the label is there."""
+        """A valid local index for each label of these rows, and whether the label is on this rank."""
         labels_C = self.labels_R[rows]
         is_here_C = (labels_C >= 0) & (labels_C < num_entries)
         return labels_C.clamp(0, num_entries - 1), is_here_C
@@ -97,7 +97,7 @@ def _chunks(num_rows: int, num_entries: int) -> list[slice]:
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """log softmax at a label, and entropy, of `hidden @ weight.t() / temperature`.
+    """Log softmax at a label, and entropy, of `hidden @ weight.t() / temperature`.
 
     With x the logits of one row, m their maximum on this rank, S = sum exp(x - m) and
     B = sum exp(x - m)(x - m) over this rank's entries, L = log sum exp x over all entries: the entropy is the

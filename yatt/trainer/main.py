@@ -1,9 +1,9 @@
-"""Entry point of a trainer rank: says Hello, takes orders until Stop, answers each one.
+"""Entry point of a trainer rank: sends Hello, executes orders until Stop, answers each one.
 
     python -m yatt.trainer --run RUN --attempt E --worker NAME --endpoint ipc://... --local-rank L --node N
 
-An order that fails is answered with Failed, and the process goes on: whether to go on is the
-controller's decision.
+An order that fails is answered with Failed, and the process continues; the controller decides whether to
+end it.
 """
 
 import argparse
@@ -32,14 +32,14 @@ _LOG = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Serve one trainer rank."""
+    """Runs one trainer rank."""
     leave_notice_to_controller()
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     run = Path(arguments.run)
     config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
     opened = patiently(partial(open_run_store, config, run))
-    # Heavy imports come after the arguments are known to be right; Hello says that they are done.
+    # Heavy imports come after the arguments are checked; Hello reports that the imports are done.
     with importing():
         from yatt.trainer.device import prepare_process
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def serve(link: WorkerLink, handle: Handle) -> None:
-    """Answer orders until Stop."""
+    """Executes and answers orders until Stop."""
     while True:
         order = link.receive(WAIT_S)
         if order is None:

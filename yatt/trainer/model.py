@@ -1,7 +1,7 @@
 """The policy as megatron-core objects: model chunks, distributed optimizer, schedule, reference.
 
-One code path for CPU and GPU; the run file decides layout and layers. The traps of megatron-core
-that a run file can spring are dealt with here; layouts that cannot be are refused in `layout.py`.
+CPU and GPU share one code path; the run file selects layout and layers. This module handles the settings
+with which megatron-core fails; `layout.py` refuses impossible layouts.
 """
 
 import importlib.util
@@ -47,12 +47,12 @@ NO_FUSIONS = dict.fromkeys(
     ),
     False,
 )
-"""Fusions that want Transformer Engine, Apex or a GPU."""
+"""Fusions that need Transformer Engine, Apex or a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The trained model and what trains it. `chunks` are `models` wrapped for data parallelism."""
+    """The model, its optimizer and schedule. `chunks` are `models` wrapped for data parallelism."""
 
     shape: ModelShape
     mcore: TransformerConfig
@@ -65,7 +65,7 @@ class Policy:
 
 
 def join_model_parallel(layout: TrainerSection, seed: int) -> None:
-    """Make megatron-core's process groups and seed its generators. Collective."""
+    """Creates megatron-core's process groups and seeds its generators. Collective."""
     vpp = layout.virtual_pipeline_model_parallel_size
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
@@ -77,7 +77,7 @@ def join_model_parallel(layout: TrainerSection, seed: int) -> None:
 
 
 def parallel_groups() -> ParallelGroups:
-    """The groups that share one copy of the model."""
+    """The process groups that share one copy of the model."""
     return ParallelGroups(
         mpu.get_tensor_model_parallel_group(), mpu.get_pipeline_model_parallel_group(check_initialized=True)
     )
@@ -90,10 +90,10 @@ def build_policy(
     source: HFTensors | None,
     tick: Callable[[], None],
 ) -> Policy:
-    """Model, optimizer and schedule of this rank. Collective.
+    """Builds model, optimizer and schedule of this rank. Collective.
 
     Args:
-        source: weights to start from; None draws them from the seed.
+        source: initial weights; None: random weights from the seed.
         tick: called after each tensor that is loaded.
     """
     mcore = transformer_config(config, shape, device)
@@ -124,7 +124,7 @@ def build_policy(
 def build_reference(
     config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors, tick: Callable[[], None]
 ) -> list[nn.Module]:
-    """The frozen model of the KL term, in the policy's layout."""
+    """Builds the frozen reference model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     load_weights(models, source, shape, parallel_groups().tp, tick)
@@ -163,16 +163,16 @@ def transformer_config(config: RunConfig, shape: ModelShape, device: torch.devic
         virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
         context_parallel_size=layout.context_parallel_size,
         sequence_parallel=layout.sequence_parallel,
-        # Interleaved stages with batched sends are silently wrong: two ranks' messages match by order.
+        # Batched sends with interleaved stages give wrong results: two ranks' messages match by order.
         overlap_p2p_comm=vpp > 1,
         batch_p2p_comm=vpp == 1,
-        # With a loss function that gives (sum, tokens): the true token mean in every layout.
+        # With a loss function that returns (sum, tokens), this gives the exact token mean in every layout.
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # demanded by variable_seq_lengths, also of dense models
+        moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, also for dense models
         use_cpu_initialization=is_cpu,
-        # Also before loading weights: initialization marks parameters as cut by tensor parallelism, and
-        # without the mark the gradient norm counts one rank's part only.
+        # Needed before loading weights too: initialization marks parameters as split by tensor parallelism.
+        # Without the mark the gradient norm counts only one rank's part.
         perform_initialization=True,
         deterministic_mode=config.run.deterministic and not is_cpu,
         recompute_granularity="full" if layout.recompute else None,
@@ -194,7 +194,7 @@ def _uses_te(config: RunConfig, device: torch.device) -> bool:
 def _gpt_models(
     mcore: TransformerConfig, shape: ModelShape, *, uses_te: bool, device: torch.device
 ) -> list[GPTModel]:
-    """One GPTModel, or one for each virtual stage."""
+    """Builds one GPTModel, or one per virtual pipeline stage."""
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
     models = []
     for index in range(vpp or 1):
@@ -240,9 +240,9 @@ def _data_parallel_chunks(
 def _optimizer(
     config: RunConfig, mcore: TransformerConfig, chunks: list[DistributedDataParallel]
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """AdamW in megatron-core's distributed form, also at one rank, so that checkpoints are of one kind.
+    """Builds megatron-core's distributed AdamW, also for one rank, so that checkpoints have one format.
 
-    Its schedule is not optional: per-group weight decay (none for norms) acts only through it.
+    The schedule is required: per-group weight decay (none for norms) is applied only by it.
     """
     section, layout = config.optimizer, config.trainer
     settings = OptimizerConfig(
@@ -281,8 +281,8 @@ def _optimizer(
 
 
 def broadcast_over_model(tensor: torch.Tensor) -> None:
-    """From the first rank of a data-parallel rank's model copy to all its tensor, context and pipeline
-    ranks, in place."""
+    """Broadcasts in place from the first rank of a model copy (one data-parallel rank) to its tensor, context
+    and pipeline ranks."""
     tensor_and_context = mpu.get_tensor_and_context_parallel_group()
     if mpu.is_pipeline_first_stage(ignore_virtual=True) and tensor_and_context.size() > 1:
         dist.broadcast(tensor, group_src=0, group=tensor_and_context)

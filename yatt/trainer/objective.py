@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, and the sums from which an iteration's metrics are made.
+"""The loss of one micro-batch, and the sums for an iteration's metrics.
 
 Suffix: T completion tokens of the micro-batch on this rank.
 """
@@ -36,9 +36,9 @@ SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a micro-batch's tokens are trained towards, float32 [T] each.
+    """Advantages and log-probs for the loss of a micro-batch, float32 [T] each.
 
-    `old_T` None means the policy as it is now; `reference_T` None means no KL in the loss.
+    `old_T` None means the current policy; `reference_T` None means no KL term in the loss.
     """
 
     advantages_T: Tensor
@@ -55,10 +55,10 @@ class Measured:
 
 
 class Objective:
-    """The run file's objective.
+    """The loss function that the run file configures.
 
     Args:
-        reader: makes log-probs of hidden states.
+        reader: computes log-probs from hidden states.
         targets: one for each micro-batch of the mini-batch.
     """
 

@@ -1,12 +1,12 @@
-"""Leave the device between phases without changing one tensor object.
+"""Frees device memory between phases without replacing a tensor object.
 
-Works on storages: copy to a host buffer that is allocated once (pinned on CUDA) and kept, then
-resize the storage to nothing. Every view of it (parameters in their flat buffer, gradients,
-optimizer shards) stays valid and is whole again after `onload`. The same code really frees memory
-on CPU, so that a test without GPU proves it.
+Works on storages: copies each to a host buffer that is allocated once (pinned on CUDA) and kept, then
+resizes the storage to 0. Every view of it (parameters in their flat buffer, gradients, optimizer shards)
+stays valid and has its content again after `onload`. The same code frees memory on CPU, so that a test
+without GPU covers it.
 
-Source: verl's Megatron workers resize the flat buffers; doing it for every storage alike leaves no
-case that swaps `p.data` and cuts an alias.
+Source: verl's Megatron workers resize the flat buffers. Every storage is treated alike here, because
+swapping `p.data` would break aliases.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from yatt.trainer.model import Policy
 
 @dataclass(slots=True)
 class _Held:
-    """One storage: its size, its host copy (None: content may be lost, zeros come back), where it is."""
+    """One storage, its size, its host copy (None: it comes back as zeros), and whether it is offloaded."""
 
     storage: torch.UntypedStorage
     size_bytes: int
@@ -52,7 +52,7 @@ class HostSwap:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copy out and free; a second call does nothing."""
+        """Copies to the host and frees; a second call does nothing."""
         for held in self._held.values():
             if held.is_away:
                 continue
@@ -67,7 +67,7 @@ class HostSwap:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Allocate and copy back; a second call does nothing."""
+        """Allocates and copies back; a second call does nothing."""
         for held in self._held.values():
             if not held.is_away:
                 continue
@@ -81,12 +81,12 @@ class HostSwap:
 
     @property
     def device_bytes(self) -> int:
-        """What these storages hold on the device now."""
+        """Bytes that these storages now hold on the device."""
         return sum(held.storage.size() for held in self._held.values())
 
 
 def swap_of(policy: Policy, reference: list[nn.Module]) -> HostSwap:
-    """Everything of the trainer that stays on the device between iterations."""
+    """Collects all tensors that the trainer keeps between iterations."""
     kept = [tensor for model in (*policy.chunks, *reference) for tensor in _module_tensors(model)]
     dropped: list[Tensor] = []
     for chunk in policy.chunks:
@@ -114,8 +114,8 @@ def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
 
 
 def _give_back_freed_memory() -> None:
-    """glibc keeps what was freed, some 700 MiB of activations already with 5 M parameters: what this process
-    has would prove nothing about what it holds. A C library without `malloc_trim` keeps none."""
+    """Returns freed heap memory to the system, so that the process's memory shows what it uses. glibc keeps
+    about 700 MiB of activations with 5 M parameters; a C library without `malloc_trim` keeps none."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -24,25 +24,25 @@ from yatt.trainer.model import Policy
 
 @dataclass(frozen=True, slots=True)
 class HeadInput:
-    """What logits would be made of: hidden states [R, H] of a micro-batch's rows, weight [V / tp, H]."""
+    """Factors of the logits: hidden states [R, H] of a micro-batch's rows, and head weight [V / tp, H]."""
 
     hidden_RH: Tensor
     weight_VH: Tensor
 
 
 Finish = Callable[[int, MicroBatch, HeadInput], Any]
-"""(index of the micro-batch, itself, what the head is given) to what the schedule wants."""
+"""Takes a micro-batch's index, the micro-batch and the head's input; returns the result for the schedule."""
 Tick = Callable[[], None]
-"""Called once a micro-batch: the progress a watcher sees."""
+"""Called once per micro-batch, to report progress."""
 
 
 def run_pass(
     chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], finish: Finish, tick: Tick, *, trains: bool
 ) -> list[Any]:
-    """Run all micro-batches, with gradients if `trains`. Collective over the whole model.
+    """Runs all micro-batches, with gradients if `trains`. Collective over the whole model.
 
     Returns:
-        What `finish` gave for each micro-batch; empty on pipeline stages other than the last.
+        Result of `finish` per micro-batch; empty on pipeline stages other than the last.
     """
 
     def forward_step(items: Iterator[tuple[int, MicroBatch]], model: nn.Module) -> tuple[Tensor, Any]:
@@ -53,7 +53,7 @@ def run_pass(
 
         def finish_this(hidden: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
             assert weight.tensor is not None, "the last stage has a head"
-            # megatron's mixed-precision wrapper gives what a model returns in float32
+            # megatron's mixed-precision wrapper converts the model's output to float32
             return finish(
                 index, micro, HeadInput(hidden.flatten(0, 1).to(weight.tensor.dtype), weight.tensor)
             )
@@ -81,7 +81,7 @@ def run_pass(
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Makes log-probs of a model's hidden states, at the sampling temperature."""
+    """Computes log-probs from a model's hidden states, at the sampling temperature."""
 
     shard: VocabularyShard
     temperature: float
@@ -89,7 +89,7 @@ class Reader:
     def __call__(self, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
         num_tokens, num_rows = len(micro.labels_T), given.hidden_RH.size(0)
-        labels_R = F.pad(micro.labels_T, (0, num_rows - num_tokens))  # as many rows: few shapes of products
+        labels_R = F.pad(micro.labels_T, (0, num_rows - num_tokens))  # R rows, so that matmul shapes are few
         logprobs_R, entropy_R = token_logprobs(
             given.hidden_RH, given.weight_VH, labels_R, self.shard, self.temperature
         )
@@ -104,7 +104,7 @@ def reader_of(policy: Policy, temperature: float) -> Reader:
 def completion_logprobs(
     chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], reader: Reader, tick: Tick
 ) -> list[Tensor]:
-    """Log-probs of all completion tokens, float32 [T] a micro-batch; empty but on the last stage."""
+    """Log-probs of all completion tokens, float32 [T] per micro-batch; empty except on the last stage."""
 
     def finish(_: int, micro: MicroBatch, given: HeadInput) -> Tensor:
         return reader(micro, given)[0]
@@ -120,7 +120,7 @@ class Stopwatch:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """A micro-batch begins."""
+        """Records the start of a micro-batch."""
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -129,8 +129,8 @@ class Stopwatch:
             self._marks.append(monotonic_s())
 
     def seconds(self) -> list[float]:
-        """Of each micro-batch but the last, whose end is mixed with the reduction of gradients. The work
-        must be done by now."""
+        """Seconds per micro-batch. The last one overlaps the gradient reduction and is left out. Call it only
+        after the device has finished."""
         pairs = itertools.pairwise(self._marks)
         if self._on_gpu:
             return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
@@ -140,16 +140,16 @@ class Stopwatch:
 def optimizer_step(
     policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick
 ) -> tuple[list[Any], float, list[float]]:
-    """One update from these micro-batches.
+    """Makes one update from these micro-batches.
 
-    The schedule moves first, so that the first step of a warm-up has a learning rate above 0.
+    The schedule advances first, so that the first step of a warm-up has a learning rate above 0.
 
     Returns:
-        What `finish` gave beside loss and token count, the gradient norm before clipping, and the seconds of
-        each micro-batch but the last; none with pipeline stages, where they overlap.
+        Measurements of `finish` (without loss and token count), the gradient norm before clipping, and the
+        seconds per micro-batch without the last; empty with pipeline stages, because they overlap.
 
     Raises:
-        FloatingPointError: the gradient is not finite; the parameters are spoilt.
+        FloatingPointError: the gradient is not finite; the parameters are no longer valid.
     """
     for chunk in policy.chunks:
         chunk.zero_grad_buffer()
@@ -170,18 +170,18 @@ def optimizer_step(
 
 
 def gather_parameters(policy: Policy) -> None:
-    """After the last update of an iteration: have every rank's parameters whole and new."""
+    """Gathers the updated parameters on every rank, after the last update of an iteration."""
     if policy.chunks[0].ddp_config.overlap_param_gather:
         for chunk in policy.chunks:
             chunk.start_param_sync(force_sync=True)
 
 
 def learning_rate(policy: Policy) -> float:
-    """Of the step just taken."""
+    """Learning rate of the last optimizer step."""
     return float(policy.optimizer.param_groups[0]["lr"])
 
 
 def counts_tokens() -> bool:
-    """Whether this rank's numbers go into sums over all ranks, so that every token is counted once."""
+    """Whether this rank adds its values to sums over all ranks, so that every token is counted once."""
     is_last = mpu.is_pipeline_last_stage(ignore_virtual=True)
     return bool(is_last and mpu.get_tensor_model_parallel_rank() == 0)

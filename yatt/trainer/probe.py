@@ -1,5 +1,4 @@
-"""The sync probe as the trainer sees it: log-probs of a few random sequences, and how far rounding moves
-them."""
+"""The trainer's side of the sync probe: log-probs of a few random sequences, and the effect of rounding."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick, completion_logprobs, counts_tokens, reader_of
 
 ROUNDINGS = 4
-"""Passes with other roundings; their mean is steady to about a third for 30 tokens."""
+"""Number of passes with different roundings; their mean varies by about a third for 30 tokens."""
 
 
 def probe_logprobs(
@@ -54,15 +53,15 @@ def probe_rounding(
 ) -> float:
     """Mean |difference| of the probe's log-probs when every layer's output is rounded once more. Collective.
 
-    Two correct programs for the same weights differ by their roundings. How far those move the log-probs is a
-    property of the weights (a deep random model multiplies them, a trained one hardly), so it is measured:
-    each output h of a layer becomes h (1 + u e), with u uniform in [-1, 1] and e the dtype's epsilon.
+    Two correct programs for the same weights differ by their roundings. Their effect on the log-probs depends
+    on the weights (a deep random model amplifies them, a trained one hardly), so it is measured: each output
+    h of a layer becomes h (1 + u e), with u uniform in [-1, 1] and e the dtype's epsilon.
 
     Args:
-        plain: what `probe_logprobs` gave for the same sequences.
+        plain: result of `probe_logprobs` for the same sequences.
 
     Returns:
-        In nats; 0 without sequences.
+        The mean in nats; 0 without sequences.
     """
     if not plain:
         return 0.0
@@ -76,7 +75,7 @@ def probe_rounding(
 
 @contextlib.contextmanager
 def _rounded_once_more(policy: Policy, seed: int) -> Iterator[None]:
-    """Hooks after every layer. Ranks that hold the same activations draw the same numbers."""
+    """Adds a hook to every layer. Ranks with the same activations draw the same numbers."""
     generator = torch.Generator(policy.device)
 
     def move(layer: TransformerLayer, _: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
@@ -96,7 +95,7 @@ def _rounded_once_more(policy: Policy, seed: int) -> Iterator[None]:
 
 
 def _fill(flat: Tensor, micros: list[MicroBatch], got: list[Tensor]) -> None:
-    """Put each token's number in its place, and every rank's numbers together."""
+    """Writes each token's log-prob at its index, and sums over all ranks."""
     if counts_tokens() and mpu.get_data_parallel_rank() == 0:
         for micro, logprobs_T in zip(micros, got, strict=True):
             flat[micro.flat_T] = logprobs_T

@@ -1,7 +1,7 @@
-"""Weights for others: to the engines of a node through memory files, to people as a Hugging Face folder.
+"""Writes weights: as memory files for the engines of a node, and as a Hugging Face folder for people.
 
-Engines find ``index.json`` last, with ``{"policy_version", "files", "checksums"}``; each file appears whole,
-under its name, by rename. Writing the same version again overwrites it with the same.
+``index.json`` with ``{"policy_version", "files", "checksums"}`` is written last. A rename makes each complete
+file visible under its name. Writing the same version again produces the same files.
 """
 
 import json
@@ -40,7 +40,7 @@ SIDE_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """Tensor names by file, bytes of all weights (on every rank), and, where written, checksums by name."""
+    """Tensor names by file, bytes of all weights (on every rank), and checksums by name (if written)."""
 
     files: dict[str, list[str]]
     size_bytes: int
@@ -48,7 +48,7 @@ class _Written:
 
 
 def publish_weights(policy: Policy, folder: Path, policy_version: int, tick: Tick, *, writes: bool) -> int:
-    """Write all weights to `folder` on the ranks that write. Collective over all ranks.
+    """Writes all weights to `folder` on the ranks that write. Collective over all ranks.
 
     Returns:
         Bytes of all weights.
@@ -61,10 +61,10 @@ def publish_weights(policy: Policy, folder: Path, policy_version: int, tick: Tic
 
 
 def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None:
-    """Write the policy's weights as a Hugging Face folder. Collective.
+    """Writes the policy's weights as a Hugging Face folder. Collective.
 
     Raises:
-        OSError: the folder's filesystem fails, for longer than it is waited for, or for good.
+        OSError: the folder's filesystem fails permanently, or for longer than the limit.
     """
     written = _write_buckets(policy, folder, tick, writes=writes, limit_s=LIMIT_S)
     if writes:
@@ -73,7 +73,7 @@ def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
-    """Config and tokenizer of one Hugging Face folder to another."""
+    """Copies config and tokenizer from one Hugging Face folder to another."""
     for name in SIDE_FILES:
         if (source / name).is_file():
             patiently(partial(shutil.copyfile, source / name, folder / name))
@@ -82,10 +82,10 @@ def copy_side_files(source: Path, folder: Path) -> None:
 def _write_buckets(
     policy: Policy, folder: Path, tick: Tick, *, writes: bool, limit_s: float = 0.0
 ) -> _Written:
-    """`limit_s`: how long a passing error of the folder's filesystem is waited for, call by call."""
+    """Writes the weights in buckets. `limit_s`: longest wait per call for a filesystem that fails."""
     step = partial(patiently, limit_s=limit_s, on_failure=lambda _: tick())
     if writes:
-        step(partial(folder.mkdir, exist_ok=True))  # never its parent: a run folder that is gone stays so
+        step(partial(folder.mkdir, exist_ok=True))  # no parents: do not recreate a removed run folder
     files: dict[str, list[str]] = {}
     checksums: dict[str, str] = {}
     total = 0
@@ -104,7 +104,7 @@ def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({key: tensor.cpu() for key, tensor in bucket.items()}, unfinished, {"format": "pt"})
-    except SafetensorError as error:  # a filesystem's error, in words
+    except SafetensorError as error:  # its text contains the filesystem's error number
         if (found := re.search(r"os error (\d+)", str(error))) is None:
             raise
         raise OSError(number := int(found[1]), os.strerror(number), str(path)) from error
@@ -112,7 +112,7 @@ def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:
 
 
 def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
-    """Weights by name; copied if they are to be written, since parts of fused ones share memory."""
+    """Yields weights by name; copies of them if `copies`, because parts of fused weights share memory."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in export_weights(policy.models, policy.shape, policy.groups):

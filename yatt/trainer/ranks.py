@@ -1,7 +1,7 @@
-"""Meeting of the trainer ranks: a key-value service of rank 0, then torch's and megatron-core's groups.
+"""Joins the trainer ranks: a key-value store on rank 0, then torch's and megatron-core's process groups.
 
-torch's own TCPStore listens on all interfaces and serves whoever connects. This one listens on the address of
-the run's network and serves who has the run's keys (adr/0020).
+torch's own TCPStore listens on all interfaces and serves every client. This one listens on the address in
+the run's network and serves only clients that have the run's keys (adr/0020).
 """
 
 from dataclasses import dataclass
@@ -23,43 +23,43 @@ from yatt.trainer.model import join_model_parallel
 
 
 class RunStore(Store):
-    """torch's store over the run's key-value service; `get` and `wait` wait as torch's stores do."""
+    """Implements torch's Store with the run's key-value service; `get` and `wait` block as in torch."""
 
     def __init__(self, client: KeyValueClient, timeout: timedelta) -> None:
         super().__init__()
         self._client, self._limit = client, timeout
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Create or replace."""
+        """Creates or replaces a value."""
         self._client.call("set", key, value=_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Value, once it is there.
+        """Returns the value once it exists.
 
         Raises:
-            torch.distributed.DistStoreError: it is not there in time.
+            torch.distributed.DistStoreError: it does not exist in time.
         """
         self.wait([key])
         return self._client.call("get", key).value
 
     def add(self, key: str, value: int) -> int:
-        """Add to a counter that begins at 0; gives the sum."""
+        """Adds to a counter that begins at 0; returns the sum."""
         return self._client.call("add", key, amount=value).count
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Replace if the value is the expected one; gives what is there then."""
+        """Replaces the value if it is the expected one; returns the value afterwards."""
         expected, desired = _bytes(expected_value), _bytes(desired_value)
         return self._client.call("compare_set", key, value=desired, expected=expected).value
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """Whether all keys exist."""
         return self._client.call("check", *keys).found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there.
+        """Waits until all keys exist.
 
         Raises:
-            torch.distributed.DistStoreError: they are not, in time.
+            torch.distributed.DistStoreError: a key does not exist in time.
         """
         limit_s = (timeout or self._limit).total_seconds()
         until_s = monotonic_s() + limit_s
@@ -69,15 +69,15 @@ class RunStore(Store):
                 raise dist.DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}")
 
     def delete_key(self, key: str) -> bool:
-        """Remove; False if it was not there."""
+        """Removes a key; False if it did not exist."""
         return self._client.call("delete", key).found
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._client.call("count").count
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Longest wait from now on."""
+        """Sets the longest wait of later calls."""
         self._limit = timeout
 
 
@@ -87,7 +87,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 @dataclass(slots=True)
 class Meeting:
-    """This rank's part in it. `server` is hosted by global rank 0 only, from `open_store` on.
+    """This rank's store and process groups. `server` runs on global rank 0 only, from `open_store` on.
 
     torch keeps only the C++ half of `store`: without a reference to the Python half its methods are lost.
     """
@@ -99,16 +99,16 @@ class Meeting:
     store: RunStore | None = None
 
     def open_store(self, host: str) -> int:
-        """Host the store on a free port; a second call gives the same port."""
+        """Starts the store on a free port and returns the port; a second call returns the same port."""
         if self.server is None:
             self.server = KeyValueServer(host, self._keys)
         return self.server.port
 
     def join(self, order: Join) -> None:
-        """Join the process group and make megatron-core's; a second call does nothing.
+        """Joins the process group and creates megatron-core's; a second call does nothing.
 
         Raises:
-            torch.distributed.DistStoreError: not all ranks came in time.
+            torch.distributed.DistStoreError: not all ranks joined in time.
         """
         if dist.is_initialized():
             return
@@ -124,7 +124,7 @@ class Meeting:
         join_model_parallel(self.config.trainer, self.config.run.seed)
 
     def leave(self) -> None:
-        """Leave the process group, and stop serving."""
+        """Leaves the process group and stops the store."""
         if dist.is_initialized():
             dist.destroy_process_group()
         if self.client is not None:

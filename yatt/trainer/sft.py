@@ -1,7 +1,7 @@
-"""Supervised training in one process, through the trainer's own model, passes and optimizer.
+"""Supervised fine-tuning in one process, with the trainer's own model, passes and optimizer.
 
-Makes the small models of the quickstart from nothing, and warms up policies. Not a way to train at
-scale: one process, one packed batch a step.
+Trains the small models of the quickstart from random weights, and warms up policies. Not made for
+scale: one process, one packed batch per step.
 
 Suffixes: B prompts, L tokens, V vocabulary, T completion tokens.
 """
@@ -36,12 +36,12 @@ from yatt.weights.convert import HFTensors
 from yatt.weights.shape import read_shape, shape_of
 
 Example = tuple[list[int], list[int]]
-"""Prompt and completion ids; the completion is learnt."""
+"""Prompt and completion ids; only the completion has a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftSettings:
-    """How to train. The learning rate rises over `warmup_steps` and then stays."""
+    """Training settings. The learning rate rises over `warmup_steps` and then stays constant."""
 
     max_steps: int
     lr: float
@@ -54,14 +54,14 @@ class SftSettings:
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """Steps taken and the last batch's loss a token."""
+    """Number of steps, and the last batch's loss per token."""
 
     num_steps: int
     loss: float
 
 
 class SftModel:
-    """The model being trained, for the stop rule to try out."""
+    """The model in training; the stop rule can generate completions with it."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -70,7 +70,7 @@ class SftModel:
     def complete(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, *, temperature: float = 1.0, seed: int = 0
     ) -> list[list[int]]:
-        """Tokens after each prompt; temperature 0 is greedy.
+        """Generates tokens after each prompt; temperature 0 is greedy.
 
         Args:
             prompts: ids, all of the same length.
@@ -97,13 +97,13 @@ def train_sft(
     settings: SftSettings,
     should_stop: Callable[[int, float, SftModel], bool],
 ) -> SftResult:
-    """Train on batches until `should_stop` or `max_steps`, and save a Hugging Face folder.
+    """Trains on batches until `should_stop` or `max_steps`, and saves a Hugging Face folder.
 
     Args:
-        start: a Hugging Face folder (str or Path), or a transformers config: then weights are drawn here.
-        batches: one list of examples a step.
-        folder: where config and weights go; the tokenizer of `start`, if it is a folder, goes with them.
-        should_stop: called after each step with steps taken, loss a token, and the model.
+        start: a Hugging Face folder (str or Path), or a transformers config for random weights.
+        batches: one list of examples per step.
+        folder: output folder for config and weights, and for the tokenizer of `start` if that is a folder.
+        should_stop: called after each step with steps taken, loss per token, and the model.
 
     Raises:
         ConfigError: the architecture is not supported.
@@ -178,7 +178,7 @@ def _packed(examples: list[Example], device: torch.device) -> MicroBatch:
 
 
 def _run_config(path: str, settings: SftSettings) -> RunConfig:
-    """A run file's settings for one process in float32."""
+    """Run config for one process in float32."""
     return RunConfig(
         run=RunSection(dir="", seed=settings.seed),
         data=DataSection(train_files=("unused",)),

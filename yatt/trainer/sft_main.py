@@ -19,7 +19,7 @@ ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llam
 
 
 def main() -> int:
-    """Train; gives the exit code."""
+    """Trains; returns the exit code."""
     try:
         train(load_as(SftConfig, [Path(sys.argv[1])], [], sft_rules))
     except YattError as error:
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def train(config: SftConfig) -> None:
-    """Make `config.output`."""
+    """Trains a model and writes it to the folder `config.output`."""
     output = Path(config.output)
     if not config.start:
         write_character_tokenizer(config.new.characters, output)
@@ -48,7 +48,7 @@ def train(config: SftConfig) -> None:
 
 
 class Evaluation:
-    """Tries the model out every so often; true once it is good enough."""
+    """Evaluates the model at regular steps; returns True once it is good enough."""
 
     def __init__(self, config: SftConfig, held_out: list[Example]) -> None:
         self._config, self._held_out = config, held_out
@@ -68,7 +68,7 @@ class Evaluation:
         return share >= section.stop_at
 
     def _by_length(self) -> list[list[Example]]:
-        """The student completes prompts of one length at a time."""
+        """Groups the examples by prompt length, because `complete` takes prompts of one length."""
         groups: dict[int, list[Example]] = {}
         for example in self._held_out:
             groups.setdefault(len(example[0]), []).append(example)
@@ -86,7 +86,7 @@ def read_examples(path: Path, tokenizer: Tokenizer) -> list[Example]:
     """Prompt and completion ids of each row.
 
     Raises:
-        ConfigError: a row lacks one of them; names file and row.
+        ConfigError: a row lacks one of them; the message names file and row.
     """
     examples: list[Example] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -102,7 +102,7 @@ def read_examples(path: Path, tokenizer: Tokenizer) -> list[Example]:
 
 
 def batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example]]:
-    """Batches without end, each row once before any comes again."""
+    """Yields batches without end; every row is used once before any row is repeated."""
     draw = random.Random(f"sft/{config.seed}")
     waiting: list[Example] = []
     while True:
@@ -115,7 +115,7 @@ def batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example
 
 
 def new_config(new: NewModel) -> Any:
-    """The transformers config of a model to be made.
+    """Returns the transformers config of a new model.
 
     Raises:
         ConfigError: an unknown model type.
@@ -141,7 +141,7 @@ def new_config(new: NewModel) -> Any:
 
 
 def write_character_tokenizer(characters: str, folder: Path) -> None:
-    """A tokenizer with one token a character; the last one ends a completion."""
+    """Writes a tokenizer with one token per character; the last character ends a completion."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 

@@ -1,12 +1,12 @@
-"""The trained state to checkpoint files and back, under any layout.
+"""Writes the training state to checkpoint files and restores it, under any layout.
 
 Each data-parallel rank (context-parallel ranks count as such) writes the flat ranges that its part of the
 distributed optimizer owns: the main copy and Adam's two moments, and the same range of the model's own
-parameter where that has another dtype. Nothing is gathered and nothing is written twice. megatron-core's own
-`fully_reshardable` form is not used: it gathers the optimizer on every rank, and 0.16.1 saves buckets that
-are no multiple of lcm(DP x CP, 128) shifted.
+parameter if it has another dtype. Nothing is gathered and nothing is written twice. megatron-core's own
+`fully_reshardable` format is not used: it gathers the optimizer on every rank, and 0.16.1 saves shifted data
+for buckets whose size is not a multiple of lcm(DP x CP, 128).
 
-Trainers draw no random numbers once built (dropout is refused), so there is no generator state to keep.
+Trainers draw no random numbers after the build (dropout is refused), so no generator state is saved.
 """
 
 import json
@@ -32,12 +32,12 @@ from yatt.weights.names import EMBEDDING, Entry, entries
 MODEL, MAIN = "model", "main"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
-"""What tells parameter groups apart, as in megatron-core."""
+"""Keys that identify a parameter group, as in megatron-core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Local:
-    """A parameter of this rank. `is_copy`: another pipeline stage has the same one (tied embeddings)."""
+    """A parameter of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings)."""
 
     entry: Entry
     parameter: nn.Parameter
@@ -56,9 +56,9 @@ class _Owned:
 
 
 def save_shards(policy: Policy, store: Store, prefix: str, tick: Callable[[], None]) -> ShardsSaved:
-    """Write this rank's part of the state under an attempt-private prefix. No communication.
+    """Writes this rank's part of the state under an attempt-private prefix. No communication.
 
-    Rank 0 fills `common`.
+    Only rank 0 fills `common`.
 
     Args:
         tick: called after each piece of a tensor.
@@ -73,15 +73,15 @@ def save_shards(policy: Policy, store: Store, prefix: str, tick: Callable[[], No
 
 @torch.no_grad()
 def restore(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
-    """Fill model, optimizer and schedule from a checkpoint of any layout. No communication.
+    """Restores model, optimizer and schedule from a checkpoint of any layout. No communication.
 
-    Can be called again after a failure: everything is written anew.
+    Can be called again after a failure, because it overwrites everything.
 
     Args:
         tick: called after each piece of a tensor.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, of another model, or contradicts itself.
+        CheckpointError: the checkpoint is damaged, of another model, or inconsistent.
     """
     owned = list(_owned(policy))
     restore_weights(policy, store, manifest, tick)
@@ -98,10 +98,10 @@ def restore(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[],
 
 @torch.no_grad()
 def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
-    """Fill the model and the optimizer's main copies only; moments and schedule stay as they are.
+    """Restores only the model and the optimizer's main copies; moments and schedule are not changed.
 
     Raises:
-        CheckpointError: as `restore`.
+        CheckpointError: as in `restore`.
     """
     owned = list(_owned(policy))
     key = MODEL if _has_main_copies(policy) else MAIN
@@ -119,7 +119,7 @@ def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Call
 
 
 def _has_main_copies(policy: Policy) -> bool:
-    """In float32 the main copies are views of the parameters, which are then saved once."""
+    """Whether main copies differ from the parameters. In float32 they are views of them and saved once."""
     return policy.mcore.params_dtype is not torch.float32
 
 
@@ -145,7 +145,7 @@ def _owned(policy: Policy) -> Iterator[_Owned]:
 
 
 def _writes(policy: Policy, owned: _Owned) -> bool:
-    """Whether this rank writes the range: of a parameter that several ranks have whole, one does."""
+    """Whether this rank writes the range. Of the ranks that have a whole parameter, one writes it."""
     is_first = owned.local.entry.cut != "whole" or policy.groups.tp.rank() == 0
     return is_first and not owned.local.is_copy
 
@@ -159,7 +159,7 @@ def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
 
 
 def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> Iterator[Shard]:
-    """The live tensors to be filled, set to 0 before: what pads the vocabulary is in no checkpoint."""
+    """Yields the live tensors to restore, set to 0, because checkpoints contain no vocabulary padding."""
     if owned is None:
         tensor = local.parameter.detach().view(-1)
     else:
@@ -169,7 +169,7 @@ def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> It
 
 
 def _shards(policy: Policy, local: _Local, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
-    """Views of `flat`, elements `begin` and following of the local parameter, as boxes of the global one."""
+    """Yields views of `flat` (elements of the local parameter from `begin` on) as boxes of the global one."""
     tp = policy.groups.tp
     blocks = blocks_of(local.entry, policy.shape, rank=tp.rank(), size=tp.size())
     for box in boxes_of(blocks, begin, begin + flat.numel()):
@@ -187,24 +187,24 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def _common_of(policy: Policy) -> dict[str, Any]:
-    """Scalars that are the same on every rank."""
+    """Scalars with the same value on every rank."""
     groups = [{key: v for key, v in g.items() if key != "params"} for g in policy.optimizer.param_groups]
     steps = {float(one.state["step"]) for one in _owned(policy) if "step" in one.state}
     assert len(steps) <= 1, f"parameters were updated {sorted(steps)} times"
     return {
-        "step": max(steps, default=0.0),  # a fused Adam has it in its groups
+        "step": max(steps, default=0.0),  # a fused Adam keeps it in its parameter groups
         "param_groups": groups,
         "scheduler": policy.scheduler.state_dict(),
     }
 
 
 CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "wd_mult", "lr_mult"})
-"""Scalars of a parameter group that the optimizer's settings give."""
+"""Scalars of a parameter group that come from the optimizer's settings."""
 
 
 def _set_groups(policy: Policy, saved: list[dict[str, Any]]) -> None:
-    """Saved scalars into the parameter groups, whose order may differ from rank to rank. What the config says
-    stays as it says: a run may go on from another's state with other settings."""
+    """Copies saved scalars into the parameter groups, whose order may differ between ranks. Configured values
+    are kept, because a run may continue from another run's state with other settings."""
     by_identity = {_identity(group): group for group in saved}
     for group in policy.optimizer.param_groups:
         found = by_identity.get(_identity(group))

@@ -1,8 +1,8 @@
 """Plain-torch layers for megatron-core, through its ModuleSpec extension point; nothing is patched.
 
-megatron-core's own local spec refuses sequence parallelism (its norm), and packed sequences and
-context parallelism (its attention). These three modules do them, on CPU and CUDA, with Transformer
-Engine's parameter names, so that converters and checkpoints see one set of names.
+megatron-core's own local spec supports no sequence parallelism (its norm), and no packed sequences or
+context parallelism (its attention). These three modules support them on CPU and CUDA. They use Transformer
+Engine's parameter names, so that converters and checkpoints need one set of names.
 
 Suffixes: S tokens on this rank, B sequences side by side, H heads, D head size.
 """
@@ -32,7 +32,7 @@ from torch import Tensor
 
 
 class TorchRMSNorm(torch.nn.RMSNorm):
-    """RMSNorm whose weight's gradient `finalize_model_grads` sums over TP under sequence parallelism."""
+    """RMSNorm. Under sequence parallelism `finalize_model_grads` sums its weight's gradient over TP."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
@@ -53,13 +53,13 @@ class TorchNormColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
         self.eps = config.layernorm_epsilon
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Normalise over the last dimension, then multiply."""
+        """Normalises over the last dimension, then multiplies."""
         normed = F.rms_norm(hidden, hidden.shape[-1:], self.layer_norm_weight, self.eps)
         return super().forward(normed, *args, **kwargs)
 
 
 class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention on torch's SDPA: packed or not, GQA, context parallel by all-gather of K and V."""
+    """Causal attention with torch's SDPA: packed or not, GQA, context parallel by all-gather of K and V."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> Tensor:
-        """Attend within each sequence.
+        """Computes attention within each sequence.
 
         Args:
             query, key, value: [S, B, H, D], or packed [S, H, D] with `packed_seq_params`.
@@ -101,12 +101,12 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         return torch.cat([self._attend_run(length, count, *qkv) for (length, count), *qkv in pieces])
 
     def _attend_run(self, length: int, count: int, *qkv: Tensor) -> Tensor:
-        """`count` neighbouring sequences of the same length, as one batch: a loop over many is slow."""
+        """Computes `count` adjacent sequences of the same length as one batch; a loop over many is slow."""
         stacked = (x.view(count, length, *x.shape[1:]).transpose(0, 1) for x in qkv)
         return self._attend(*stacked).transpose(0, 1).reshape(count * length, -1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[S, B, H, D] to [S, B, H * D]. Context parallel: rank r of n holds chunks r and 2n-1-r of 2n."""
+        """Maps [S, B, H, D] to [S, B, H * D]. Context parallel: rank r of n has chunks r and 2n-1-r of 2n."""
         size, rank = self.cp_group.size(), self.cp_group.rank()
         if size == 1:
             return self._sdpa(query, key, value, None)
@@ -136,28 +136,28 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
 
 
 class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
-    """megatron-core's third backend beside its own local one and Transformer Engine."""
+    """A third backend for megatron-core, beside its own local one and Transformer Engine."""
 
     def fuse_layernorm_and_linear(self) -> bool:
-        """The norm lives in the linear layer, as in Transformer Engine."""
+        """True: the norm is part of the linear layer, as in Transformer Engine."""
         return True
 
     def column_parallel_layer_norm_linear(self) -> type:
-        """Norm and linear in one."""
+        """The module with norm and linear in one."""
         return TorchNormColumnLinear
 
     def layer_norm(self, rms_norm: bool = False, **_: Any) -> type:
-        """The only norm there is."""
+        """The only supported norm."""
         assert rms_norm, "supported architectures use RMSNorm"
         return TorchRMSNorm
 
     def core_attention(self) -> type:
-        """SDPA."""
+        """The attention module, with torch's SDPA."""
         return SdpaCoreAttention
 
 
 def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
-    """One dense decoder layer, with the parameter names of Transformer Engine's spec."""
+    """Spec of one dense decoder layer, with the parameter names of Transformer Engine's spec."""
     backend = TorchSpecProvider()
     qk_norm = TorchRMSNorm if has_qk_norm else IdentityOp
     attention = SelfAttentionSubmodules(
@@ -181,7 +181,7 @@ def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
 
 
 def torch_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """The decoder layers of one model chunk; a block spec, because the final norm is ours too."""
+    """Spec of one model chunk's decoder layers; a block spec, because the final norm is ours too."""
     layer = torch_layer_spec(has_qk_norm=config.qk_layernorm)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=TorchRMSNorm)

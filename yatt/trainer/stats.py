@@ -1,4 +1,4 @@
-"""An iteration's metrics by verl's names, from sums that are the same on every rank."""
+"""An iteration's metrics with verl's names, from sums that are the same on every rank."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from yatt.records.message import SampleFact
 
 
 def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str, float]:
-    """What the table of facts says.
+    """Metrics of the rollout batch, from the table of facts.
 
-    `response_length/clip_ratio` counts completions that were cut. verl's counts lengths that are the longest
-    allowed, and so those too that end with the last token they may have, but not those that a long prompt
-    left less room.
+    `response_length/clip_ratio` counts completions that were cut. verl's counts completions of the maximum
+    length: it includes those that end with their last allowed token, and misses those that were cut earlier
+    because of a long prompt.
 
     Args:
         advantages_F: of all completion tokens.
@@ -32,10 +32,10 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
 
 
 def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
-    """What the passes measured: token means over all optimizer steps, loss and gradient norm step means.
+    """Metrics of the passes: token means over all optimizer steps; step means of loss and gradient norm.
 
     `training/tis_ess` is the effective sample size of the truncated importance weights w, as a share of the
-    tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weigh the same.
+    tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weights are equal.
     """
     tokens = max(sums["tokens"], 1.0)
     diff = sums["diff"] / tokens

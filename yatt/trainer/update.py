@@ -1,8 +1,8 @@
-"""One iteration of training: rollouts in, updated parameters and metrics out.
+"""Trains one iteration: takes rollouts, updates the parameters and returns metrics.
 
-Every rank knows the whole table of facts, so every rank computes all advantages and all loss
-denominators, and only log-probs and gradients come from computing. The result does not depend on
-the layout, and the same inputs give bit-equal parameters.
+Every rank has the whole table of facts, so every rank computes all advantages and all loss denominators;
+only log-probs and gradients need the model. The result does not depend on the layout, and the same inputs
+give bit-equal parameters.
 
 Suffix: F completion tokens of the whole rollout batch.
 """
@@ -45,7 +45,7 @@ ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy, the reference if the objective has a KL term, and the run file."""
+    """The policy, the reference model if the objective has a KL term, and the run config."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -55,14 +55,14 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class _KnownLogprobs:
-    """Of each micro-batch, in order; empty where not computed."""
+    """Log-probs per micro-batch, in order; an empty list means not computed."""
 
     old: list[Tensor]
     reference: list[Tensor]
 
 
 def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
-    """Do all optimizer steps of one iteration. Collective over all ranks."""
+    """Makes all optimizer steps of one iteration. Collective over all ranks."""
     timing: dict[str, float] = {}
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
     steps = _mini_batches(learner, order, rollouts)
@@ -97,7 +97,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
 
 
 def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
-    """The rollouts of this data-parallel rank, on every rank of its model copy. Collective over these."""
+    """Broadcasts a data-parallel rank's rollouts to all ranks of its model copy. Collective over these."""
     body = torch.frombuffer(bytearray(msgspec.msgpack.encode(rollouts)), dtype=torch.uint8).to(device)
     size = torch.tensor([len(body)], device=device)
     broadcast_over_model(size)
@@ -108,7 +108,7 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
 
 
 def sequence_cut(learner: Learner) -> SequenceLayout:
-    """How this layout cuts sequences."""
+    """Padding and split of sequences in this layout."""
     layout = learner.config.trainer
     cp = layout.context_parallel_size
     tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
@@ -138,15 +138,15 @@ def _micro_batches(
     learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, TrainSample]
 ) -> list[MicroBatch]:
     everyone = [facts[number] for rank in plan.micro_batches for micro in rank for number in micro]
-    # As in TRL, a masked sample counts among the samples of a mean, its tokens do not among the tokens.
+    # As in TRL, a masked sample counts in a mean over samples; its tokens do not count in a mean over tokens.
     whole = BatchTotals(
         num_tokens=sum(fact.num_completion_tokens for fact in everyone if not fact.is_masked),
         num_samples=len(everyone),
     )
-    # megatron-core divides by the number of all tokens, masked or not, what these weights average already.
+    # The weights already average; this cancels megatron-core's division by all tokens, masked or not.
     num_divided = sum(fact.num_completion_tokens for fact in everyone)
     mine = [*plan.micro_batches[mpu.get_data_parallel_rank()]]
-    if learner.config.trainer.virtual_pipeline_model_parallel_size > 1:  # the interleaved schedule's rule
+    if learner.config.trainer.virtual_pipeline_model_parallel_size > 1:  # required by the schedule
         mine += [()] * (-len(mine) % learner.config.trainer.pipeline_model_parallel_size)
     cut = sequence_cut(learner)
     section = learner.config.algorithm
@@ -166,7 +166,7 @@ def _micro_batches(
 
 
 def _sizes(order: Train) -> list[tuple[int, int]]:
-    """Tokens and squared lengths of this rank's micro-batches, over all mini-batches."""
+    """Tokens and sum of squared lengths per micro-batch of this rank, over all mini-batches."""
     lengths = {fact.sample_id: fact.num_prompt_tokens + fact.num_completion_tokens for fact in order.facts}
     mine = [micro for plan in order.plan for micro in plan.micro_batches[mpu.get_data_parallel_rank()]]
     return [(sum(lengths[n] for n in micro), sum(lengths[n] ** 2 for n in micro)) for micro in mine]
@@ -175,7 +175,7 @@ def _sizes(order: Train) -> list[tuple[int, int]]:
 def _known_logprobs(
     learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: dict[str, float]
 ) -> _KnownLogprobs:
-    """Old log-probs if the policy moves before their last use; the reference's if there is one."""
+    """Computes old log-probs if the policy changes before their last use; reference log-probs if needed."""
     config, micros = learner.config, list(itertools.chain(*steps))
     old: list[Tensor] = []
     reference: list[Tensor] = []
@@ -193,8 +193,8 @@ def _known_logprobs(
 def _advantages(
     learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs
 ) -> tuple[Tensor, float | None]:
-    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank; and the mean KL to the
-    reference of a token where it is taken from the reward."""
+    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank; and the mean KL per
+    token to the reference, if it is subtracted from the reward."""
     section, penalties_F, kl_penalty = learner.config.algorithm, None, None
     lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
     if section.kl_in == "reward":
@@ -203,7 +203,7 @@ def _advantages(
             micros = itertools.chain(*steps)
             for micro, old_T, reference_T in zip(micros, known.old, known.reference, strict=True):
                 flat_F[micro.flat_T] = section.kl_coef * kl_estimate(section.kl_type, old_T, reference_T)
-        dist.all_reduce(flat_F)  # exact: one rank has a token's number, the others have 0
+        dist.all_reduce(flat_F)  # exact: one rank has a token's value, the others have 0
         penalties_F = flat_F.cpu()
         kl_penalty = float(penalties_F.double().mean()) / section.kl_coef if len(penalties_F) else 0.0
     table = RewardTable(
@@ -231,7 +231,7 @@ def _targets(
 
 
 def _starts(facts: tuple[SampleFact, ...]) -> list[int]:
-    """Where each sample's completion tokens begin among all."""
+    """Index of each sample's first completion token among all completion tokens."""
     return [0, *itertools.accumulate(fact.num_completion_tokens for fact in facts)][:-1]
 
 

@@ -1,6 +1,6 @@
-"""What a trainer rank does for each order of its controller.
+"""Executes the orders that a controller sends to a trainer rank.
 
-Orders pass the fence of `yatt.adapters.worker_link` before they come here. Every order may come twice.
+Orders first pass the fence of `yatt.adapters.worker_link`. Every order may arrive twice.
 """
 
 from collections.abc import Callable
@@ -38,20 +38,20 @@ from yatt.weights.shape import read_shape
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The model, and what moves it off the device and back."""
+    """The model, and the swap that moves it off the device and back."""
 
     learner: Learner
     swap: HostSwap
 
 
 class TrainerRank:
-    """One rank's state and the orders it takes.
+    """One rank's state and its handlers of orders.
 
     Args:
-        store: where checkpoints lie.
-        local_rank: the rank that is 0 writes files for its node.
+        store: the checkpoint store.
+        local_rank: local rank 0 writes files for its node.
         tick: called after each micro-batch, and after each tensor that is loaded or saved.
-        say: hears of waits for the store of another run, as of `PatientStore`.
+        say: called about waits for the store of another run, as in `PatientStore`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TrainerRank:
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
         self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})
-        """Iteration, and its samples that came before its Train."""
+        """Iteration, and its samples that arrived before its Train order."""
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store,
             m.Join: self._join,
@@ -80,10 +80,10 @@ class TrainerRank:
         }
 
     def handle(self, order: m.Message) -> m.Message:
-        """Carry out one order and give its answer.
+        """Executes one order and returns its answer.
 
         Raises:
-            WorkerFailed: an order this rank does not know, or not yet.
+            WorkerFailed: the order is unknown, or comes too early.
         """
         handler = self._handlers.get(type(order))
         if handler is None:
@@ -91,7 +91,7 @@ class TrainerRank:
         return handler(order)
 
     def leave(self) -> None:
-        """Leave the process group."""
+        """Leaves the process group."""
         self._meeting.leave()
 
     @property
@@ -130,11 +130,10 @@ class TrainerRank:
         return m.Done()
 
     def _restore(self, order: m.Restore) -> m.Message:
-        """A damaged checkpoint is an answer: the leader tries an older one. A store that has not even its
-        owner's name here is not damaged but not mounted on this node.
+        """Restores a checkpoint. A damaged one is reported in the answer, and the leader tries an older one.
 
         Raises:
-            StoreUnreachable: it is so.
+            StoreUnreachable: the store has no `run_id` on this node either, so it is not mounted here.
         """
         store = self._origin() if order.is_origin else self._store
         try:
@@ -150,7 +149,7 @@ class TrainerRank:
         return m.Restored()
 
     def _origin(self) -> Store:
-        """The store of the run that this one starts from."""
+        """The store of the run from which this run starts."""
         origin = self._config.run.from_checkpoint
         opened = patiently(partial(open_store, origin.url, origin.storage_options))
         limit_s = self._config.launch.phase_timeout_s
@@ -174,7 +173,7 @@ class TrainerRank:
         return m.Done()
 
     def _train(self, order: m.Train) -> m.Message:
-        """An order that comes again gets its answer again; training twice would not be the same."""
+        """Trains once per iteration. A repeated order gets the same answer without training again."""
         if self._trained is None or self._trained[0] != order.iteration:
             iteration, samples = self._transfers
             self._transfers = 0, {}

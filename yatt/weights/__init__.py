@@ -1,1 +1,1 @@
-"""Hugging Face names and megatron-core names, one table, both ways."""
+"""Converts weights between Hugging Face and megatron-core."""

@@ -1,8 +1,8 @@
-"""Where the elements of a rank's local parameter lie in the global tensor. Pure integers, no torch.
+"""Maps elements of a rank's local parameter to boxes of the global tensor. Pure integers, no torch.
 
-Tensor parallelism cuts a parameter into blocks of whole rows. The distributed optimizer cuts the flattened
-local parameter again, at any element: such a flat range of a matrix is at most three boxes for each block
-(the end of a row, whole rows, the beginning of a row).
+Tensor parallelism splits a parameter into blocks of whole rows. The distributed optimizer splits the
+flattened local parameter again, at any element. Such a flat range of a matrix has at most three boxes per
+block (the end of a row, whole rows, the beginning of a row).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from yatt.weights.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Rows of a local parameter that lie together in the global tensor.
+    """Rows of a local parameter that form one box of the global tensor.
 
-    `first_row` counts in the local parameter; `shape` and `offset` have one number per dimension.
+    `first_row` is an index of the local parameter; `shape` and `offset` have one number per dimension.
     """
 
     first_row: int
@@ -34,7 +34,7 @@ class Box:
 
 
 def full_shape(entry: Entry, shape: ModelShape) -> tuple[int, ...]:
-    """Shape of the whole parameter, without padding of the vocabulary."""
+    """Shape of the global parameter, without padding of the vocabulary."""
     leaf = entry.name.removeprefix("decoder.").split(".", 2)[-1] if "layers" in entry.name else entry.name
     qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     sizes: dict[str, tuple[int, ...]] = {
@@ -70,13 +70,13 @@ def blocks_of(entry: Entry, shape: ModelShape, *, rank: int, size: int) -> list[
             Block(first_row=half * height, shape=(height, *rest), offset=(first, *zeros))
             for half, first in enumerate((rank * height, rows // 2 + rank * height))
         ]
-    height = -(-rows // size)  # more than the rows there are only where the vocabulary is padded
+    height = -(-rows // size)  # size * height exceeds rows only if the vocabulary is padded
     real = min(height, rows - rank * height)
     return [Block(first_row=0, shape=(real, *rest), offset=(rank * height, *zeros))] if real > 0 else []
 
 
 def boxes_of(blocks: Sequence[Block], begin: int, end: int) -> Iterator[Box]:
-    """Boxes that make up the flat elements [begin, end) of a local parameter, where a block has them."""
+    """Yields the boxes of the flat elements [begin, end) of a local parameter that are in a block."""
     for block in blocks:
         yield from _vector_boxes(block, begin, end) if len(block.shape) == 1 else _boxes(block, begin, end)
 

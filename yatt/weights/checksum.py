@@ -1,7 +1,7 @@
-"""A checksum of a tensor's bytes, computed on the device where it lies.
+"""A checksum of a tensor's bytes, computed on the tensor's device.
 
-The trainer makes one of every tensor that it publishes, before the tensor is copied to the host and written;
-an engine makes it again of what it read. Against stale, torn and damaged weights, not against an adversary.
+The trainer computes it for every published tensor, before the tensor is copied to the host and written; an
+engine computes it again after reading. It detects stale, torn and damaged weights, but not an adversary.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 WORD_BYTES = 8
 CPU_CHUNK_WORDS = 1 << 16
-"""Half a mebibyte: product and factors stay in a core's cache, ten times as fast as with 32 MiB."""
+"""512 KiB: product and factors stay in a core's cache, which is ten times as fast as with 32 MiB."""
 
 GPU_CHUNK_WORDS = 1 << 24
 
@@ -18,8 +18,8 @@ GPU_CHUNK_WORDS = 1 << 24
 def checksum(tensor: Tensor) -> str:
     """``dtype/shape/hex``: the sum of (2 i + 1) x_i modulo 2^64 over the tensor's bytes in words x_i.
 
-    The bytes are those of the contiguous tensor, with zeros after them to a whole word. An odd factor has
-    an inverse modulo 2^64, so a change of one word always changes the sum.
+    The bytes are those of the contiguous tensor, padded with zeros to a whole word. An odd factor has an
+    inverse modulo 2^64, so a change of one word always changes the sum.
     """
     words = _words(tensor.detach())
     total = 0

@@ -1,6 +1,6 @@
-"""Weights in and out of a megatron-core model, bit for bit: Hugging Face folder -> shards -> full tensors.
+"""Loads and exports the weights of a megatron-core model, bit by bit: Hugging Face folder <-> shards.
 
-Both ways go parameter by parameter, so nobody ever holds a second copy of the model.
+Both directions work parameter by parameter, so no process holds a second copy of the model.
 """
 
 import json
@@ -38,11 +38,11 @@ class ParallelGroups:
 
 
 class HFTensors:
-    """Tensors of a Hugging Face folder by name, read when asked for. A folder that fails is waited for.
+    """Reads tensors of a Hugging Face folder by name, on request. If the folder fails, reads are retried.
 
     Args:
-        limit_s: how long each read may wait.
-        tick: called after each part of a tensor, and after each failure: waiting is no stall.
+        limit_s: longest wait of each read for a folder that fails.
+        tick: called after each part of a tensor, and after each failure, so that waiting is not a stall.
 
     Raises:
         ConfigError: the folder has no safetensors.
@@ -61,7 +61,7 @@ class HFTensors:
             self._file_of.update(dict.fromkeys(opened.names(), opened))
 
     def read(self, name: str) -> Tensor:
-        """One tensor, on CPU, in the folder's dtype.
+        """Reads one tensor to the CPU, in the folder's dtype.
 
         Raises:
             ConfigError: the folder has no tensor of that name.
@@ -81,7 +81,7 @@ class HFTensors:
 
 
 def global_name(name: str, model: Any) -> str:
-    """Name with the layer's number in the whole model instead of in this pipeline stage."""
+    """Name with the layer's number in the whole model instead of its number in this pipeline stage."""
     match = LAYER.fullmatch(name)
     if match is None:
         return name
@@ -97,7 +97,7 @@ def load_weights(
     tp: dist.ProcessGroup,
     tick: Callable[[], None],
 ) -> None:
-    """Fill every parameter of this rank's model chunks from the folder.
+    """Fills every parameter of this rank's model chunks from the folder.
 
     Args:
         tick: called after each parameter.
@@ -121,7 +121,7 @@ def load_weights(
 def export_weights(
     models: Sequence[nn.Module], shape: ModelShape, groups: ParallelGroups
 ) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and full tensors, one after the other, the same on every rank.
+    """Yields Hugging Face names and full tensors one by one, the same on every rank.
 
     Collective over both groups: every rank must exhaust the iterator.
     """
@@ -143,13 +143,13 @@ def export_weights(
 
 
 def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:
-    """Hugging Face's `model.safetensors.index.json`: which tensor is in which file."""
+    """Writes Hugging Face's `model.safetensors.index.json`, which maps tensors to files."""
     index = {"metadata": {"total_size": size_bytes}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def fuse(entry: Entry, parts: list[Tensor], shape: ModelShape) -> Tensor:
-    """The full megatron-core parameter made of Hugging Face tensors."""
+    """Combines Hugging Face tensors into the full megatron-core parameter."""
     if entry.cut == "qkv":
         grouped = [part.reshape(shape.num_kv_heads, -1, *part.shape[1:]) for part in parts]
         return torch.cat(grouped, 1).reshape(-1, *parts[0].shape[1:])
@@ -167,7 +167,7 @@ def unfuse(entry: Entry, full: Tensor, shape: ModelShape) -> list[Tensor]:
 
 
 def cut_shard(entry: Entry, full: Tensor, *, rank: int, size: int) -> Tensor:
-    """The part of tensor-parallel rank `rank`; zeros pad the vocabulary to a multiple of `size`."""
+    """The shard of tensor-parallel rank `rank`; zeros pad the vocabulary to a multiple of `size`."""
     if entry.cut == "whole" or size == 1:
         return full
     if entry.cut == "columns":
@@ -180,7 +180,7 @@ def cut_shard(entry: Entry, full: Tensor, *, rank: int, size: int) -> Tensor:
 
 
 def join_shards(entry: Entry, shards: list[Tensor]) -> Tensor:
-    """Inverse of `cut_shard`, vocabulary padding still there."""
+    """Inverse of `cut_shard`, but keeps the vocabulary padding."""
     if len(shards) == 1 or entry.cut == "whole":
         return shards[0]
     if entry.cut == "columns":

@@ -1,8 +1,7 @@
-"""One table of names: Hugging Face on one side, megatron-core (Transformer Engine's form) on the other.
+"""Table of weight names in Hugging Face and in megatron-core (Transformer Engine's names).
 
-An entry says how a megatron-core parameter is made of Hugging Face tensors and how tensor
-parallelism cuts it. A mixture of experts would add entries with a second index; nothing else
-would change.
+An entry defines how Hugging Face tensors form a megatron-core parameter, and how tensor parallelism splits
+it. A mixture of experts would only need more entries, with a second index.
 """
 
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from yatt.weights.shape import ModelShape
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 Cut = Literal["whole", "vocabulary", "columns", "qkv", "gate_up"]
-"""How tensor parallelism cuts the parameter: not at all; along padded rows; along columns; by query
-groups, each [queries, key, value]; gate and up each by rows."""
+"""Split of a parameter by tensor parallelism: none; padded rows; columns; by query groups, each
+[queries, key, value]; gate and up each by rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One parameter, layers numbered globally from 0."""
+    """One parameter; layers are numbered globally from 0."""
 
     name: str
     hf_names: tuple[str, ...]
@@ -28,7 +27,7 @@ class Entry:
 def entries(shape: ModelShape) -> list[Entry]:
     """All parameters of the model, in the order in which weights are exported.
 
-    With tied embeddings there is no output layer here: it is the embedding.
+    With tied embeddings the table has no output layer, because it is the embedding.
     """
     table = [Entry(EMBEDDING, ("model.embed_tokens.weight",), "vocabulary")]
     for layer in range(shape.num_layers):

@@ -1,10 +1,10 @@
-"""What a Hugging Face config says about a dense decoder, checked once; nothing else reads the config.
+"""Reads and checks a dense decoder's Hugging Face config; no other module reads it.
 
-Supported: Llama, Qwen2 and Qwen3 (dense). Everything this code could not honour exactly (other
-activations, biases, sliding windows, unknown RoPE scalings) is refused by name instead of ignored.
+Supported: Llama, Qwen2 and Qwen3 (dense). Settings that this code does not implement exactly (other
+activations, biases, sliding windows, unknown RoPE scalings) are refused by name instead of ignored.
 
-Reads config.json itself, without transformers, so that the launcher can refuse a model before anything is
-started by the same rules as the trainer. Keys that are missing have transformers' defaults.
+It reads config.json without transformers, so that the launcher refuses a model before anything is started,
+with the same rules as the trainer. Missing keys get transformers' defaults.
 """
 
 import json
@@ -22,7 +22,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What megatron-core's rope_scaling hard-codes."""
+"""Values that megatron-core's rope_scaling hard-codes."""
 
 DEFAULT_THETA = 10000.0
 DEFAULTS: dict[str, Any] = {
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-"""Of keys that config.json leaves out; transformers 5.19."""
+"""Values of keys that are missing in config.json, as in transformers 5.19."""
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 DEFAULTS_OF: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ class ModelShape:
     norm_eps: float
     rope_theta: float
     rope_scaling_factor: float
-    """Of Llama 3's RoPE scaling; 0: none."""
+    """Factor of Llama 3's RoPE scaling; 0: none."""
 
     is_tied: bool
     """Input and output embeddings are one tensor."""
@@ -72,7 +72,7 @@ class ModelShape:
     has_qk_norm: bool
     max_positions: int
     init_std: float
-    """Standard deviation of weights that are drawn."""
+    """Standard deviation of random initial weights."""
 
 
 def read_shape(folder: str) -> ModelShape:
@@ -85,10 +85,10 @@ def read_shape(folder: str) -> ModelShape:
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """A Hugging Face folder's config.json.
+    """Reads a Hugging Face folder's config.json.
 
     Raises:
-        ConfigError: it is not there, or is not one JSON object.
+        ConfigError: it is missing, or is not one JSON object.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -103,7 +103,7 @@ def read_config(folder: str) -> dict[str, Any]:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """Shape that a config describes: the content of a config.json, or a `transformers` config object.
+    """Shape of the model in a config: the content of a config.json, or a `transformers` config object.
 
     Raises:
         ConfigError: an architecture or feature that is not supported.
@@ -196,10 +196,10 @@ def _check_heads(kind: str, hidden: int, num_heads: int, num_kv_heads: int) -> N
 
 
 def _rope(values: dict[str, Any]) -> tuple[float, float]:
-    """Base and Llama 3 scaling factor.
+    """RoPE base, and Llama 3 scaling factor (0: none).
 
-    transformers 5 keeps both in `rope_parameters`; before, they were `rope_theta` and `rope_scaling`, which
-    still wins where both are there.
+    transformers 5 stores both in `rope_parameters`; older versions use `rope_theta` and `rope_scaling`.
+    `rope_scaling` has precedence over `rope_parameters`.
     """
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
     unknown = ConfigError(

@@ -1,7 +1,7 @@
-"""Reads safetensors files by plain reads, so that an error of the filesystem is told as what it is.
+"""Reads safetensors files with plain reads, so that a filesystem error is raised as such.
 
-The safetensors library maps files into memory: there a page that cannot be read kills the process (SIGBUS),
-and a file that cannot be opened is told as one that is not there.
+The safetensors library maps files into memory: a page that cannot be read kills the process (SIGBUS), and a
+file that cannot be opened is reported as missing.
 """
 
 import json
@@ -21,7 +21,7 @@ CHUNK_BYTES = 64 << 20
 """Bytes between two ticks."""
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library."""
+"""Same limit as in the safetensors library."""
 
 LENGTH_BYTES = 8
 DTYPES = {
@@ -34,10 +34,10 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one tensor is; `begin` counts from the start of the file."""
+    """Place of one tensor; `begin` is relative to the start of the file."""
 
     dtype: str
-    """As the format writes it; one that nobody reads need not be known."""
+    """Name in the file's header; an unknown dtype is an error only when the tensor is read."""
 
     shape: tuple[int, ...]
     begin: int
@@ -45,11 +45,11 @@ class _Place:
 
 
 class TensorFile:
-    """One safetensors file, opened anew at each read.
+    """One safetensors file, which is opened for each read.
 
     Raises:
         OSError: it cannot be read.
-        ConfigError: it is no safetensors file.
+        ConfigError: it is not a valid safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,18 +58,18 @@ class TensorFile:
             self._places = self._read_header(file)
 
     def names(self) -> tuple[str, ...]:
-        """Of its tensors."""
+        """Names of its tensors."""
         return tuple(self._places)
 
     def read(self, name: str, tick: Callable[[], None]) -> Tensor:
-        """One tensor, on CPU.
+        """Reads one tensor to the CPU.
 
         Args:
             tick: called after each `CHUNK_BYTES`.
 
         Raises:
             OSError: it cannot be read.
-            ConfigError: the file ends before, or its dtype is not known here.
+            ConfigError: the file ends too early, or the tensor's dtype is unknown.
         """
         place = self._places[name]
         if (dtype := DTYPES.get(place.dtype)) is None:
@@ -108,7 +108,7 @@ class TensorFile:
 
 
 def _places(header: dict[str, Any], first: int, end_of_file: int) -> Iterator[tuple[str, _Place]]:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what is no header."""
+    """Places from a header. Raises ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     found = [(name, _place(entry, first)) for name, entry in header.items() if name != "__metadata__"]
     at = first
     for name, place in sorted(found, key=lambda each: (each[1].begin, each[1].size_bytes)):
