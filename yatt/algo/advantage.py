@@ -1,10 +1,10 @@
 """Advantages from rewards: one number for every completion token of a rollout batch.
 
-Everything is computed from a table that every rank has (rewards, prompt groups, lengths), so every
-rank computes all advantages and takes its own; nothing is exchanged and no layout can differ.
-Statistics are taken in float64, so the order of samples cannot be seen in float32 results.
+Every rank has the table of rewards, prompt groups and lengths, computes all advantages from it and uses its
+own. So nothing is exchanged, and the result does not depend on the layout. Statistics are computed in
+float64, so the order of samples does not change float32 results.
 
-Suffixes: N samples, T completion tokens of all samples one after the other, L longest completion.
+Suffixes: N samples, T completion tokens of all samples in sequence, L longest completion.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ VARIANCE_FLOOR = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTable:
-    """What advantages are made from.
+    """The input of the advantages.
 
     Args:
         rewards_N: final rewards, float.
         groups_N: number of the prompt group of each sample, int64; samples need not be sorted.
         lengths_N: completion tokens of each sample, int64.
-        penalties_T: subtracted from the reward at its token (KL in the reward), float; None: nothing is.
+        penalties_T: subtracted from the reward at its token (KL in the reward), float; None: no penalties.
     """
 
     rewards_N: Tensor
@@ -37,7 +37,7 @@ class RewardTable:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Of each sample's group: size, mean, unbiased std; a group of one has mean 0 and std 1."""
+    """Size, mean and unbiased std of each sample's group; a group of one has mean 0 and std 1."""
 
     sizes_N: Tensor
     means_N: Tensor
@@ -45,10 +45,10 @@ class _Groups:
 
 
 def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> Tensor:
-    """Advantages of all completion tokens.
+    """Returns the advantages of all completion tokens.
 
     Args:
-        gamma: discount per token; only reinforce_plus_plus looks at it.
+        gamma: discount per token; used only by reinforce_plus_plus.
 
     Returns:
         float32 [T], samples in the order of the table.
@@ -74,7 +74,7 @@ def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> 
 
 
 def _returns(table: RewardTable) -> Tensor:
-    """Reward less all its penalties, float64 [N]."""
+    """Returns the rewards minus all their penalties, float64 [N]."""
     returns_N = table.rewards_N.double()
     if table.penalties_T is None:
         return returns_N
@@ -95,7 +95,7 @@ def _group_statistics(values_N: Tensor, groups_N: Tensor) -> _Groups:
 
 
 def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
-    """Return-to-go of every token, the reward being paid at the last one; float64 [T]."""
+    """Returns the return-to-go of every token, with the reward at the last one; float64 [T]."""
     lengths_N, longest = table.lengths_N, int(table.lengths_N.max())
     is_token_NL = torch.arange(longest)[None, :] < lengths_N[:, None]
     paid_NL = torch.zeros(is_token_NL.shape, dtype=torch.float64)
@@ -111,6 +111,6 @@ def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
 
 
 def _whitened(values_T: Tensor) -> Tensor:
-    """Mean 0 and unbiased variance 1 over all tokens."""
+    """Returns the values scaled to mean 0 and unbiased variance 1 over all tokens."""
     variance = values_T.var() if len(values_T) > 1 else values_T.new_ones(())
     return (values_T - values_T.mean()) * torch.rsqrt(variance + VARIANCE_FLOOR)

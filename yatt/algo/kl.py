@@ -1,4 +1,4 @@
-"""Estimates of the KL divergence from the reference, one a token.
+"""Estimates of the KL divergence from the reference, one per token.
 
 Source: J. Schulman, "Approximating KL Divergence" (2020): with r = p_reference / p_policy,
 k1 = -log r, k2 = (log r)^2 / 2, k3 = (r - 1) - log r. k1 and k3 are unbiased as values; as a
@@ -13,9 +13,9 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def kl_estimate(kind: KlType, logprobs_T: Tensor, reference_logprobs_T: Tensor) -> Tensor:
-    """KL estimate of each token, float [T]; differentiable in `logprobs_T`.
+    """Returns the KL estimate of each token, float [T]; differentiable in `logprobs_T`.
 
-    The log-ratio is held within +-20, so that one impossible token cannot make the batch infinite.
+    The log-ratio is clamped to +-20, so that one impossible token cannot make the batch infinite.
     """
     log_ratio_T = (reference_logprobs_T - logprobs_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":

@@ -1,10 +1,10 @@
-"""The clipped policy loss, and how token losses add up to a mini-batch's loss.
+"""The clipped policy loss, and the aggregation of token losses to a mini-batch's loss.
 
-Each aggregation is a weighted sum over tokens whose weights follow from lengths alone. So a
-mini-batch's loss is the same number however it is cut into micro-batches and dealt to ranks: every
-rank adds up its own tokens with weights it knows beforehand, and nothing is averaged twice.
+Each aggregation is a weighted sum over tokens, with weights that depend only on lengths. So a mini-batch's
+loss does not depend on its division into micro-batches and ranks: every rank adds up its own tokens with
+known weights, and nothing is averaged twice.
 
-Suffixes: N samples, T completion tokens of these samples one after the other.
+Suffixes: N samples, T completion tokens of these samples in sequence.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipRange:
-    """PPO's trust region: the ratio stays in [1 - low, 1 + high]; `dual` (0: off) bounds it for negative
+    """PPO's clip range: the ratio stays in [1 - low, 1 + high]; `dual` (0: off) bounds it for negative
     advantages."""
 
     low: float
@@ -37,7 +37,7 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """`losses_T` is differentiable; the others are what the metrics are made from."""
+    """Losses per token. `losses_T` is differentiable; the other tensors are for metrics."""
 
     losses_T: Tensor
     is_clipped_T: Tensor
@@ -48,11 +48,11 @@ class TokenLosses:
 def policy_losses(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip: ClipRange
 ) -> TokenLosses:
-    """Clipped surrogate loss of each token, float [T].
+    """Returns the clipped surrogate loss of each token, float [T].
 
     Source:
         PPO (arXiv 1707.06347) eq. 7; clip-higher: DAPO (arXiv 2503.14476) 3.1; dual clip: arXiv
-        1912.09729 eq. 5. As in verl the log-ratio is held within +-20.
+        1912.09729 eq. 5. As in verl the log-ratio is clamped to +-20.
     """
     log_ratio_T = (logprobs_T - old_logprobs_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio_T = log_ratio_T.exp()
@@ -68,11 +68,11 @@ def policy_losses(
 
 
 def token_weights(mode: AggregationMode, lengths_N: Tensor, totals: BatchTotals, norm_length: int) -> Tensor:
-    """Weight of each token of these samples in the mini-batch's loss, float32 [T].
+    """Returns the weight of each token of these samples in the mini-batch's loss, float32 [T].
 
     Args:
-        lengths_N: completion tokens of the samples at hand, int64.
-        totals: of the whole mini-batch, known beforehand from metadata.
+        lengths_N: completion tokens of the given samples, int64.
+        totals: of the whole mini-batch, from metadata.
         norm_length: constant divisor of seq-mean-token-sum-norm.
 
     Source:

@@ -1,1 +1,1 @@
-"""Whole state of a run, sharded, committed by manifest."""
+"""Checkpoints: the whole state of a run, sharded, committed by a manifest."""

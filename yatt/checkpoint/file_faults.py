@@ -1,7 +1,7 @@
-"""A store in which one file that alone cannot be read counts as damaged, after a while.
+"""A store that treats a file as damaged if only this file stays unreadable for a while.
 
-A bad block fails for ever, and the rest of the store answers: to wait for it as for a store that is down
-would end the run while older checkpoints are whole. No torch.
+A bad block fails forever while the rest of the store responds. Waiting for it as for a store that is down
+would end the run although older checkpoints are intact. No torch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,19 +17,19 @@ from yatt.errors import CheckpointError, StoreUnreachable
 
 T = TypeVar("T")
 PROBE = "run_id"
-"""A name that every run's store has, read to see whether the store answers (`yatt.checkpoint.ownership`)."""
+"""A name in every run's store; reading it tests whether the store responds (`yatt.checkpoint.ownership`)."""
 
 
 class FileFaults:
-    """Another store. A file of a checkpoint that fails again and again while the store answers is a
-    CheckpointError; without an answer, or if it only says "later", the failure is told as it is.
+    """Wraps a store. A file that fails repeatedly while the store responds raises CheckpointError. Without a
+    response, or if the store only asks to retry later, the failure is raised unchanged.
 
-    Names without a folder say what a store is, and are never taken for damaged.
+    Names without a folder identify the store and are never taken for damaged.
 
     Args:
-        store_limit_s: how long a store that fails as a whole is waited for. One file that fails while the
-            rest answers is given half of that, and two minutes at most.
-        since_s: when each file that fails now did so first; for one that opens the store anew between calls.
+        store_limit_s: longest wait for a store that fails as a whole. For one file that fails while the rest
+            responds, it is half of that, and at most two minutes.
+        since_s: the time of the first failure of each failing file; for a caller that reopens the store.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""Which run folder a checkpoint store serves now. No torch.
+"""The run folder that a checkpoint store serves now. No torch.
 
-A run is its id, so a new folder with the same `run.id` takes the store over from a folder that is gone.
-Whether that one is gone nobody can see from elsewhere: its run may go on. So each folder has an id of its own
-(`RunPaths.folder_id`), and the store keeps a row of notes, ``holders/NUMBER.FOLDERID.json``, of which the
-last counts. A start whose folder has not left the last one ends itself instead of fighting over it: when
-it begins, and before each commit.
+A run is identified by its id, so a new folder with the same `run.id` takes the store over from a lost folder.
+Other machines cannot check whether that folder is lost: its run may continue. So each folder has an id of its
+own (`RunPaths.folder_id`), and the store keeps a sequence of notes, ``holders/NUMBER.FOLDERID.json``; the
+last one is valid. A start checks when it begins and before each commit; it ends if the last note is not of
+its folder.
 
-That is a courtesy, as the check of the attempt before a commit is: what a former holder commits in the moment
-of the take-over is refused by the lineage (`yatt.core.claims`), for the newer attempt is of a newer attempt.
+Like the check of the attempt before a commit, this is only an early check. A commit of a former holder during
+the take-over is refused by the lineage (`yatt.core.claims`), since the new folder has a newer attempt.
 """
 
 import contextlib
@@ -23,27 +23,27 @@ HOLDERS = "holders"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """One note: its number, and the id of the folder that wrote it. Of two with one number one is greater."""
+    """One note: its number, and the id of its folder, which orders notes with equal numbers."""
 
     number: int
     folder_id: str
 
     @property
     def name(self) -> str:
-        """In the store."""
+        """The note's name in the store."""
         return f"{HOLDERS}/{self.number:06d}.{self.folder_id}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run folder is, for people."""
+    """The place of a run folder, for people."""
 
     folder: str
     host: str
 
     @classmethod
     def here(cls, folder: str) -> "Place":
-        """Of a folder of this machine."""
+        """Returns the place of a folder of this machine."""
         return cls(folder, socket.gethostname())
 
     def __str__(self) -> str:
@@ -51,17 +51,17 @@ class Place:
 
 
 def holder_of(store: Store) -> Holder | None:
-    """The last note; None if no folder has left one.
+    """Returns the last note; None if there is none.
 
     Raises:
-        StoreUnreachable: the store does not answer.
+        StoreUnreachable: the store does not respond.
     """
     parts = (name.removesuffix(".json").partition(".") for name in store.names(HOLDERS))
     return max((Holder(int(n), folder) for n, _, folder in parts if n.isdigit() and folder), default=None)
 
 
 def place_of(store: Store, holder: Holder) -> Place:
-    """What the note says of its folder; nothing if it cannot be read: only its name decides."""
+    """Returns the place in a note; empty if it cannot be read, since only the note's name decides."""
     with contextlib.suppress(CheckpointError, StoreUnreachable, ValueError, TypeError, KeyError):
         noted = json.loads(store.read(holder.name))
         return Place(str(noted["folder"]), str(noted["host"]))
@@ -69,11 +69,11 @@ def place_of(store: Store, holder: Holder) -> Place:
 
 
 def check_held(store: Store, folder_id: str, run_id: str) -> None:
-    """Refuses to go on if another folder has taken the store over.
+    """Checks that no other folder has taken the store over.
 
     Raises:
-        StoreTakenOver: it is so.
-        StoreUnreachable: the store does not answer.
+        StoreTakenOver: another folder has.
+        StoreUnreachable: the store does not respond.
     """
     holder = holder_of(store)
     if holder is not None and holder.folder_id != folder_id:
@@ -86,13 +86,13 @@ def check_held(store: Store, folder_id: str, run_id: str) -> None:
 
 
 def hold(store: Store, folder_id: str, place: Place, *, takes_over: bool) -> Place | None:
-    """Records that this folder has the store, unless it has it already.
+    """Records that this folder holds the store, unless it does already.
 
     Args:
-        takes_over: from whatever other folder has it; else only a store that no folder has is taken.
+        takes_over: take the store over from another folder; else only a store without a holder is taken.
 
     Returns:
-        The folder that had it, if another had.
+        The folder that held it, if another did.
     """
     before = holder_of(store)
     if before is not None and (before.folder_id == folder_id or not takes_over):

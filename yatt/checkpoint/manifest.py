@@ -1,19 +1,19 @@
-"""The list of a checkpoint's files, and the one write that makes it exist. No torch.
+"""The list of a checkpoint's files, and the one write that commits it. No torch.
 
 Layout under the checkpoint URL::
 
     global_step_N/ATTEMPT-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
     global_step_N/ATTEMPT-NONCE/node-*.groups        prompt groups of its nodes (`control.rollouts.carried`)
     manifests/0000000N.ATTEMPT.json                  written last, conditionally: this is the commit
-    adopted/ATTEMPT.json                             what a start resumed from, written before it works
-    run_id                                         whose store this is (`yatt.checkpoint.ownership`)
-    holders/NUMBER.FOLDERID.json                   which of the run's folders has it
+    adopted/ATTEMPT.json                             the commit that a start resumed from, written first
+    run_id                                         the run of this store (`yatt.checkpoint.ownership`)
+    holders/NUMBER.FOLDERID.json                   the folder of the run that holds it
     started_from                                   the manifest of another run that this one started from
     latest_checkpointed_iteration.txt              a hint for other people's scripts, after the commit
 
-A checkpoint exists iff its manifest does, every file in it has its size, and it is on the lineage of the
-newest start (`yatt.core.claims`): every reader refuses what a stale attempt commits after another start went
-on. Resume lists manifests, newest first, and says why it passed one over; the hint is never read.
+A checkpoint exists iff its manifest exists, every file in it has its size, and it is on the lineage of the
+newest start (`yatt.core.claims`): every reader refuses commits of a stale attempt after another start has
+resumed. Resume lists manifests, newest first, and reports why one was skipped; it never reads the hint.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ LATEST_HINT = "latest_checkpointed_iteration.txt"
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One committed checkpoint. `common` is JSON, the trainer's scalars; `nodes` are the files of the trainer
-    nodes' controllers, by node; `row` is the metrics line of the iteration, which is completed after resume;
-    in it and in `unwritten` numbers that are not finite have names (`yatt.obs.metrics.named`).
+    nodes' controllers, by node; `row` is the iteration's row of metrics, which is completed after resume. In
+    `row` and `unwritten`, numbers that are not finite have names (`yatt.obs.metrics.named`).
 
     `parent` is the (iteration, attempt) of the checkpoint that its start resumed from. `seal` is the SHA-256
-    of the manifest as it is encoded with an empty seal.
+    of the manifest, encoded with an empty seal.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The checkpoint to resume from, if any; why newer ones were skipped; and what stale attempts left."""
+    """The checkpoint to resume from, if any; reasons for skipped newer ones; commits of stale attempts."""
 
     manifest: Manifest | None
     name: str
@@ -72,25 +72,25 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Names of the manifests that count, newest first; and of those that stale attempts left."""
+    """Names of the valid manifests, newest first; and of those of stale attempts."""
 
     names: tuple[str, ...]
     stale: tuple[str, ...]
 
     def of_iteration(self, iteration: int) -> tuple[str, ...]:
-        """Those of this iteration; all for 0."""
+        """Returns the names of this iteration; all for 0."""
         prefix = f"{MANIFESTS}/{iteration:08d}."
         return tuple(name for name in self.names if not iteration or name.startswith(prefix))
 
 
 class _Version(msgspec.Struct, frozen=True):
-    """What every manifest has, of whatever version."""
+    """The part of a manifest that all versions have."""
 
     schema_version: int
 
 
 class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a start resumed from."""
+    """The commit that a start resumed from."""
 
     iteration: int
     attempt: int
@@ -100,27 +100,27 @@ class Checkpoints:
     """The committed checkpoints of one run.
 
     Args:
-        attempt: of this attempt; 0 only reads.
+        attempt: number of this attempt; 0 only reads.
         run_id: manifests of any other run are refused; empty reads any run's.
-        folder_id: nothing is committed once another folder has the store; empty does not ask.
+        folder_id: commits fail if another folder holds the store; empty: no check.
     """
 
     def __init__(self, store: Store, attempt: int, run_id: str = "", folder_id: str = "") -> None:
         self._store, self._attempt, self._run_id, self._folder_id = store, attempt, run_id, folder_id
         self._has_looked = False
         self.parent = (0, 0)
-        """(iteration, attempt) of what this start adopted."""
+        """(iteration, attempt) of the commit that this start adopted."""
 
     def prefix(self, iteration: int) -> str:
-        """A fresh folder for one save: private to this attempt and this try."""
+        """Returns a new folder for one save: only this attempt and this try use it."""
         return f"global_step_{iteration}/{self._attempt:06d}-{secrets.token_hex(4)}"
 
     def commit(self, manifest: Manifest) -> None:
         """Commits the checkpoint.
 
         Raises:
-            CheckpointError: a file is not there as promised, or another attempt committed this iteration.
-            StoreTakenOver: another folder has the store now.
+            CheckpointError: a file is missing or has another size, or another attempt has this iteration.
+            StoreTakenOver: another folder holds the store now.
         """
         if self._folder_id:
             check_held(self._store, self._folder_id, self._run_id)
@@ -136,7 +136,7 @@ class Checkpoints:
             self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
 
     def newest(self) -> ResumePoint:
-        """The newest checkpoint that counts and whose files are there."""
+        """Returns the newest valid checkpoint whose files exist."""
         candidates = self.candidates()
         skipped: list[str] = []
         for name in candidates.names:
@@ -147,10 +147,8 @@ class Checkpoints:
         return ResumePoint(None, "", tuple(skipped), candidates.stale)
 
     def candidates(self) -> Candidates:
-        """Everything that may be resumed from, judged by names and adoptions alone."""
-        commits = (
-            self._commits()
-        )  # before the adoptions: a stale attempt's commit then never lacks its refusal
+        """Returns everything that can be resumed from, by names and adoptions alone."""
+        commits = self._commits()  # read first, so that a stale attempt's commit always has its refusal
         adopted = self._adopted(commits)
         return Candidates(
             tuple(_name(commit) for commit in lineage(commits, adopted)),
@@ -158,7 +156,7 @@ class Checkpoints:
         )
 
     def whole(self, name: str) -> Manifest:
-        """A manifest whose files are there with their sizes.
+        """Returns a manifest whose files exist with their sizes.
 
         Raises:
             CheckpointError: as `read`, or a file is missing or has another size.
@@ -169,10 +167,10 @@ class Checkpoints:
         return manifest
 
     def adopt(self, manifest: Manifest | None) -> None:
-        """Notes what this start goes on from; from then on only its own commits, and older ones, count.
+        """Records the commit that this start resumes from; then only its own and older commits are valid.
 
         Raises:
-            CheckpointError: this start has noted something else before.
+            CheckpointError: this start has recorded another one before.
         """
         commit = Commit(manifest.iteration, manifest.attempt) if manifest else BEGINNING
         data = msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))
@@ -181,10 +179,10 @@ class Checkpoints:
         self.parent = (commit.iteration, commit.attempt)
 
     def read(self, name: str) -> Manifest:
-        """One manifest.
+        """Reads one manifest.
 
         Raises:
-            CheckpointError: not there, not what was sealed, of another name, or of an unknown version.
+            CheckpointError: it is missing, differs from its seal or its name, or has an unknown version.
         """
         data = self._store.read(name)
         try:
@@ -209,11 +207,11 @@ class Checkpoints:
         return manifest
 
     def name(self, manifest: Manifest) -> str:
-        """The manifest's name in the store."""
+        """Returns the manifest's name in the store."""
         return _name(Commit(manifest.iteration, manifest.attempt))
 
     def origin(self) -> str:
-        """Name of the manifest, in another run's store, that this run started from; empty if from none."""
+        """Returns the manifest, in another run's store, that this run started from; empty if from none."""
         try:
             return self._store.read(STARTED_FROM).decode(errors="replace").strip()
         except CheckpointError:
@@ -223,7 +221,7 @@ class Checkpoints:
         """Records the checkpoint from which this run started.
 
         Raises:
-            CheckpointError: another attempt started from something else.
+            CheckpointError: another attempt started from a different one.
         """
         if not self._store.create(STARTED_FROM, f"{name}\n".encode()):
             raise CheckpointError(
@@ -231,7 +229,7 @@ class Checkpoints:
             )
 
     def newest_attempt(self) -> int:
-        """The highest attempt that anything is noted of; 0 if nothing is."""
+        """Returns the highest attempt with a commit or an adoption; 0 if there is none."""
         commits = self._commits()
         notes = (name.removesuffix(".json") for name in self._store.names(ADOPTED))
         return max(
@@ -239,9 +237,8 @@ class Checkpoints:
         )
 
     def retain(self, keep: int) -> list[int]:
-        """Deletes what a newer committed checkpoint supersedes, all but the newest `keep`, what stale
-        attempts committed below that, and files of former starts that none committed. Returns the
-        iterations."""
+        """Deletes all but the newest `keep` of the committed checkpoints, older commits of stale attempts,
+        and uncommitted files of earlier starts. Returns the deleted iterations."""
         commits = self._commits()
         adopted = self._adopted(commits)
         line = lineage(commits, adopted)
@@ -252,7 +249,7 @@ class Checkpoints:
         for commit in gone:
             self._store.delete(_name(commit))
         iterations = {commit.iteration for commit in gone}
-        if not self._has_looked:  # what former starts left half written does not grow any more
+        if not self._has_looked:  # earlier starts write no more, so one look is enough
             iterations |= self._iterations()
             self._has_looked = True
         for iteration in sorted(iterations):
@@ -260,7 +257,7 @@ class Checkpoints:
         return [commit.iteration for commit in reversed(superseded)]
 
     def _clear(self, iteration: int, kept: set[Commit], gone: set[Commit]) -> None:
-        """Deletes one iteration's folders of `gone` commits, and of former starts that did not commit it."""
+        """Deletes one iteration's folders of `gone` commits, and of earlier starts that did not commit it."""
         folder = f"global_step_{iteration}"
         names = self._store.names(folder)
         for name in names:
@@ -274,7 +271,7 @@ class Checkpoints:
             self._store.delete_folder(folder)
 
     def _iterations(self) -> set[int]:
-        """Those that anything was ever written of and not deleted."""
+        """Returns the iterations that have a folder in the store."""
         parts = (name.rpartition("_") for name in self._store.names(""))
         return {int(number) for stem, _, number in parts if stem == "global_step" and number.isdigit()}
 
@@ -289,8 +286,8 @@ class Checkpoints:
     def _adopted(self, commits: set[Commit]) -> dict[int, Commit]:
         """Maps each start's attempt to the commit that it resumed from.
 
-        Where a note is damaged, the manifests of that start say it too. If there are none, the start did not
-        get as far as a checkpoint, and counts as none.
+        If a record is damaged, the manifests of that start have the commit too. If there are none, the start
+        wrote no checkpoint and is ignored.
         """
         found: dict[int, Commit] = {}
         for name in self._store.names(ADOPTED):
@@ -332,7 +329,7 @@ def _name(commit: Commit) -> str:
 
 
 def sealed(manifest: Manifest) -> bytes:
-    """The manifest's bytes, with its seal."""
+    """Returns the manifest's bytes, with its seal."""
     plain = msgspec.structs.replace(manifest, seal="")
     digest = hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
     return msgspec.json.encode(msgspec.structs.replace(plain, seal=digest))

@@ -1,7 +1,7 @@
-"""A checkpoint store belongs to one run: the first to create the name `run_id` in it. No torch.
+"""A checkpoint store belongs to one run: the first that creates the name `run_id` in it. No torch.
 
-Nothing is read from a store or written to it before that name holds one's own id. A run is its id, not its
-folder: a run whose folder is gone is taken over by a new folder that has the same id
+A run reads and writes a store only after that name has the run's own id. A run is identified by its id, not
+by its folder: if the folder is lost, a new folder with the same id takes the run over
 (`yatt.checkpoint.holders`).
 """
 
@@ -13,10 +13,10 @@ OWNER = "run_id"
 
 
 def owner_of(store: Store) -> str:
-    """Id of the run that the store belongs to; empty if it belongs to none.
+    """Returns the id of the run that the store belongs to; empty if it belongs to none.
 
     Raises:
-        StoreUnreachable: the store does not answer.
+        StoreUnreachable: the store does not respond.
     """
     try:
         return store.read(OWNER).decode(errors="replace").strip()
@@ -28,8 +28,8 @@ def check_owner(store: Store, url: str, run_id: str) -> None:
     """Refuses a store of another run; changes nothing.
 
     Raises:
-        ConfigError: the store belongs to another run, or holds checkpoints of an unknown one.
-        StoreUnreachable: the store does not answer.
+        ConfigError: the store belongs to another run, or has checkpoints of an unknown one.
+        StoreUnreachable: the store does not respond.
     """
     owner = owner_of(store)
     if not owner and store.names(MANIFESTS):
@@ -47,11 +47,11 @@ def check_owner(store: Store, url: str, run_id: str) -> None:
 
 
 def claim_store(store: Store, url: str, run_id: str) -> None:
-    """Makes the store this run's, if it is not yet.
+    """Records the store as this run's, if it is not yet.
 
     Raises:
         ConfigError: as `check_owner`.
-        StoreUnreachable: the store does not answer.
+        StoreUnreachable: the store does not respond.
     """
     check_owner(store, url, run_id)
     if not store.create(OWNER, f"{run_id}\n".encode()):  # another run was faster

@@ -1,4 +1,4 @@
-"""A store whose passing failures cost time: every call is made again until a deadline."""
+"""A store that retries: every call that fails temporarily is repeated until a deadline."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -15,19 +15,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def _nothing(*_: str) -> None:
-    """The tick of nobody, and said to nobody."""
+    """Does nothing; the default of `tick` and `say`."""
 
 
 class PatientStore:
-    """Another store, asked again after a passing failure. A stream is begun anew.
+    """Wraps a store and repeats calls after temporary failures. A stream is started again.
 
-    One file of a checkpoint that fails while the store answers is asked for again for two minutes at most;
-    then it counts as damaged (`yatt.checkpoint.file_faults`).
+    One file of a checkpoint that fails while the store responds is retried for two minutes at most; then it
+    is treated as damaged (`yatt.checkpoint.file_faults`).
 
     Args:
-        limit_s: for each call, from its first failure on; a stream that fails later has it anew.
-        tick: called after each failure, so that whoever watches for progress knows that this is waiting.
-        say: called with the error when a wait begins, and with "" when it ends, either way.
+        limit_s: for each call, from its first failure on; a later failure of a stream restarts the limit.
+        tick: called after each failure, so that this wait counts as progress.
+        say: called with the error when a wait begins, and with "" when it ends, in success or failure.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The checkpoint store of one run: where it is, whose it is, are the run's checkpoints there? No torch.
+"""The checkpoint store of one run: its URL, its run, and the check that its checkpoints are there. No torch.
 
-A folder that is not mounted is an empty folder. What the run's ledger knows tells it from a new store:
-without that check a run would start from iteration 0 again and say nothing.
+A folder that is not mounted looks like an empty folder. The run's ledger distinguishes it from a new store:
+without this check a run would start from iteration 0 again without an error.
 """
 
 import re
@@ -26,12 +26,12 @@ FOLDER_ID = re.compile(rb"\s*([0-9a-f]{12})\s*")
 
 
 def store_url(config: RunConfig, root: Path) -> str:
-    """Where the run's checkpoints are."""
+    """Returns the URL of the run's checkpoints."""
     return config.checkpoint.url or str(root / "checkpoints")
 
 
 def open_run_store(config: RunConfig, root: Path) -> Store:
-    """The run's checkpoint store.
+    """Opens the run's checkpoint store.
 
     Raises:
         ConfigError: its URL cannot be used.
@@ -40,11 +40,11 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
 
 
 class Stores:
-    """The stores of a run: its own, and the one that it started from. Each is opened once, when it is needed;
-    passing failures cost time, up to `launch.phase_timeout_s` a call.
+    """The stores of a run: its own, and the one that it started from. Each is opened when it is needed; calls
+    are repeated after temporary failures, up to `launch.phase_timeout_s` each.
 
     Args:
-        say, tick: hear of waits, as of `PatientStore`; called in whatever thread uses the store.
+        say, tick: report waits, as of `PatientStore`; called in any thread that uses the store.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stores:
         self._opened: dict[bool, Store] = {}
 
     def of(self, *, is_origin: bool) -> Store:
-        """The run's own store, or the one of `run.from_checkpoint`. Blocks.
+        """Returns the run's own store, or the one of `run.from_checkpoint`. Blocks.
 
         Raises:
             ConfigError: its URL cannot be used.
@@ -71,14 +71,14 @@ class Stores:
 
 
 def claimed_run_store(config: RunConfig, root: Path, say: Callable[[str], None]) -> Store:
-    """The run's checkpoint store, made sure to be this run's and to hold its checkpoints. Its passing
-    failures cost time, up to `launch.phase_timeout_s` a call; `say` hears of it, as of `Stores`.
+    """Returns the run's checkpoint store, after checking that it is this run's and has its checkpoints.
+    Retries calls as `Stores`, for up to `launch.phase_timeout_s` each; `say` reports this.
 
     Raises:
         ConfigError: it belongs to another run.
-        StoreTakenOver: another folder of this run has it.
+        StoreTakenOver: another folder of this run holds it.
         CheckpointsMissing: as `check_presence`; then nothing was written there.
-        StoreUnreachable: it does not answer.
+        StoreUnreachable: it does not respond.
     """
     store, url = Stores(config, root, say).of(is_origin=False), store_url(config, root)
     check_presence(store, url, RunPaths(root))
@@ -91,14 +91,14 @@ def claimed_run_store(config: RunConfig, root: Path, say: Callable[[str], None])
 
 
 def take_hold(store: Store, paths: RunPaths, run_id: str) -> Place | None:
-    """Makes the store this folder's. One that has not begun takes it over from another folder.
+    """Records this folder as the store's holder. A folder without attempts takes it over from another folder.
 
     Returns:
         The folder it was taken from, if any.
 
     Raises:
-        StoreTakenOver: this folder has begun, and another one has the store.
-        StoreUnreachable: the store does not answer.
+        StoreTakenOver: this folder has attempts, and another one holds the store.
+        StoreUnreachable: the store does not respond.
     """
     folder_id = own_folder_id(paths, store)
     before = hold(store, folder_id, Place.here(str(paths.root)), takes_over=not attempts(paths))
@@ -107,12 +107,12 @@ def take_hold(store: Store, paths: RunPaths, run_id: str) -> Place | None:
 
 
 def own_folder_id(paths: RunPaths, store: Store) -> str:
-    """The run folder's id, drawn at its first start. If a folder that has begun has lost it, or it is
-    damaged, the store knows it by the folder's place. One that has not begun draws its own: a folder of
-    another machine may have the same path.
+    """Returns the run folder's id, which is drawn at its first start. If a folder with attempts has lost its
+    id or the id is damaged, it is found in the store by the folder's path. A folder without attempts draws a
+    new one: a folder of another machine may have the same path.
 
     Raises:
-        OSError: the run folder does not say.
+        OSError: the run folder cannot be read.
     """
     try:
         if known := _folder_id(paths):
@@ -128,7 +128,7 @@ def own_folder_id(paths: RunPaths, store: Store) -> str:
 
 
 def _folder_id(paths: RunPaths) -> str:
-    """What the file says; empty if that is none."""
+    """Returns the id in the file; empty if it is not valid."""
     found = FOLDER_ID.fullmatch(paths.folder_id.read_bytes())
     return found.group(1).decode() if found else ""
 
@@ -137,14 +137,14 @@ def check_presence(store: Store, url: str, paths: RunPaths) -> None:
     """Refuses a store that lists no checkpoint if the run's ledger has a commit; changes nothing.
 
     Raises:
-        CheckpointsMissing: it is so.
-        StoreUnreachable: the store does not answer.
+        CheckpointsMissing: the store lists none.
+        StoreUnreachable: the store does not respond.
     """
     iteration, attempt = known_commit(paths)
     if not iteration:
         return
     found = Checkpoints(store, 0).candidates()
-    if found.names or found.stale:  # of a stale attempt's commit the ledger may know as well
+    if found.names or found.stale:  # the ledger may have a stale attempt's commit too
         return
     raise CheckpointsMissing(
         f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "

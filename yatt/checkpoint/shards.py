@@ -1,8 +1,8 @@
-"""Boxes of global tensors to files and back: any layout reads what any other wrote.
+"""Writes boxes of global tensors to files and reads them: any layout can read files of any other.
 
-A rank writes one safetensors file with the boxes it is responsible for, piece by piece. Reading intersects
-the boxes wanted with the boxes there are, in any number of dimensions, and fetches the byte ranges of those
-pieces only. Each piece has its own digest, so a part of a file is verified without reading the rest.
+A rank writes one safetensors file with its boxes, piece by piece. Reading intersects the wanted boxes with
+the saved ones, in any number of dimensions, and fetches only the byte ranges of those pieces. Each piece has
+its own digest, so a part of a file is verified without reading the rest.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile, TensorPiece
 
 PIECE_BYTES = 16 << 20
-"""Most bytes of a piece (a single longer row of one element's width aside): what a writer holds at a time."""
+"""Maximum bytes of a piece, except a single longer row one element wide; a writer holds one at a time."""
 FETCH_BYTES = 64 << 20
-"""Bytes that a reader asks for in one call, if no single piece has more."""
+"""Bytes that a reader requests in one call, if no single piece has more."""
 SAFETENSORS_DTYPES = {
     torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8",
@@ -30,7 +30,7 @@ SAFETENSORS_DTYPES = {
 
 
 def _nothing() -> None:
-    """The tick of nobody."""
+    """Does nothing; the default of `tick`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def write_shards(
     pieces: list[TensorPiece] = []
 
     def chunks() -> Iterator[bytes | memoryview]:
-        pieces.clear()  # of a stream that broke off
+        pieces.clear()  # pieces of an interrupted stream
         yield header
         begin = len(header)
         for part in parts:
@@ -74,13 +74,13 @@ def write_shards(
 def read_shards(
     store: Store, files: Sequence[ShardFile], wanted: Sequence[Shard], tick: Callable[[], None] = _nothing
 ) -> None:
-    """Fills the tensors of `wanted`, in place, from the files that hold parts of them.
+    """Fills the tensors of `wanted`, in place, from the files that contain parts of them.
 
     Args:
         tick: called after each piece.
 
     Raises:
-        CheckpointError: a piece is damaged, or a tensor is not wholly there or of another shape or dtype.
+        CheckpointError: a piece is damaged, or a tensor is incomplete or of another shape or dtype.
     """
     by_key: dict[str, list[Shard]] = {}
     missing = {id(shard): shard.tensor.numel() for shard in wanted}
@@ -102,7 +102,7 @@ def read_shards(
 
 
 def _parts(shard: Shard) -> Iterator[Shard]:
-    """The same box in pieces of at most PIECE_BYTES, cut along its first dimension that can be cut."""
+    """Yields the box in pieces of at most PIECE_BYTES, cut along its first dimension that can be cut."""
     tensor = shard.tensor
     axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
     if tensor.nbytes <= PIECE_BYTES or axis is None:
@@ -117,7 +117,7 @@ def _parts(shard: Shard) -> Iterator[Shard]:
 
 
 def _header(parts: Sequence[Shard]) -> bytes:
-    """What a safetensors file begins with: its length, and JSON of names, dtypes, shapes and places.
+    """Returns the beginning of a safetensors file: its length, and JSON of names, dtypes, shapes and offsets.
 
     Source: the format's description, https://huggingface.co/docs/safetensors.
     """
@@ -136,7 +136,7 @@ def _header(parts: Sequence[Shard]) -> bytes:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """A copy of the tensor's bytes on CPU: storage that numpy has seen cannot be resized any more."""
+    """Copies the tensor's bytes to CPU, since a storage that numpy has used can no longer be resized."""
     flat = tensor.detach().to("cpu", copy=True).contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -161,7 +161,7 @@ def _dtype_name(tensor: Tensor) -> str:
 def _fetched(
     store: Store, file: ShardFile, needed: list[tuple[TensorPiece, list[Shard]]]
 ) -> Iterator[tuple[TensorPiece, Tensor, list[Shard]]]:
-    """The needed pieces of one file, verified, a few at a time."""
+    """Yields the needed pieces of one file, verified, a few at a time."""
     total = itertools.accumulate(piece.size_bytes for piece, _ in needed)
     for _, group in itertools.groupby(zip(total, needed, strict=True), lambda pair: pair[0] // FETCH_BYTES):
         some = [pair for _, pair in group]
@@ -171,7 +171,7 @@ def _fetched(
 
 
 def _verified(file: ShardFile, piece: TensorPiece, data: bytes) -> Tensor:
-    """The piece as a tensor, if its bytes are the ones that were written."""
+    """Returns the piece as a tensor, if its bytes match the digest."""
     digest = hashlib.sha256(data).hexdigest()
     if len(data) != piece.size_bytes or digest != piece.sha256:
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""Bytes at a URL: a folder, or any fsspec filesystem (s3://, gs:// ...). No torch, no pickle.
+"""Named bytes at a URL: a folder, or any fsspec filesystem (s3://, gs:// ...). No torch, no pickle.
 
-Everything is written whole. `create` is the one conditional operation, on which commits stand: it
-succeeds for one writer only, also when two try at once.
+Every file is written whole. `create` is the only conditional operation, and commits depend on it: it succeeds
+for one writer only, also when two try at once.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from yatt.checkpoint.store_errors import reaching
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 
 UPLOAD_PART_BYTES = 32 << 20
-"""Of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
+"""Size of a part of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a streaming write stored."""
+    """Size and digest of a streamed file."""
 
     size_bytes: int
     sha256: str
@@ -36,7 +36,7 @@ class Store(Protocol):
         """Creates or replaces a name, atomically and durably."""
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
-        """`write` of content that comes in chunks, of which at most a few are in memory at a time.
+        """Writes content that comes in chunks; at most a few of them are in memory at a time.
 
         Readers see nothing under `name` until all is written. If `chunks` raises, nothing is left.
 
@@ -45,39 +45,39 @@ class Store(Protocol):
         """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create; False if the name is taken by other content."""
+        """Creates a name; returns False if it exists with other content."""
 
     def read(self, name: str) -> bytes:
-        """Content.
+        """Returns the content.
 
         Raises:
-            CheckpointError: not there.
-            StoreUnreachable: any other failure, with whether it may pass; so for every other method.
-                What a folder's filesystem says to a write is told as it is, as OSError.
+            CheckpointError: the name does not exist.
+            StoreUnreachable: any other failure, and whether it may be temporary; so for every other method.
+                Errors of a folder's filesystem in writes are raised unchanged, as OSError.
         """
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts [begin, end) of the content, in the order asked for; shorter where the content ends.
+        """Returns parts [begin, end) of the content, in the requested order; shorter where it ends.
 
         Raises:
-            CheckpointError: not there.
+            CheckpointError: the name does not exist.
         """
 
     def size(self, name: str) -> int | None:
-        """Bytes, or None if not there."""
+        """Returns the size in bytes, or None if the name does not exist."""
 
     def names(self, folder: str) -> list[str]:
-        """Names directly in `folder`, relative to it, sorted."""
+        """Returns the names directly in `folder`, relative to it, sorted."""
 
     def delete(self, name: str) -> None:
-        """Removes one name, if it is there."""
+        """Removes one name, if it exists."""
 
     def delete_folder(self, folder: str) -> None:
         """Removes everything under `folder`."""
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """The store of a checkpoint URL.
+    """Opens the store of a checkpoint URL.
 
     Raises:
         ConfigError: the URL's driver is not installed, or the URL cannot be used.
@@ -101,7 +101,7 @@ class FolderStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._anchor = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
-        """What was there when the store was opened. It is never created: see `files.make_within`."""
+        """The folder that existed when the store was opened. It is never created: see `files.make_within`."""
 
     def write(self, name: str, data: bytes) -> None:
         files.publish(self._path(name), data)
@@ -148,8 +148,8 @@ class FolderStore:
 class ObjectStore:
     """An fsspec filesystem.
 
-    `create` asks for fsspec's ``mode="create"``, which s3fs turns into a conditional PUT
-    (If-None-Match); a driver that only checks first is as safe as its check.
+    `create` uses fsspec's ``mode="create"``, which s3fs implements as a conditional PUT (If-None-Match); with
+    a driver that only checks first, it is as safe as this check.
     """
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -161,9 +161,9 @@ class ObjectStore:
         self._check_size(name, len(data))
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
-        """A multipart upload, which becomes visible when it is completed.
+        """Writes by a multipart upload, which becomes visible when it is completed.
 
-        A driver without multipart uploads (memory://) shows what it has so far; no manifest names it yet.
+        A driver without multipart uploads (memory://) shows the incomplete file; no manifest names it yet.
         """
         measured, path = _Measured(chunks()), self._path(name)
         with reaching(path, for_writing=True):
@@ -179,7 +179,7 @@ class ObjectStore:
                 file.discard()
             with contextlib.suppress(AttributeError):
                 file.closed = True
-            with contextlib.suppress(StoreUnreachable):  # an upload that is not complete is not seen
+            with contextlib.suppress(StoreUnreachable):  # an incomplete upload is not visible
                 self.delete(name)
             raise
         self._check_size(name, measured.written.size_bytes)
@@ -190,7 +190,7 @@ class ObjectStore:
             self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
             return self.read(name) == data
-        except Exception as error:  # drivers raise types of their own; the reply alone may be lost
+        except Exception as error:  # drivers' own types; the write may have succeeded
             if self.size(name) is None:
                 with reaching(self._path(name), for_writing=True):
                     raise error
@@ -241,7 +241,7 @@ class ObjectStore:
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:
-    """One read gives 2 GiB at most, and may give less than asked for."""
+    """Reads a range in several calls: one read returns 2 GiB at most, and may return less than requested."""
     chunks = []
     while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):
         chunks.append(chunk)
@@ -250,7 +250,7 @@ def _pread(descriptor: int, begin: int, end: int) -> bytes:
 
 
 class _Measured:
-    """Passes chunks on and counts and digests them."""
+    """Passes chunks on; counts and digests their bytes."""
 
     def __init__(self, chunks: Iterable[files.Buffer]) -> None:
         self._chunks, self._digest, self._size_bytes = chunks, hashlib.sha256(), 0
@@ -263,5 +263,5 @@ class _Measured:
 
     @property
     def written(self) -> Written:
-        """Of what was passed on so far."""
+        """Size and digest of the chunks so far."""
         return Written(self._size_bytes, self._digest.hexdigest())

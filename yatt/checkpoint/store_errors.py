@@ -1,7 +1,7 @@
-"""Errors of stores, named once: is something not there, may the same call work again soon, or is it for good?
+"""Classifies errors of stores: a missing name, a temporary failure, or a permanent one.
 
-A folder raises OSError. Drivers of object stores raise types of their own, which are told by name, so that no
-driver is imported here, and HTTP answers, which are told by their error code, else by their status.
+A folder raises OSError. Drivers of object stores raise their own types, which are recognised by name, so that
+no driver is imported here, and HTTP errors, which are recognised by their error code, else by their status.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from yatt.errors import CheckpointError, StoreUnreachable, YattError
 
 NETWORK = PASSING | {errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ENETDOWN, errno.ENETRESET}
 STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP answers that mean: later."""
+"""HTTP statuses that mean: retry later."""
 
 LATER_STATUSES = frozenset({429, 503})
 LATER_CODES = frozenset(
@@ -24,13 +24,13 @@ LATER_CODES = frozenset(
 """Answers of a store under load, which it may give for some names and not for others."""
 
 NO_UPLOAD = "NoSuchUpload"
-"""S3 has given up an upload, or a lost reply hid that it is complete; the file is written anew."""
+"""S3 has dropped an upload, or a lost reply hid its completion; the file is written again."""
 
 CODES = LATER_CODES | {
     NO_UPLOAD, "InternalError", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
     "IncompleteBody",
 }  # fmt: skip
-"""Error codes of S3 that mean: again. Some come with a status that else is for good (400, 409, even 200)."""
+"""Error codes of S3 that mean: retry. Some have a status that is otherwise permanent (400, 409, even 200)."""
 
 NAMES = frozenset(
     {
@@ -40,19 +40,19 @@ NAMES = frozenset(
         "ServiceRequestError", "ServiceResponseError", "TransportError",
     }
 )  # fmt: skip
-"""Errors of a connection: of Python, botocore, aiohttp, fsspec, urllib3, requests, azure and google."""
+"""Connection errors of Python, botocore, aiohttp, fsspec, urllib3, requests, azure and google."""
 
 
 @contextlib.contextmanager
 def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
-    """Tells what is not there from what cannot be reached.
+    """Distinguishes a missing name from an unreachable store.
 
     Args:
-        for_writing: nothing has to be there: whatever is missing is the store's failure.
+        for_writing: no name has to exist: whatever is missing is the store's failure.
 
     Raises:
-        CheckpointError: there is nothing of this name.
-        StoreUnreachable: any other failure; it says whether it may pass.
+        CheckpointError: the name does not exist.
+        StoreUnreachable: any other failure, and whether it may be temporary.
     """
     try:
         yield
@@ -62,12 +62,12 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
         if not for_writing:
             raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
         raise StoreUnreachable(f"{place}: {error}", is_passing=may_pass(error)) from error
-    except Exception as error:  # drivers raise types of their own
+    except Exception as error:  # drivers have their own error types
         raise StoreUnreachable(f"{place}: {error or repr(error)}", is_passing=may_pass(error)) from error
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may work again soon. An HTTP answer tells more than what a driver made of it, and
+    """Whether the failure may be temporary. An HTTP answer is more reliable than the driver's exception, and
     its error code more than its status."""
     chain = _chain(error)
     for each in chain:
@@ -79,12 +79,12 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_told_to_wait(error: BaseException) -> bool:
-    """Whether the store is there and has said: later. That says nothing about the file asked for."""
+    """Whether the store responds with "retry later". This tells nothing about the requested file."""
     return any(_status(each) in LATER_STATUSES or _code(each) in LATER_CODES for each in _chain(error))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, what it came from, and so on."""
+    """Returns the error, its cause, and so on."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -106,7 +106,7 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error carries: botocore's response, aiohttp's `status`, gcsfs's `code`."""
+    """Returns the HTTP status of an error: botocore's response, aiohttp's `status`, gcsfs's `code`."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))

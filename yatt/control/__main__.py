@@ -31,7 +31,7 @@ from yatt.paths import RunPaths
 
 
 def main() -> int:
-    """Run one controller until its attempt ends; the exit code is the attempt's."""
+    """Runs one controller until its attempt ends; returns the attempt's exit code."""
     parser = argparse.ArgumentParser(prog="yatt.control")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
@@ -105,7 +105,7 @@ async def _run(node: Node) -> int:
         loop.add_signal_handler(number, stop_requests.signal, signal.Signals(number).name)
     loop.add_signal_handler(signal.SIGUSR2, stop_requests.signal_by_hand)
     loop.add_signal_handler(signal.SIGUSR1, session.give_up)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGUSR2))  # a step holds them back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGUSR2))  # the step has blocked them
     return await session.run()
 
 

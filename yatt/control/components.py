@@ -1,4 +1,4 @@
-"""The components of one controller that need neither files nor other nodes, built top to bottom."""
+"""The components of one controller that need neither files nor other nodes, created top to bottom."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from yatt.obs.events import EventLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """What every controller has, on the leader, on trainer nodes and on engine nodes."""
+    """The components of every controller: on the leader, on trainer nodes and on engine nodes."""
 
     peers: Peers
     reports: FailureReports
@@ -38,10 +38,10 @@ class Components:
 def build_components(
     node: Node, hub: Channel, peers: Peers, events: EventLog, reports: FailureReports
 ) -> Components:
-    """Builds them; nothing is started.
+    """Creates the components; starts nothing.
 
     Args:
-        hub: the connection to this node's workers.
+        hub: the channel to this node's workers.
     """
     supervisor = Supervisor(node, events)
     engines = LocalEngines(hub, node.config)

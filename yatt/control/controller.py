@@ -1,8 +1,8 @@
 """The controller of one node: answers the leader's orders and its workers' messages.
 
-It owns its node's leases and processes, and on a trainer node also a shard of the prompts
-(`yatt.control.trainer_node`). It holds no global batch: samples that another node trains on go there
-directly.
+It manages its node's leases and processes, and on a trainer node also a data shard
+(`yatt.control.trainer_node`). It holds no global batch: samples that another node trains on are sent to that
+node directly.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Controller:
     """Carries out orders on one node.
 
     Args:
-        trainer_node: what a node with trainer ranks does besides; None on an engine node.
+        trainer_node: the additional orders of a node with trainer ranks; None on an engine node.
     """
 
     def __init__(self, node: Node, parts: Components, trainer_node: TrainerNode | None) -> None:
@@ -51,9 +51,9 @@ class Controller:
         }  # fmt: skip
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
-        """An order of the leader, or a peer's message. What fails is answered by Failed."""
+        """Handles an order of the leader, or a peer's message. A failure is answered by Failed."""
         if isinstance(body, c.EngineRoom):
-            index = int(sender.removeprefix("node"))  # the session hears only nodes of this run
+            index = int(sender.removeprefix("node"))  # the session passes only messages of this run's nodes
             self._parts.router.room(body.role, index, body.room, body.version)
             return m.Done()
         if (order := self._orders.get(type(body))) is None:
@@ -65,7 +65,7 @@ class Controller:
         except asyncio.CancelledError:
             error_text = f"{type(body).__name__} from {sender} was broken off"
             return m.Failed(error=error_text, exit_code=EXIT_FAILED)
-        except OSError as error:  # a filesystem's trouble: another attempt may meet none
+        except OSError as error:  # a filesystem failed: another attempt may succeed
             says = f"{error.filename or 'writing'}: {error.strerror or error}"
             return m.Failed(error=says, exit_code=EXIT_FAILED)
         except Exception as error:  # noqa: BLE001 (answered, or the asker would wait out its deadline)
@@ -73,7 +73,7 @@ class Controller:
             return m.Failed(error=f"a defect at {type(body).__name__}: {error!r}", exit_code=EXIT_FAILED)
 
     async def from_worker(self, sender: str, body: m.Message) -> m.Message | None:
-        """A message of one of this node's workers; a dead start's last words are ignored."""
+        """Handles a message of one of this node's workers; messages of ended processes are ignored."""
         worker = self._parts.supervisor.by_address(sender.partition("/")[0])
         if worker is None:
             return None
@@ -95,7 +95,7 @@ class Controller:
         return None
 
     def _started(self, worker: Worker, body: m.Message) -> None:
-        """The first words of a worker's process."""
+        """Handles the first messages of a worker's process."""
         match body:
             case m.RewardsLoaded():
                 self._parts.rewards.loaded(body)
@@ -111,8 +111,8 @@ class Controller:
         return m.Done()
 
     async def _first_start(self, worker: Worker) -> None:
-        """Until it takes orders. An engine or reward process that is killed meanwhile is started again, as at
-        any later start.
+        """Starts a worker and waits until it accepts orders. An engine or reward process that is killed
+        meanwhile is started again, as at any later start.
 
         Raises:
             WorkerFailed, DeadlineExceeded: it does not start.
@@ -181,14 +181,14 @@ class Controller:
         return c.StatusAnswer(text=text.encode())
 
     async def watch_exits(self) -> None:
-        """Acts on the end of worker processes, forever."""
+        """Handles the end of worker processes, forever."""
         while True:
             worker, how = await self._parts.supervisor.exits.get()
             self._ended(worker, how)
 
     def _ended(self, worker: Worker, how: str) -> None:
-        """An engine or a reward process is started again when it is wanted. A lost trainer rank ends the
-        attempt, since its state is gone."""
+        """Handles the end of a worker. An engine or a reward process is started again when it is wanted. A
+        lost trainer rank ends the attempt, since its state is lost."""
         self._parts.workers.forget(worker, how)
         self._parts.arbiter.died(worker)
         if self.quit.is_set():

@@ -1,4 +1,4 @@
-"""What a controller knows from the start: its run, its node, its addresses."""
+"""The fixed data of a controller: its run, its node, its addresses."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,11 @@ from yatt.paths import HUB, RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One controller's fixed facts. `host` is what other nodes dial.
+    """One controller's fixed data. `host` is the address that other nodes connect to.
 
-    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index, none without GPUs; `cpus` are the
-    CPUs near each of them, none if workers are not bound. `absent` are the nodes that take no part in this
-    attempt. `requeue` is there on Slurm only.
+    `devices` are its GPUs' names in CUDA_VISIBLE_DEVICES, by local index, empty without GPUs; `cpus` are the
+    CPUs near each of them, empty if workers are not bound. `absent` are the nodes that take no part in this
+    attempt. `requeue` is set only on Slurm.
     """
 
     config: RunConfig
@@ -31,14 +31,14 @@ class Node:
     absent: frozenset[int] = frozenset()
     requeue: Requeue | None = None
     config_hash: str = ""
-    """Of the config as the run folder has it; `config` may name copies on this node's disk."""
+    """Hash of the config in the run folder; `config` may name copies on this node's disk."""
 
     local_name: str = field(default_factory=new_name)
-    """Of its node-local folders; nobody can guess it."""
+    """Name of its node-local folders; random, so that other users cannot guess it."""
 
     @property
     def name(self) -> str:
-        """In messages and in logs."""
+        """The node's name in messages and in logs."""
         return f"node{self.index}"
 
     @property
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def is_trainer_node(self) -> bool:
-        """Whether this node trains, and so owns prompts and state."""
+        """Whether this node has trainer ranks, and so a data shard and a part of the state."""
         return self.index in self.placement.trainer_nodes
 
     @property
@@ -58,24 +58,24 @@ class Node:
 
     @property
     def slabs(self) -> tuple[Slab, ...]:
-        """This node's own."""
+        """This node's slabs."""
         return self.placement.slabs_by_node[self.index]
 
     @property
     def scratch(self) -> Path:
-        """Node-local folder of this attempt: sockets."""
+        """Node-local folder of this attempt, for sockets."""
         return Path(self.config.launch.scratch_dir) / self.local_name
 
     @property
     def endpoint(self) -> str:
-        """Where this node's workers find the controller."""
+        """Address of the controller for this node's workers."""
         return f"ipc://{self.scratch}/{HUB}"
 
     @property
     def weights_root(self) -> Path:
-        """Node-local memory folder through which weights pass."""
+        """Node-local memory folder for published weights."""
         return Path(self.config.launch.shm_dir) / f"{self.local_name}-weights"
 
     def weights_folder(self, policy_version: int) -> Path:
-        """Folder of one published policy version."""
+        """Returns the folder of one published policy version."""
         return self.weights_root / f"v{policy_version}"

@@ -1,4 +1,4 @@
-"""Messages from other controllers: signs of life, event lines and failures here, orders by the controller."""
+"""Handles messages of other controllers: keep-alive, event lines, failures; the controller handles orders."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,11 +19,11 @@ Handle = Callable[[str, m.Message], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerMessages:
-    """Takes what other nodes send.
+    """Handles messages of other nodes.
 
     Attributes:
-        inbox: the coordinator's, on the leader.
-        controller: carries out orders. Reading the data and the store takes long, so it is there later.
+        inbox: the coordinator's inbox, on the leader.
+        controller: carries out orders; set later, since reading the data and the store takes long.
     """
 
     node: Node
@@ -35,7 +35,7 @@ class PeerMessages:
     controller: "asyncio.Future[Handle]"
 
     def handle(self, sender: str, body: m.Message) -> Answer | Awaitable[Answer]:
-        """Takes at once what every node sends every second; all else costs a task."""
+        """Handles frequent messages directly; all others start a task."""
         index = self.peers.index_of(sender, self.node.config.launch.nodes)
         if index is None:
             return m.Failed(error=f"{sender!r} is no node of this run, and is not heard")
@@ -54,7 +54,7 @@ class PeerMessages:
         return self._carry_out(sender, body)
 
     def _failed(self, index: int, report: c.FailureReport) -> None:
-        """What costs a trainer node the attempt costs an engine node its place."""
+        """Handles a failure: a trainer node's ends the attempt, an engine node's excludes only that node."""
         if self.inbox is None:
             return
         if index not in self.node.placement.trainer_nodes and report.exit_code == EXIT_FAILED:
@@ -64,14 +64,14 @@ class PeerMessages:
             self.inbox.fail(error, report.exit_code, is_symptom=report.is_symptom)
 
     async def _refuse(self, index: int, body: m.Message) -> None:
-        """Tells a node that was declared lost, and only stood still, that it has to end."""
+        """Orders a node to end that was declared lost but had only been suspended."""
         if self.node.is_leader and isinstance(body, c.Alive):
             reason = "the leader goes on without this node: it was silent too long"
             await self.peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 
     async def _carry_out(self, sender: str, body: m.Message) -> Answer:
         if isinstance(body, c.Quit):
-            await self.sender.flush()  # the leader takes no more events once it has the answer
+            await self.sender.flush()  # the leader accepts no events after this answer
         limit_s = self.node.config.launch.phase_timeout_s
         try:
             handle = await asyncio.wait_for(asyncio.shield(self.controller), limit_s)

@@ -1,4 +1,4 @@
-"""One controller's attempt: everything is built top to bottom, served until the end, and closed in order."""
+"""One controller's attempt: components are created top to bottom, run until the end, and closed in order."""
 
 import asyncio
 import json
@@ -56,13 +56,13 @@ from yatt.records import cluster as c
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LAST_LINES_S = 30.0
-"""How long the last events and metrics may take to be written at the end."""
+"""Longest time to write the last events and metrics at the end."""
 
 WORKER_GRACE_S = 3.0
 
 
 class Session:
-    """Everything one controller process runs. What needs no other node and no file is built here."""
+    """All components of one controller. Those that need no other node and no file are created here."""
 
     def __init__(self, node: Node, context: "zmq.Context[Socket]") -> None:
         self._node, self._context = node, context
@@ -80,22 +80,22 @@ class Session:
         self.stop_requests = StopRequests(node, self._events, self._inbox)
         self._hub = Channel(
             listening_socket(context, node.endpoint), attempt=node.attempt,
-            resend_s=0,  # inside a node nothing is lost but by a process's end
+            resend_s=0,  # inside a node messages are lost only by a process's end
         )  # fmt: skip
         self._parts = build_components(node, self._hub, self._peers, self._events, self._reports)
 
     def give_up(self) -> None:
-        """The launcher's signal: the attempt is lost, so end now, and leave nothing behind."""
+        """Handles the launcher's signal: ends the lost attempt and removes all leftovers."""
         self._given_up.set()
 
     async def run(self) -> int:
-        """Until the leader says Quit; gives the exit code."""
+        """Runs until the leader sends Quit; returns the exit code."""
         node, lasting = self._node, list[asyncio.Future[None]]()
         channels = [self._hub]
         gate = Gate(self._context, CurveKeys(node.paths.keys))
         self._events.emit("attempt.start", nodes=node.config.launch.nodes)
         try:
-            lasting.append(asyncio.ensure_future(self._stand_in()))  # a leader may be lost during the meeting
+            lasting.append(asyncio.ensure_future(self._stand_in()))  # leader may be lost during rendezvous
             controller: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
             messages = PeerMessages(
                 node=node, peers=self._peers, liveness=self._liveness, writer=self._writer,
@@ -117,10 +117,10 @@ class Session:
     async def _serve(
         self, peer_hub: Channel, orders: "asyncio.Future[Handle]", lasting: Sequence[asyncio.Future[None]]
     ) -> int:
-        """Builds what reads files, then carries out orders until Quit."""
+        """Creates the components that read files, then carries out orders until Quit."""
         node, parts = self._node, self._parts
         sayer = store_sayer(self._events, node.name)
-        # Data and tokenizers can take long to read; peers must hear of this node meanwhile.
+        # Reading data and tokenizers can take long, and peers must receive messages of this node meanwhile.
         trainer_node = None
         if node.is_trainer_node:
             made = partial(_trainer_node, node, parts, self._events, self._writer, sayer)
@@ -158,7 +158,7 @@ class Session:
         return Coordinator(node, clients, work, row, events, inbox)
 
     async def _stand_in(self) -> None:
-        """The leader shows that it lives; on Slurm another controller stands in for it if it dies."""
+        """Writes the leader's heartbeat; on Slurm, runs the dead-man's switch of other controllers."""
         node = self._node
         if node.is_leader:
             await write_heartbeat(node.paths, node.attempt)
@@ -169,7 +169,7 @@ class Session:
             await asyncio.Event().wait()
 
     async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """A node that does not come is waited for; the launcher may know that it will not."""
+        """Waits for the rendezvous, or until the launcher ends the attempt because a node will not come."""
         meeting, over = asyncio.ensure_future(work), asyncio.ensure_future(self._watch_launcher())
         done, _ = await asyncio.wait({meeting, over}, return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
@@ -197,7 +197,7 @@ def _event_log(node: Node, sink: Callable[[str], None]) -> EventLog:
 
 
 def _tell_nobody(_: int, __: float) -> None:
-    """Only the leader decides about lost nodes."""
+    """Does nothing: only the leader decides about lost nodes."""
 
 
 async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.FailureReport) -> None:
@@ -210,14 +210,14 @@ async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.Fail
 def _trainer_node(
     node: Node, parts: Components, events: EventLog, writer: BackgroundWriter, sayer: Callable[[str], None]
 ) -> TrainerNode:
-    """What only a node with trainer ranks has: its data, and what is made of it."""
+    """Creates the components that only a node with trainer ranks has."""
     config, limit_s = node.config, node.config.launch.phase_timeout_s
     opened = partial(RowFiles, data=config.data, limit_s=limit_s)
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
     tokenizer = patiently(partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s)
     scorer = Scorer(config, parts.router.complete, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
-    sampler = patiently(  # it reads the tokenizer too
+    sampler = patiently(  # it also reads the tokenizer
         partial(Sampler, node, shard, scorer, parts.router, events, writer), limit_s=limit_s
     )
     validator = None
@@ -236,7 +236,7 @@ async def _lead(coordinator: Coordinator) -> None:
 
 
 async def _until_one_ends(tasks: list[asyncio.Future[Any]]) -> None:
-    """Raises what the first that ends raised; cancels the others."""
+    """Waits until one task ends, cancels the others, and raises that task's error."""
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -246,5 +246,5 @@ async def _until_one_ends(tasks: list[asyncio.Future[Any]]) -> None:
 
 
 def vocab_size(model: str) -> int:
-    """Of a Hugging Face folder's config."""
+    """Returns the vocabulary size in a Hugging Face folder's config."""
     return int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])

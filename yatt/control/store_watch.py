@@ -1,4 +1,4 @@
-"""Says in the event log that the checkpoint store is waited for, and that it answers again."""
+"""Reports in the event log when a wait for the checkpoint store begins and ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from yatt.obs.events import EventLog
 
 
 def store_sayer(events: EventLog, who: str) -> Callable[[str], None]:
-    """What a `PatientStore` of this process tells its waits to, in whatever thread it is used.
+    """Returns the function with which a `PatientStore` of this process reports waits, from any thread.
 
-    Call it in the event loop that events are emitted in.
+    Call it in the event loop that emits the events.
     """
     loop = asyncio.get_running_loop()
 

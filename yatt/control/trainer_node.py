@@ -1,6 +1,6 @@
-"""What only a node with trainer ranks does: its prompt groups, its held-out prompts, its part of training.
+"""The part of a controller on trainer nodes: prompt groups, held-out prompts, training.
 
-A node without this owns nothing that a checkpoint holds, and can be lost.
+A node without it has no part of a checkpoint, and the run can continue when it is lost.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class TrainerNode:
     Args:
         sampler: this node's prompt groups.
         validator: this node's held-out prompts, or None.
-        stores: where this node's part of checkpoints lies.
+        stores: the checkpoint stores with this node's part.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class TrainerNode:
         }  # fmt: skip
 
     async def asked(self, ask: m.Ask) -> m.Message:
-        """A reward function's GenRM client."""
+        """Handles a request of a reward function's GenRM client."""
         genrm = next((g for g in self._node.config.genrms if g.name == ask.genrm), None)
         if genrm is None:
             return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", exit_code=EXIT_USER_MISTAKE)
         try:
-            # The function's own text, with a completion in it: what it spells is no control token.
+            # The function's text contains a completion, so it must not become control tokens.
             completed = await self._scorer.ask_genrm(genrm, ask, [TextPart(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
@@ -75,13 +75,13 @@ class TrainerNode:
 
     async def _restore(self, order: c.RestoreTrainer) -> m.Message:
         restored = await self.training.restore(order)
-        # Another node may still find a fault: then an older state replaces this.
+        # Another node may still report a fault; then an older state replaces this one.
         if order.states and not restored.fault:
             try:
                 state = await call_in_thread(partial(self._read_state, order))
             except CheckpointError as error:
                 return m.Restored(fault=str(error))
-            if order.is_origin:  # its groups are of its own data, rewards and lengths
+            if order.is_origin:  # its groups belong to its own data, rewards and lengths
                 state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])
             self._sampler.restore(state)
         return restored

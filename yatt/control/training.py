@@ -1,7 +1,7 @@
-"""This node's part of training: dealing samples out, and the trainer ranks' orders.
+"""This node's part of training: distributes samples, and sends orders to trainer ranks.
 
-Each controller sends the samples it owns straight to the nodes whose ranks train on them; the
-first rank of each dp_rank's model-parallel group gets them from its own controller.
+Each controller sends the samples of its data shard directly to the nodes whose ranks train on them. The first
+rank of each dp_rank's model-parallel group receives them from its own controller.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from yatt.errors import DeadlineExceeded
 from yatt.records import cluster as c, message as m
 
 PORTION_BYTES = 4 << 20
-"""Of samples in one message: while it is under way they are there again."""
+"""Size of samples per message, as each message needs a copy of them while it is sent."""
 
 
 class NodeTraining:
-    """Orders to the trainer ranks of one node.
+    """Sends orders to the trainer ranks of one node.
 
     Args:
         peers: connections to the other controllers.
@@ -33,11 +33,11 @@ class NodeTraining:
         self._arrived = asyncio.Condition()
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
-        """Let global rank 0 host the process group's store."""
+        """Makes global rank 0 host the process group's store."""
         return await self._workers.order(self._workers.trainers()[0], m.OpenStore(host=self._node.host))
 
     async def build(self, order: c.BuildTrainer) -> None:
-        """Join the process group and build model and optimizer."""
+        """Makes the ranks join the process group and build model and optimizer."""
         world_size = self._node.placement.world_size
 
         def join(rank: int) -> m.Join:
@@ -48,7 +48,7 @@ class NodeTraining:
         await self._workers.order_trainers(m.Build())
 
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
-        """Let every local rank fill itself from a checkpoint; gives the first fault."""
+        """Makes every local rank restore itself from a checkpoint; returns the first fault."""
         body = m.Restore(
             checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
         )
@@ -56,14 +56,14 @@ class NodeTraining:
         return m.Restored(fault=next((answer.fault for answer in answers if answer.fault), ""))
 
     async def receive(self, order: c.SampleTransfer) -> m.Message:
-        """Samples of another node for this one's ranks."""
+        """Receives samples of another node for this one's ranks."""
         async with self._arrived:
             self._transfers.setdefault(order.iteration, {}).update({r.sample_id: r for r in order.rollouts})
             self._arrived.notify_all()
         return m.Done()
 
     async def train(self, order: c.TrainOrder, groups: list[PromptGroup]) -> m.Message:
-        """Hand every sample to where it is trained on, then update."""
+        """Sends every sample to the node that trains on it, then updates."""
         mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
         wanted = self._wanted(order)
         await self._send_away(order, mine, wanted)
@@ -78,7 +78,7 @@ class NodeTraining:
         return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs)
 
     async def save(self, order: c.SaveOrder, state: c.StateFile) -> m.Message:
-        """Let every local rank write its shards; `state` was written before."""
+        """Makes every local rank write its shards; `state` was written before."""
         body = m.SaveShards(iteration=order.iteration, url=order.url)
         saved = await self._workers.order_trainers(body)
         common = next((s.common for s in saved if s.common != b"{}"), b"{}")
@@ -88,7 +88,7 @@ class NodeTraining:
         )  # fmt: skip
 
     async def export(self, order: c.ExportOrder) -> m.Message:
-        """Let the local ranks take part in writing the policy for others."""
+        """Makes the local ranks take part in writing the policy as a Hugging Face folder."""
         await self._workers.order_trainers(m.ExportHF(folder=order.folder))
         return m.Done()
 
@@ -97,7 +97,7 @@ class NodeTraining:
         return [(first + i, worker) for i, worker in enumerate(self._workers.trainers())]
 
     def _wanted(self, order: c.TrainOrder) -> dict[int, set[int]]:
-        """Sample ids by global rank of the head that trains on them."""
+        """Returns sample ids by global rank of the dp lead rank that trains on them."""
         wanted: dict[int, set[int]] = {head: set() for head in order.dp_lead_ranks}
         for step in order.plan:
             for head, micro_batches in zip(order.dp_lead_ranks, step.micro_batches, strict=True):
@@ -128,7 +128,7 @@ class NodeTraining:
     async def _gather(
         self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> dict[int, tuple[m.Rollout, ...]]:
-        """Samples of each local head, own and sent."""
+        """Waits for the samples of each local dp lead rank; returns them by rank."""
         node_of = self._node.placement.node_of
         dp_lead_ranks = {h: ids for h, ids in wanted.items() if node_of(h) == self._node.index}
         needed = {i for ids in dp_lead_ranks.values() for i in ids}
@@ -139,7 +139,7 @@ class NodeTraining:
         num_to_come = len(needed - mine.keys())
 
         def is_complete() -> bool:
-            """Asked at every parcel: all samples are gone through only when enough have come."""
+            """Runs after every sample transfer; compares all samples only when enough have come."""
             num_come = len(self._transfers.get(order.iteration, ()))
             return num_come >= num_to_come and needed <= have().keys()
 
@@ -165,8 +165,8 @@ class NodeTraining:
 
 
 def lost_rank(node: Node, worker: Worker, how: str) -> tuple[str, bool]:
-    """The failure report of a trainer rank that ended: the error, and whether it may be a symptom. A rank
-    that was not killed may have ended because another one did."""
+    """Returns the failure report of a trainer rank that ended: the error, and whether it may be a symptom. A
+    rank that was not killed may have ended because another one did."""
     log = node.paths.log(node.attempt, f"{worker.name}.{worker.starts}")
     return f"{worker.name} ended: {how}. Its log is {log}", how != describe_exit(-signal.SIGKILL)
 
@@ -174,15 +174,15 @@ def lost_rank(node: Node, worker: Worker, how: str) -> tuple[str, bool]:
 def orders_of_rank(
     order: c.TrainOrder, rollouts: tuple[m.Rollout, ...]
 ) -> tuple[list[c.SampleTransfer], m.Train]:
-    """The orders to a rank, each to be sent after the answer to the one before: samples in portions, the last
-    of them with Train."""
+    """Returns the orders to a rank, each to be sent after the answer to the previous one: samples in
+    portions, and the last portion with Train."""
     *before, last = portions(rollouts) or [()]
     transfers = [c.SampleTransfer(iteration=order.iteration, rollouts=portion) for portion in before]
     return transfers, m.Train(iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
 
 
 def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -> list[tuple[m.Rollout, ...]]:
-    """The samples in their order, cut so that none is over `most_bytes`, if one sample is not."""
+    """Returns the samples in order, in portions of at most `most_bytes` (more if one sample is larger)."""
     cut: list[list[m.Rollout]] = []
     room = 0
     for rollout in rollouts:

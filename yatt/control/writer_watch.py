@@ -1,4 +1,4 @@
-"""Says in the event log, once it can be written again, what could not be written meanwhile."""
+"""Emits events about failures of the event log itself, after it can be written again."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ CHECK_S = 1.0
 
 
 async def watch_writer(writer: BackgroundWriter, events: EventLog, period_s: float = CHECK_S) -> None:
-    """Look at the writer for ever; each trouble of it, and each lot of lost lines, becomes one event."""
+    """Watches the writer, forever; emits one event per failure, with the number of lost lines."""
     failing_s, told = 0.0, 0
     while True:
         await asyncio.sleep(period_s)

@@ -1,1 +1,1 @@
-"""What processes say to each other and write down: plain records, no behaviour."""
+"""Messages and records of the processes: plain data without behaviour."""

@@ -19,13 +19,13 @@ from yatt.records.message import (
 
 
 class StartWorkers(Order[Done], frozen=True, kw_only=True):
-    """Start this node's processes."""
+    """Order to start this node's processes."""
 
 
 class SwitchSlabs(Order[Done], frozen=True, kw_only=True):
-    """PREPARE or ENTER of a phase (see yatt.core.phases).
+    """Order for the barrier `part` of a phase: prepare or enter (see yatt.core.phases).
 
-    `holders` are this node's: (slab index, role); a slab that is not named is wanted by nobody.
+    `holders` are this node's: (slab index, role); no role gets a slab that is not listed.
     """
 
     seq: int
@@ -34,11 +34,11 @@ class SwitchSlabs(Order[Done], frozen=True, kw_only=True):
 
 
 class OpenTrainerStore(Order[StoreOpened], frozen=True, kw_only=True):
-    """To the node of global rank 0."""
+    """Order to the node of global rank 0 to open the store of the process group."""
 
 
 class BuildTrainer(Order[Done], frozen=True, kw_only=True):
-    """Join the process group and build from the Hugging Face folder."""
+    """Order to join the process group and build from the Hugging Face folder."""
 
     host: str
     port: int
@@ -53,7 +53,7 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
-    """Fill what was built from a checkpoint; `states` are all controllers' files, empty for weights only.
+    """Order to restore from a checkpoint; `states` are all controllers' files, empty for weights only.
 
     `is_origin`: the checkpoint is in the store of `run.from_checkpoint`.
     """
@@ -67,7 +67,7 @@ class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
 class GroupFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accepted prompt group, as metadata. `scores`: mean of each score over its completions.
 
-    `ages`: of each sample, how many policy versions ago its oldest token was sampled.
+    `ages`: per sample, the age of its oldest token in policy versions.
     """
 
     number: int
@@ -77,7 +77,7 @@ class GroupFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Advanced(Message, frozen=True, kw_only=True):
-    """Accepted groups of this node's share, what is still missing, and counters for metrics."""
+    """Accepted groups of this node, the number of missing ones, and counters for metrics."""
 
     groups: tuple[GroupFact, ...]
     missing: int
@@ -85,7 +85,7 @@ class Advanced(Message, frozen=True, kw_only=True):
 
 
 class Advance(Order[Advanced], frozen=True, kw_only=True):
-    """Sample and score with the engines of `roles`, until nothing moves.
+    """Order to sample and score with the engines of `roles`, until there is no more work.
 
     `target` is this node's share of the iteration's prompt groups.
     """
@@ -97,7 +97,7 @@ class Advance(Order[Advanced], frozen=True, kw_only=True):
 
 
 class BreakOffSampling(Order[Done], frozen=True, kw_only=True):
-    """Abandon the Advance or Validate under way; keep what was sampled."""
+    """Order to end the current Advance or Validate; completions so far are kept."""
 
 
 class TrainedNode(Message, frozen=True, kw_only=True):
@@ -109,9 +109,9 @@ class TrainedNode(Message, frozen=True, kw_only=True):
 
 
 class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):
-    """One iteration's update on every node.
+    """Order for one iteration's update on every node.
 
-    `dp_lead_ranks`: for each dp_rank the global rank that is handed its samples.
+    `dp_lead_ranks`: for each dp_rank the global rank that receives its samples.
     """
 
     iteration: int
@@ -121,15 +121,15 @@ class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):
 
 
 class SampleTransfer(Order[Done], frozen=True, kw_only=True):
-    """Samples to train on: from the controller that owns them to another node's, or to a trainer rank
-    ahead of its Train."""
+    """Samples to train on: from the controller of their data shard to another node's, or to a trainer rank
+    before its Train."""
 
     iteration: int
     rollouts: tuple[Rollout, ...]
 
 
 class SavedNode(Message, frozen=True, kw_only=True):
-    """What was written: shards, and this controller's own state."""
+    """The files that were written: shards, and this controller's own state."""
 
     files: tuple[ShardFile, ...]
     common: bytes
@@ -138,27 +138,27 @@ class SavedNode(Message, frozen=True, kw_only=True):
 
 
 class SaveOrder(Order[SavedNode], frozen=True, kw_only=True):
-    """Write this node's shards."""
+    """Order to write this node's shards."""
 
     iteration: int
     url: str
 
 
 class ExportOrder(Order[Done], frozen=True, kw_only=True):
-    """Write the policy as a Hugging Face folder, all ranks together."""
+    """Order to write the policy as a Hugging Face folder, by all ranks together."""
 
     folder: str
 
 
 class PublishOrder(Order[Published], frozen=True, kw_only=True):
-    """Write the weights to this node's memory filesystem."""
+    """Order to write the weights to this node's memory filesystem."""
 
     policy_version: int
     probe: tuple[bytes, ...]
 
 
 class FetchWeights(Order[Done], frozen=True, kw_only=True):
-    """Copy what node `source` published to this node's memory filesystem.
+    """Order to copy the publication of node `source` to this node's memory filesystem.
 
     `probe`, `probe_logprobs` and `rounding` are as in the source's PublishOrder and Published.
     """
@@ -171,13 +171,13 @@ class FetchWeights(Order[Done], frozen=True, kw_only=True):
 
 
 class PublicationListed(Message, frozen=True, kw_only=True):
-    """Names and bytes of the files, the index last."""
+    """Names and sizes in bytes of the files, the index last."""
 
     files: tuple[tuple[str, int], ...]
 
 
 class ListPublication(Order[PublicationListed], frozen=True, kw_only=True):
-    """To a trainer node: what files are this policy version?"""
+    """Request to a trainer node for the list of files of this policy version."""
 
     policy_version: int
 
@@ -189,7 +189,7 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class ReadPublication(Order[Piece], frozen=True, kw_only=True):
-    """To a trainer node: so many bytes of a published file from `offset` on."""
+    """Request to a trainer node for `num_bytes` of a published file, from `offset` on."""
 
     policy_version: int
     name: str
@@ -204,29 +204,29 @@ class FileDigest(Message, frozen=True, kw_only=True):
 
 
 class DigestPublication(Order[FileDigest], frozen=True, kw_only=True):
-    """To a trainer node: the checksum of a whole published file."""
+    """Request to a trainer node for the checksum of a whole published file."""
 
     policy_version: int
     name: str
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):
-    """Engines that kept their slab through training take the newest weights now."""
+    """Order to load the newest weights into engines that kept their slab through training."""
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """A controller's sign of life, between the leader and every other, once a second."""
+    """Keep-alive message between the leader and every other controller, once per second."""
 
 
 class PeerLost(Message, frozen=True, kw_only=True):
-    """From the leader to a trainer node: ask nothing of this node any more."""
+    """From the leader to a trainer node: send no more requests to this node."""
 
     node: int
     why: str
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Held-out completions of one data source: sums over those scored, and how many there are and failed."""
+    """Held-out completions of one data source: sums over scored ones, numbers of all and of failed ones."""
 
     total: float = 0.0
     count: int = 0
@@ -241,20 +241,20 @@ class ValidatedNode(Message, frozen=True, kw_only=True):
 
 
 class ValidateOrder(Order[ValidatedNode], frozen=True, kw_only=True):
-    """Sample and score this node's data shard of the held-out prompts."""
+    """Order to sample and score this node's data shard of the held-out prompts."""
 
     iteration: int
 
 
 class EventLines(Message, frozen=True, kw_only=True):
-    """To the leader: lines of the event log, each one JSON object."""
+    """Lines of the event log for the leader, each one JSON object."""
 
     lines: bytes
 
 
 class Forwarded(Message, frozen=True, kw_only=True):
-    """The completion; how many requests the node's engines of the role take, and how many others have
-    there."""
+    """The completion; the number of requests that the node's engines of the role accept, and the number that
+    other nodes have there."""
 
     completed: Completed
     room: int
@@ -263,7 +263,7 @@ class Forwarded(Message, frozen=True, kw_only=True):
 
 
 class ForwardBounced(Message, frozen=True, kw_only=True):
-    """The request is not to blame for coming back: ask for it again, here only if there is room."""
+    """The request was returned without being the cause: send it again, here only if there is room."""
 
     why: str
     room: int
@@ -271,14 +271,14 @@ class ForwardBounced(Message, frozen=True, kw_only=True):
 
 
 class Forward(Order[Forwarded | ForwardBounced], frozen=True, kw_only=True):
-    """Let an engine of `role` on the receiver's node do this; its token is filled in there."""
+    """Request to run this in an engine of `role` on the receiver's node, which fills in the token."""
 
     role: str
     sample: Sample
 
 
 class EngineRoom(Order[Done], frozen=True, kw_only=True):
-    """To trainer nodes: so many requests do this node's awake engines of `role` take now.
+    """For trainer nodes: the number of requests that this node's awake engines of `role` accept now.
 
     `version` rises with every change; a lower one is out of date.
     """
@@ -289,8 +289,8 @@ class EngineRoom(Order[Done], frozen=True, kw_only=True):
 
 
 class ForwardAbort(Message, frozen=True, kw_only=True):
-    """Break off what node `origin` has under way in the receiver's engines of `role`, or these requests of
-    it."""
+    """Order to abort the requests of node `origin` in the receiver's engines of `role`: all, or only
+    `request_ids`."""
 
     role: str
     origin: str
@@ -298,23 +298,23 @@ class ForwardAbort(Message, frozen=True, kw_only=True):
 
 
 class CommitNotice(Order[Done], frozen=True, kw_only=True):
-    """These prompt groups were trained on: drop them."""
+    """Order to drop these prompt groups, which were trained on."""
 
     iteration: int
     numbers: tuple[int, ...]
 
 
 class Quit(Order[Done], frozen=True, kw_only=True):
-    """The attempt is over: stop the workers and end."""
+    """Order to stop the workers and end, because the attempt is over."""
 
     reason: str
     exit_code: int
 
 
 class FailureReport(Order[Done], frozen=True, kw_only=True):
-    """To the leader: something here that this node cannot mend.
+    """Report to the leader of a failure that this node cannot recover from.
 
-    `is_symptom`: it may only follow from what happened on another node.
+    `is_symptom`: a failure on another node may be the cause.
     """
 
     error: str
@@ -329,4 +329,4 @@ class StatusAnswer(Message, frozen=True, kw_only=True):
 
 
 class StatusQuery(Order[StatusAnswer], frozen=True, kw_only=True):
-    """Ask a controller what it is doing."""
+    """Request for the state of a controller."""

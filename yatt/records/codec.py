@@ -1,4 +1,4 @@
-"""Bytes to records and back. One union of all messages; an unknown tag or field is refused."""
+"""Encodes and decodes messages, as one union of all types; an unknown tag or field is refused."""
 
 import functools
 import operator
@@ -23,22 +23,22 @@ _FRAME = msgspec.msgpack.Decoder(m.Frame)
 
 
 def encode_frame(attempt: int, seq: int, reply_to: int, body: m.Message, *, token: int = 0) -> bytes:
-    """One message in its envelope."""
+    """Returns one message, encoded in its envelope."""
     raw = msgspec.Raw(_ENCODER.encode(body))
     return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, raw))
 
 
 PROBE, WORKING, UNKNOWN = -1, -2, -3
-"""In place of `reply_to`: is the request of this seq worked on? It is; it is not known here."""
+"""Values of `reply_to` in notices: is the request with this seq in progress? It is; it is unknown here."""
 
 
 def encode_notice(attempt: int, seq: int, kind: int, progress: int = 0) -> bytes:
-    """A frame about the request with this seq, instead of a message."""
+    """Returns a frame about the request with this seq, without a message."""
     return _ENCODER.encode(m.Frame(attempt, 0, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
 
 
 def decode_progress(frame: m.Frame) -> int:
-    """The progress that a WORKING notice tells.
+    """Returns the progress in a WORKING notice.
 
     Raises:
         msgspec.ValidationError: not a number.
@@ -47,7 +47,7 @@ def decode_progress(frame: m.Frame) -> int:
 
 
 def decode_frame(data: bytes) -> m.Frame:
-    """The envelope; its body stays encoded until `decode_body`.
+    """Returns the envelope; its body stays encoded until `decode_body`.
 
     Raises:
         msgspec.ValidationError: not a frame.
@@ -56,7 +56,7 @@ def decode_frame(data: bytes) -> m.Frame:
 
 
 def decode_body(frame: m.Frame) -> m.Message:
-    """The message inside.
+    """Returns the message in the envelope.
 
     Raises:
         msgspec.ValidationError: unknown tag, unknown or missing field, wrong type.

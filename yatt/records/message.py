@@ -1,6 +1,6 @@
 """Messages between a controller and its workers, and between controllers.
 
-Arrays travel as raw bytes: token ids little-endian int32, log-probs little-endian float32. The base classes
+Arrays are sent as raw bytes: token ids little-endian int32, log-probs little-endian float32. The base classes
 and the envelope are in `yatt.records.order`.
 """
 
@@ -29,15 +29,15 @@ from yatt.records.packing import (
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First word of a worker: its heavy imports are done and it takes orders."""
+    """First message of a worker: its heavy imports are done and it accepts orders."""
 
     worker: str
     pid: int
 
 
 class Renew(Message, frozen=True, kw_only=True):
-    """A holder's beat: `turns` and `work` of its main loop (`yatt.adapters.worker_link`); `waits_for` is the
-    error of a store that it waits for."""
+    """A holder's heartbeat: `turns` and `work` of its main loop (`yatt.adapters.worker_link`); `waits_for` is
+    the error of a store that it waits for."""
 
     token: int
     turns: int
@@ -46,26 +46,26 @@ class Renew(Message, frozen=True, kw_only=True):
 
 
 class Wake(Order[Done], frozen=True, kw_only=True):
-    """Take the GPUs: load the model the first time, bring it back later."""
+    """Order to use the GPUs: load the model the first time, restore it to them later."""
 
     under_lease: ClassVar[bool] = True
 
 
 class Sleep(Order[Done], frozen=True, kw_only=True):
-    """Give the GPUs back, keeping what is needed to wake."""
+    """Order to free the GPUs, keeping what is needed to wake."""
 
     under_lease: ClassVar[bool] = True
 
 
 class Stop(Order[Done], frozen=True, kw_only=True):
-    """Leave: release everything and exit 0."""
+    """Order to release everything and exit 0."""
 
 
 # ---- engines ------------------------------------------------------------------------------------
 
 
 class Sample(Message, frozen=True, kw_only=True):
-    """One completion of one prompt. `seed` alone decides it, given weights and parameters."""
+    """Request for one completion of one prompt. `seed` alone decides it, given weights and parameters."""
 
     under_lease: ClassVar[bool] = True
     request_id: str
@@ -78,14 +78,14 @@ class Sample(Message, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     group: str = ""
-    """Requests of one group share a prompt, so that they are best served by one engine."""
+    """Requests of one group share a prompt, so one engine should serve them."""
 
     suspicion: int = 0
-    """How many engines died with this request in them (`yatt.core.dispatch`)."""
+    """Number of engines that died with this request in them (`yatt.core.dispatch`)."""
 
 
 class Abort(Order[Done], frozen=True, kw_only=True):
-    """Stop these requests; what was sampled comes back as Completed with reason 'abort'."""
+    """Order to abort these requests; their tokens so far are returned in Completed with reason 'abort'."""
 
     under_lease: ClassVar[bool] = True
     request_ids: tuple[str, ...]
@@ -95,10 +95,10 @@ LOST = "lost"
 
 
 class Completed(Message, frozen=True, kw_only=True):
-    """What the engine sampled.
+    """The tokens that the engine sampled.
 
-    `finish_reason`: stop, length, abort; error (the request is refused, `error` says why); lost (the engine
-    failed, the request is to be asked again).
+    `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
+    engine failed, the request is to be sent again).
     """
 
     request_id: str
@@ -110,10 +110,10 @@ class Completed(Message, frozen=True, kw_only=True):
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True):
-    """One float32 row a probe sequence: log-prob of each token but the first.
+    """The engine's log-probs: one float32 row per probe sequence, for each token but the first.
 
-    `differing`: published tensors (the first few) of which the engine holds other bits, among the
-    `num_compared` whose bits can be read there.
+    `differing`: published tensors (the first few) whose bits differ in the engine, among the `num_compared`
+    whose bits can be read there.
     """
 
     policy_version: int
@@ -123,7 +123,7 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
 
 
 class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):
-    """Take the weights published in `folder`, compare them, give `probe`'s log-probs."""
+    """Order to load the weights published in `folder`, compare them, and return `probe`'s log-probs."""
 
     under_lease: ClassVar[bool] = True
 
@@ -133,20 +133,20 @@ class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):
 
 
 class StoreOpened(Message, frozen=True, kw_only=True):
-    """Where the other ranks join."""
+    """The address at which the other ranks join."""
 
     host: str
     port: int
 
 
 class OpenStore(Order[StoreOpened], frozen=True, kw_only=True):
-    """To global rank 0: host the TCPStore on a free port of `host`."""
+    """Order to global rank 0 to host the TCPStore on a free port of `host`."""
 
     host: str
 
 
 class Join(Order[Done], frozen=True, kw_only=True):
-    """Join the process group."""
+    """Order to join the process group."""
 
     host: str
     port: int
@@ -155,19 +155,19 @@ class Join(Order[Done], frozen=True, kw_only=True):
 
 
 class Build(Order[Done], frozen=True, kw_only=True):
-    """Build model and optimizer from the Hugging Face folder."""
+    """Order to build model and optimizer from the Hugging Face folder."""
 
     under_lease: ClassVar[bool] = True
 
 
 class Restored(Message, frozen=True, kw_only=True):
-    """`fault` says why the checkpoint cannot be restored; empty if it was."""
+    """Result of Restore. `fault` is the reason why the checkpoint cannot be restored; empty if it was."""
 
     fault: str = ""
 
 
 class Restore(Order[Restored], frozen=True, kw_only=True):
-    """Fill model, optimizer and schedule, or the weights only, from the checkpoint of this manifest.
+    """Order to restore model, optimizer and schedule, or weights only, from the checkpoint of this manifest.
 
     `is_origin`: the manifest is in the store of `run.from_checkpoint`.
     """
@@ -191,7 +191,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What every rank knows of every sample: metadata, bytes a sample."""
+    """Metadata of one sample, which every rank receives for all samples; a few bytes."""
 
     sample_id: int
     prompt_group: int
@@ -199,14 +199,14 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     num_prompt_tokens: int
     num_completion_tokens: int
     is_masked: bool = False
-    """Its reward counts in its group's baseline; its tokens are not trained on."""
+    """Whether only its reward is used, in its group's baseline, and its tokens are not trained on."""
 
     is_cut: bool = False
-    """It met a limit of tokens before its end."""
+    """Whether it was cut by a limit of tokens."""
 
 
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One optimizer step: for each dp_rank its micro-batches, each a list of sample ids.
+    """One optimizer step: micro-batches per dp_rank, each a list of sample ids.
 
     Every dp_rank has the same number of micro-batches; an empty one is run fully masked.
     """
@@ -217,7 +217,7 @@ class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 class Trained(Message, frozen=True, kw_only=True):
     """Metrics of the whole batch (the same on every rank) and this rank's seconds by part.
 
-    `costs`: (tokens, sum of squared lengths, seconds) of micro-batches that could be timed by themselves.
+    `costs`: (tokens, sum of squared lengths, seconds) of micro-batches that could be timed separately.
     """
 
     metrics: dict[str, float]
@@ -226,9 +226,8 @@ class Trained(Message, frozen=True, kw_only=True):
 
 
 class Train(Order[Trained], frozen=True, kw_only=True):
-    """One iteration's update. Only the first rank of each dp_rank's model-parallel group gets `rollouts`,
-    those that no SampleTransfer brought before.
-    """
+    """Order for one iteration's update. Only the first rank of each dp_rank's model-parallel group gets
+    `rollouts`: those that no SampleTransfer has brought."""
 
     under_lease: ClassVar[bool] = True
 
@@ -241,7 +240,7 @@ class Train(Order[Trained], frozen=True, kw_only=True):
 class Published(Message, frozen=True, kw_only=True):
     """The trainer's own log-probs of the probe, as in WeightsLoaded.
 
-    `rounding`: by how much, on average, they move when every layer's output is rounded once more.
+    `rounding`: their mean change when every layer's output is rounded once more.
     """
 
     size_bytes: int
@@ -250,7 +249,7 @@ class Published(Message, frozen=True, kw_only=True):
 
 
 class Publish(Order[Published], frozen=True, kw_only=True):
-    """Write the weights under their Hugging Face names to `folder`, on each node once."""
+    """Order to write the weights under their Hugging Face names to `folder`, once per node."""
 
     under_lease: ClassVar[bool] = True
 
@@ -262,7 +261,7 @@ class Publish(Order[Published], frozen=True, kw_only=True):
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
 
-    `begin` and `size_bytes` are its place in the file, `sha256` is of these bytes.
+    `begin` and `size_bytes` are its place in the file; `sha256` is the digest of these bytes.
     """
 
     key: str
@@ -285,7 +284,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ShardsSaved(Message, frozen=True, kw_only=True):
-    """What this rank wrote. `common` is JSON of what is the same on every rank (rank 0 fills it)."""
+    """The files that this rank wrote. `common` is JSON of values that all ranks share (rank 0 fills it)."""
 
     files: tuple[ShardFile, ...]
     common: bytes = b"{}"
@@ -293,7 +292,7 @@ class ShardsSaved(Message, frozen=True, kw_only=True):
 
 
 class SaveShards(Order[ShardsSaved], frozen=True, kw_only=True):
-    """Write this rank's shards under `url`, an attempt-private prefix."""
+    """Order to write this rank's shards under `url`, a prefix that only this attempt uses."""
 
     under_lease: ClassVar[bool] = True
 
@@ -302,7 +301,7 @@ class SaveShards(Order[ShardsSaved], frozen=True, kw_only=True):
 
 
 class ExportHF(Order[Done], frozen=True, kw_only=True):
-    """Write the policy as a Hugging Face folder."""
+    """Order to write the policy as a Hugging Face folder."""
 
     under_lease: ClassVar[bool] = True
 
@@ -313,21 +312,21 @@ class ExportHF(Order[Done], frozen=True, kw_only=True):
 
 
 class RewardsLoaded(Message, frozen=True, kw_only=True):
-    """From a reward process, before its Hello: which of its functions are asynchronous."""
+    """From a reward process, before its Hello: its asynchronous functions."""
 
     asynchronous: tuple[str, ...]
 
 
 class RewardsStuck(Message, frozen=True, kw_only=True):
-    """From a reward process: asynchronous calls go on in it after they were cancelled. All of them are
-    answered as failed. `limit_s` is that of the newest."""
+    """From a reward process: the number of asynchronous calls that continue after their cancellation. All of
+    them are answered as failed. `limit_s` is the limit of the newest."""
 
     calls: int
     limit_s: float
 
 
 class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a data row is: number of the file; offset and length of a line, or number of a parquet row."""
+    """Place of a data row: number of the file; offset and length of a line, or number of a parquet row."""
 
     file: int
     at: int
@@ -335,7 +334,7 @@ class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Scored(Message, frozen=True, kw_only=True):
-    """The function's number, what else it measured, and how often it asked its GenRM."""
+    """The function's score, its other numbers, and how often it called its GenRM."""
 
     score: float
     extra: dict[str, float] = msgspec.field(default_factory=dict)
@@ -343,7 +342,7 @@ class Scored(Message, frozen=True, kw_only=True):
 
 
 class Score(Order[Scored], frozen=True, kw_only=True):
-    """Call one reward function, or read one verdict, on one completion.
+    """Order to call one reward function, or parse one verdict, on one completion.
 
     The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
     template `completion` is the GenRM's text. The function's limit is `limit_factor` times its `timeout_s`.
@@ -368,7 +367,7 @@ class Answered(Message, frozen=True, kw_only=True):
 
 
 class Ask(Order[Answered], frozen=True, kw_only=True):
-    """From a reward function's GenRM client: let this GenRM complete `text`."""
+    """Request of a reward function's GenRM client: complete `text` with this GenRM."""
 
     genrm: str
     text: str

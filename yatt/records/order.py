@@ -1,8 +1,8 @@
-"""What every message has: its envelope, and for an order the type of its answer.
+"""The common parts of all messages: the envelope, and for an order the type of its answer.
 
-Every message travels in a `Frame`. A receiver refuses a frame of an older attempt than its own, and one that
-it has seen already. Orders to a worker that touch its GPUs are `under_lease`: their frame carries the lease's
-token, and `yatt.adapters.worker_link` refuses one that is out of date.
+Every message is sent in a `Frame`. A receiver refuses a frame of an older attempt than its own, and one that
+it has received already. Orders to a worker that use its GPUs are `under_lease`: their frame has the lease's
+token, and `yatt.adapters.worker_link` refuses an old token.
 """
 
 import functools
@@ -17,23 +17,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of every message; the class name is its tag."""
 
     under_lease: ClassVar[bool] = False
-    """Whether a worker may act on it only while it holds the lease (see `yatt.core.lease.WorkerLease`)."""
+    """Whether a worker may carry it out only while it holds the lease (see `yatt.core.lease.WorkerLease`)."""
 
 
 A = TypeVar("A", bound=Message)
 
 
 class Order(Message, Generic[A], frozen=True, kw_only=True):
-    """Base of every message that is answered: by an `A`, or by Failed."""
+    """Base of every message with an answer: an `A`, or Failed."""
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """The order was carried out and has nothing to tell."""
+    """The order was carried out; there is no result."""
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The order failed. `error` is one sentence for people, `exit_code` what the attempt should end with if
-    nobody can mend it. `overran`: a reward function met its limit; `waits`: a data file may be read later."""
+    """The order failed. `error` is one sentence for people, `exit_code` ends the attempt if there is no
+    recovery. `overran`: a reward function exceeded its limit; `waits`: a data file may be readable later."""
 
     error: str
     trace: str = ""
@@ -49,7 +49,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 @functools.cache
 def answer_type(order: type[Message]) -> Any:
-    """The answers that this class of orders can have, besides Failed; a type for `isinstance`.
+    """Returns the answers that this class of orders can have, besides Failed; a type for `isinstance`.
 
     Raises:
         TypeError: it is no order.
@@ -61,7 +61,7 @@ def answer_type(order: type[Message]) -> Any:
 
 
 def as_answer(order: Order[A], got: Message | None, who: str) -> A | Failed:
-    """What `who` answered, if it is an answer to this order.
+    """Returns the answer of `who`, if it is an answer to this order.
 
     Raises:
         WorkerFailed: it is another message.
@@ -73,10 +73,10 @@ def as_answer(order: Order[A], got: Message | None, who: str) -> A | Failed:
 
 
 def unless_failed(answer: A | Failed, who: str) -> A:
-    """The answer.
+    """Returns the answer.
 
     Raises:
-        WorkerFailed: it is Failed; `exit_code` is what it says.
+        WorkerFailed: it is Failed; the error has its `exit_code`.
     """
     if not isinstance(answer, Failed):
         return answer
@@ -86,8 +86,8 @@ def unless_failed(answer: A | Failed, who: str) -> A:
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Envelope. `token` is that of the lease that the message is under, or 0. `seq` rises by one with every
-    frame to the same receiver; `reply_to` is the seq it answers, or 0, or below 0 a notice about a request
+    """Envelope. `token` is the token of the message's lease, or 0. `seq` rises by one with every frame to the
+    same receiver; `reply_to` is the seq that it answers, or 0, or, below 0, a notice about a request
     (`yatt.records.codec`)."""
 
     attempt: Annotated[int, msgspec.Meta(ge=0)]

@@ -1,4 +1,4 @@
-"""Token ids and log-probs as bytes: little-endian int32 and float32."""
+"""Packs token ids and log-probs as bytes: little-endian int32 and float32."""
 
 import array
 import sys
@@ -7,7 +7,7 @@ assert sys.byteorder == "little", "arrays travel as little-endian bytes"
 
 
 def pack_ids(ids: list[int]) -> bytes:
-    """Token ids as little-endian int32."""
+    """Returns token ids as little-endian int32."""
     return array.array("i", ids).tobytes()
 
 
@@ -17,7 +17,7 @@ def unpack_ids(raw: bytes) -> list[int]:
 
 
 def pack_floats(values: list[float]) -> bytes:
-    """Log-probs as little-endian float32."""
+    """Returns log-probs as little-endian float32."""
     return array.array("f", values).tobytes()
 
 

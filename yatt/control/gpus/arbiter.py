@@ -1,8 +1,7 @@
-"""The arbiter of one node: carries out what `yatt.core.lease` decides for each of its slabs.
+"""Carries out the decisions of `yatt.core.lease` for each slab of one node.
 
-Decisions are pure; here are the effects: asking holders to sleep, signals, measurements. Tokens rise within
-an attempt; workers do not outlive their controller, so no token is ever compared with one of another
-attempt.
+The decisions are pure. This module has their effects: release requests, signals, memory checks. Tokens rise
+within an attempt. Workers do not outlive their controller, so tokens of two attempts are never compared.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ TICK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the arbiter needs done to workers; each call may be repeated.
+    """Functions by which the arbiter wakes workers and puts them to sleep. Each call may be repeated.
 
     Attributes:
-        wake: bring `role`'s workers on the slab up under the token.
-        sleep: order them to sleep; returns once they do.
+        wake: wakes `role`'s workers on the slab under the token.
+        sleep: orders them to sleep; returns when they sleep.
     """
 
     wake: Callable[[Slab, str, int], Awaitable[None]]
@@ -43,16 +42,16 @@ class Holding:
 
 @dataclass(slots=True)
 class _Watch:
-    """Last beat of each worker of a slab's holder: (heard, progress)."""
+    """Progress by worker of a slab's holder, from heartbeats since the lease's last renewal."""
 
     beats: dict[str, int] = field(default_factory=dict)
 
 
 class Arbiter:
-    """Leases of one node's slabs.
+    """Manages the leases of one node's slabs.
 
     Args:
-        failed: called with (error, exit code) for what this node cannot mend.
+        failed: called with (error, exit code) for a failure that this node cannot recover from.
     """
 
     def __init__(
@@ -76,16 +75,16 @@ class Arbiter:
         self._clock = AwakeClock(real_s=clock.monotonic_s())
 
     def lease(self, slab: Slab) -> SlabLease:
-        """The slab's state now."""
+        """Returns the slab's current state."""
         return self._leases[slab]
 
     def is_awake(self, slab: Slab, role: str) -> bool:
-        """Whether `role` holds the slab and its workers are up under the present token."""
+        """Whether `role` holds the slab and its workers are awake under the current token."""
         lease = self._leases[slab]
         return lease.stage is Stage.HELD and lease.holder == role and self._awake.get(slab) == lease.token
 
     async def run(self) -> None:
-        """Let time pass, for ever."""
+        """Sends a tick to every lease, forever."""
         while True:
             self._clock = self._clock.tick(clock.monotonic_s(), period_s=TICK_S)
             for slab in self._leases:
@@ -94,13 +93,13 @@ class Arbiter:
             await asyncio.sleep(TICK_S)
 
     def want(self, slab: Slab, role: str) -> None:
-        """Say who shall hold the slab; '' for nobody."""
+        """Sets the role that is to hold the slab; '': no role."""
         if role != self._leases[slab].wanted:
             self._events.emit("lease.request", slab=slab.name, holder=role)
         self._step(slab, rules.Want(role))
 
     def renewed(self, worker: Worker, token: int, progress: int) -> None:
-        """One worker's beat; the lease is renewed when all of the holder's workers have said one."""
+        """Handles a worker's heartbeat. The lease is renewed when all workers of the holder sent one."""
         slab = worker.slab
         if slab is None or not rules.is_live(self._leases[slab], token):
             return
@@ -111,28 +110,28 @@ class Arbiter:
             beats.clear()
 
     def _vouch_for_starting(self, slab: Slab) -> None:
-        """A process that imports its libraries cannot renew yet; `launch.start_timeout_s` bounds that."""
+        """Renews the lease while a worker imports its libraries, for at most `launch.start_timeout_s`."""
         lease = self._leases[slab]
         workers = self._supervisor.of(lease.holder, slab)
         if lease.stage is Stage.HELD and any(w.is_running and not w.hello.is_set() for w in workers):
             self._step(slab, rules.Beat(lease.token, min(-2, lease.progress - 1)))
 
     def died(self, worker: Worker) -> None:
-        """A worker is gone; its role has died on the slab once all its workers have."""
+        """Handles the end of a worker. Its role has died on the slab when all its workers ended."""
         if worker.slab is None:
             return
         rest = [w for w in self._supervisor.of(worker.role, worker.slab) if w.is_running]
-        if rest:  # a half-dead holder is no holder
+        if rest:  # a holder that lost one worker is killed as a whole
             self._signal(worker.slab, (worker.role,), signal.SIGKILL)
         if not rest:
             self._step(worker.slab, rules.Died(worker.role))
 
     async def settled(self, slab: Slab, role: str, deadline_s: float) -> None:
-        """Wait until the slab is free (role '') or `role` is awake on it.
+        """Waits until the slab is free (role '') or `role` is awake on it.
 
         Raises:
             WorkerFailed: the slab is quarantined.
-            DeadlineExceeded: neither, and nothing moved on this node for so long.
+            DeadlineExceeded: neither happened, and there was no progress on this node for that long.
         """
 
         while not self._is_settled(slab, role):
@@ -160,7 +159,7 @@ class Arbiter:
 
     def _step(self, slab: Slab, event: rules.Event) -> None:
         before = self._leases[slab]
-        # What the arbiter slept counts for nobody.
+        # The time during which the arbiter was suspended does not count.
         now_s = self._clock.at(clock.monotonic_s(), period_s=TICK_S)
         after, actions = rules.step(before, event, now_s, self._timing)
         self._leases[slab] = after
@@ -198,12 +197,12 @@ class Arbiter:
                 self._signal(slab, tuple(sorted(roles)), signal.SIGKILL)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
-                # A slab that changes hands is the trainer's in its phase: the run cannot go on without it. An
-                # engine node loses its place in the run.
+                # The trainer needs a shared slab in its phase, so the run cannot continue without it. An
+                # engine node leaves the run.
                 self._failed(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
     def _prove(self, slab: Slab) -> None:
-        """Measure, and say so when memory that should be free is not."""
+        """Runs a memory check, and emits an event if memory is not free that should be."""
         proof = self._measure(slab)
         if not proof.clean and proof.detail != self._leases[slab].cause:
             self._events.emit("lease.unproven", slab=slab.name, cause=proof.detail)
@@ -212,7 +211,7 @@ class Arbiter:
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
             await self._holding.sleep(slab, role, token)
-        except (WorkerFailed, DeadlineExceeded) as error:  # time will escalate it
+        except (WorkerFailed, DeadlineExceeded) as error:  # ticks escalate to termination
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return
         for worker in self._supervisor.of(role, slab):
@@ -226,7 +225,7 @@ class Arbiter:
             self._announce()
 
     def _announce(self) -> None:
-        """Let those go on who waited for what is so now."""
+        """Completes the calls of `settled` whose condition is now true."""
         for settled, (slab, role) in self._settling.items():
             if not settled.done() and self._is_settled(slab, role):
                 settled.set_result(None)
@@ -235,7 +234,7 @@ class Arbiter:
         for role in roles:
             workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
             for worker in workers:
-                if worker.child is None:  # its start is given up; then it has ended
+                if worker.child is None:  # its start is abandoned; then it has ended
                     worker.is_unwanted = True
                     continue
                 worker.child.signal_group(number)
@@ -245,7 +244,7 @@ class Arbiter:
                 self._step(slab, rules.Died(role))
 
     def weigh(self, worker: Worker) -> int:
-        """Bytes a worker has now, by the measure of this node's device."""
+        """Returns the bytes that a worker uses now, measured as for this node's device."""
         return self._memory_check.weigh(worker)
 
     def _measure(self, slab: Slab) -> rules.Proof:

@@ -1,9 +1,9 @@
 """The awake engines of one node, and the requests that run in them.
 
-This is the second of two stages (`yatt.core.dispatch`): the router of a trainer node binds each request to a
-node (`yatt.control.rollouts.router`), `LocalEngines` binds it to an engine. If an engine dies, its requests
-fail, and the router sends them again with the same seed. If an engine is put to sleep, its requests bounce:
-they are sent again without counting as a retry.
+This is the second of two stages (`yatt.core.dispatch`). The router of a trainer node assigns each request to
+a node (`yatt.control.rollouts.router`); `LocalEngines` assigns it to an engine. If an engine dies, its
+requests fail, and the router sends them again with the same seed. If an engine is put to sleep, its requests
+are returned: the router sends them again without counting a retry.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from yatt.records import message as m
 
 ABORTED = "abort"
 AHEAD = 1.25
-"""Requests an engine is given for each it can run at once: one that ends must not wait for the next over
-the address."""
+"""Number of requests given to an engine, as a multiple of those that it can run at once: when one ends, the
+next must already be there."""
 
 
 class Bounced(WorkerFailed):
-    """A request came back through no fault of its own: its engine was put to sleep, or its node is lost."""
+    """The request is not the cause: its engine was put to sleep, or its node is lost."""
 
 
 def engine_room(config: RunConfig, role: str) -> int:
-    """Requests that one engine of a role is given at once."""
+    """Returns the number of requests that one engine of a role is given at once."""
     genrm = next((g for g in config.genrms if role == f"genrm:{g.name}"), None)
     most = genrm.max_num_seqs if genrm is not None else config.rollout.max_num_seqs
     return 2 if config.run.deterministic else max(2, int(most * AHEAD))
@@ -55,24 +55,24 @@ class _Request:
 
 
 class LocalEngines:
-    """This node's awake engines and what is under way in them."""
+    """This node's awake engines and the requests that run in them."""
 
     def __init__(self, hub: Channel, config: RunConfig) -> None:
         self.hub, self._config = hub, config
         self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
-        self._useful: set[str] = set()  # addresses that have completed something
-        self._num_of: Counter[tuple[str, str]] = Counter()  # requests by role and asking node
+        self._useful: set[str] = set()  # addresses of engines that have completed a request
+        self._num_of: Counter[tuple[str, str]] = Counter()  # number of requests by role and requesting node
         self._num_all: Counter[str] = Counter()  # by role
-        self._dispatch = Dispatch(patience=0)  # whether to ask again is decided where the request was made
+        self._dispatch = Dispatch(patience=0)  # the requesting node decides about retries
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Future[None]] = set()
         self.version = 0
-        """Rises whenever the room of this node's engines changes."""
+        """A counter that rises whenever the room of this node's engines changes."""
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
-        """`changed` is called with a role whenever the room of its engines here has changed."""
+        """Registers a function, called with a role whenever the room of its engines here has changed."""
         self._subscribers.append(changed)
 
     def _changed(self, role: str) -> None:
@@ -80,7 +80,7 @@ class LocalEngines:
             changed(role)
 
     async def add(self, address: str, role: str, slab: Slab, token: int) -> None:
-        """An engine is awake under `token`."""
+        """Adds an engine that is awake under `token`."""
         self._engines[address] = _Engine(address, role, slab, token)
         self._dispatch.serve(address, role, engine_room(self._config, role))
         self.version += 1
@@ -88,7 +88,7 @@ class LocalEngines:
         await self._pump()
 
     def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
-        """An engine sleeps or is gone: what was under way in it goes back to who asked."""
+        """Removes an engine that sleeps or has ended, and returns its requests to their senders."""
         engine = self._engines.pop(address, None)
         if engine is None:
             return
@@ -97,31 +97,31 @@ class LocalEngines:
             self._end(key, error=kind(f"{address} {why}"))
         self.version += 1
         self._changed(engine.role)
-        if not self.room(engine.role):  # what waits here may find room elsewhere
+        if not self.room(engine.role):  # waiting requests may find room on another node
             waiting = [k for k, r in self._requests.items() if r.role == engine.role and not r.engine]
             for key in waiting:
                 self._end(key, error=Bounced(f"no engine of {engine.role} is left here"))
 
     def bury(self, address: str) -> bool:
-        """Forget an engine's process; whether it ever completed anything."""
+        """Removes an engine's process from the records. Returns whether it ever completed a request."""
         was_useful = address in self._useful
         self._useful.discard(address)
         return was_useful
 
     def is_awake(self, address: str) -> bool:
-        """Whether this engine takes requests."""
+        """Whether this engine accepts requests."""
         return address in self._engines
 
     def room(self, role: str) -> int:
-        """Requests that this node's awake engines of a role take at once."""
+        """Returns the number of requests that this node's awake engines of a role run at once."""
         return sum(engine_room(self._config, role) for e in self._engines.values() if e.role == role)
 
     def num_under_way(self, role: str, but: str) -> int:
-        """Requests of a role on this node, other than those of node `but`."""
+        """Returns the number of requests of a role on this node, other than those of node `but`."""
         return self._num_all[role] - self._num_of[role, but]
 
     def completed(self, address: str, body: m.Completed) -> None:
-        """Hand an engine's answer to who asked."""
+        """Passes an engine's answer to the request that waits for it."""
         request = self._requests.get(body.request_id)
         if request is None or request.engine != address:
             return
@@ -132,7 +132,7 @@ class LocalEngines:
             self._end(body.request_id, completed=body)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
-        """Let a local engine of `role` do this.
+        """Runs one request in a local engine of `role`.
 
         Raises:
             WorkerFailed: the engine died meanwhile.
@@ -152,8 +152,8 @@ class LocalEngines:
             raise
 
     async def abort(self, role: str, origin: str, request_ids: tuple[str, ...] = ()) -> None:
-        """Break off what `origin` has under way in the role's engines, or these of it; each completes as
-        'abort'."""
+        """Aborts the requests of `origin` in the role's engines: all, or only `request_ids`. Each completes
+        with the finish reason 'abort'."""
         ids: dict[str, list[str]] = {}
         for key, request in list(self._requests.items()):
             asked = request.sample.request_id
@@ -177,7 +177,7 @@ class LocalEngines:
             await self.hub.tell(engine.address, asked, token=engine.token)
 
     async def _abandon(self, key: str) -> None:
-        """Nobody waits for it any more: the engine need not go on."""
+        """Ends a request that is not awaited any more, and aborts it in its engine."""
         request = self._requests.get(key)
         engine = self._engines.get(request.engine) if request is not None else None
         self._end(key)
@@ -205,5 +205,5 @@ class LocalEngines:
 
 
 def nothing_yet(key: str) -> m.Completed:
-    """The answer to a request that was aborted before any engine had it."""
+    """Returns the answer to a request that was aborted before an engine received it."""
     return m.Completed(request_id=key, token_ids=b"", logprobs=b"", finish_reason=ABORTED, policy_version=0)

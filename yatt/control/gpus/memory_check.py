@@ -1,9 +1,9 @@
-"""Proof that a slab is free: measured memory against what its sleeping workers may keep.
+"""Checks that a slab is free: compares measured memory with the memory that its sleeping workers may keep.
 
-Two measures behind one small interface, chosen by the device alone: NVML where there are GPUs,
-resident memory where slots stand for them. A sleeping worker's *sleeping memory* is what it was seen to keep
-after its first sleep. It is pinned: later growth is a leak, and no grant is given over it. Engines on CPU are
-the exception: their sleep frees nothing, so their sleeping memory is what they had when they fell asleep.
+The device decides which of two measurements is used: NVML with GPUs, resident memory with CPU slots. A
+worker's *sleeping memory* is the memory that it kept after its first sleep. This value is fixed: later growth
+is a leak and prevents a grant. Engines on CPU are the exception: their sleep frees nothing, so their sleeping
+memory is the memory that they had when they fell asleep.
 """
 
 from collections.abc import Iterable
@@ -21,30 +21,30 @@ from yatt.errors import WorkerFailed
 
 
 class MemoryCheck(Protocol):
-    """Measures what workers keep on a slab."""
+    """Measures the memory that workers keep on a slab."""
 
     def weigh(self, worker: Worker) -> int:
-        """Bytes a worker has now."""
+        """Returns the bytes that a worker uses now."""
         ...
 
     def learn(self, worker: Worker) -> None:
-        """A worker has just gone to sleep, and `check` comes next: what it keeps is its sleeping memory."""
+        """Records the sleeping memory of a worker that has just gone to sleep; `check` is called next."""
         ...
 
     def check(self, slab: Slab, wanted: str) -> Proof:
-        """Whether the slab is free for `wanted`; '' for nobody."""
+        """Checks that the slab is free for `wanted`; '': for no role."""
         ...
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
-        """The sleepers that keep more than they may; all of them where that cannot be told apart."""
+        """Returns the sleeping workers that keep too much memory; all of them if it cannot be attributed."""
         ...
 
 
 def memory_check_for(node: Node, supervisor: Supervisor) -> MemoryCheck:
-    """The measure of this node's device.
+    """Returns the memory check for this node's device.
 
     Raises:
-        ConfigError: there are to be GPUs, and NVML cannot measure them.
+        ConfigError: GPUs are configured, and NVML cannot measure them.
     """
     if node.device == "cuda":
         return GpuMemoryCheck(node, supervisor, Nvml(node.devices), sees_pids=sees_host_pids())
@@ -52,7 +52,7 @@ def memory_check_for(node: Node, supervisor: Supervisor) -> MemoryCheck:
 
 
 class SlotMemoryCheck:
-    """Without GPUs: the resident memory of each sleeping worker's process group."""
+    """Memory check without GPUs: the resident memory of each sleeping worker's process group."""
 
     def __init__(self, node: Node, supervisor: Supervisor) -> None:
         self._node, self._supervisor, self._process_groups = node, supervisor, ProcessGroups()
@@ -60,32 +60,31 @@ class SlotMemoryCheck:
         self._just_asleep: set[str] = set()
 
     def weigh(self, worker: Worker) -> int:
-        """Resident bytes of a worker's processes now."""
+        """Returns the resident bytes of a worker's processes."""
         if worker.child is None:
             return 0
         return self._process_groups.resident_bytes([worker.child.pid], clock.monotonic_s())[worker.child.pid]
 
     def learn(self, worker: Worker) -> None:
-        """On CPU an engine's sleep frees nothing, so all it has is its sleeping memory, measured anew each
-        time, since its kernels' caches grow with every new batch shape. A trainer rank does free its
-        storages and may keep what it had before it built anything.
-
-        Taken from the next measurement: one pass over all processes of the machine tells both."""
+        """Records, at the next measurement, all memory of an engine as its sleeping memory: on CPU an
+        engine's sleep frees nothing. This is repeated after each sleep, since its kernels' caches grow with
+        every new batch shape. A trainer rank frees its storages and may keep the memory that it had before it
+        built anything. One pass over all processes of the machine serves both measurements."""
         if worker.role != TRAINER and worker.child is not None:
             self._just_asleep.add(worker.address)
 
     def check(self, slab: Slab, wanted: str) -> Proof:
-        """Each sleeper by itself."""
+        """Checks each sleeping worker separately."""
         for worker, used, allowed in self._over(slab, wanted):
             return Proof(False, keeps(worker, used, allowed))
         return Proof(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
-        """Told apart by process group."""
+        """Returns the sleeping workers whose process group keeps too much memory."""
         return [worker for worker, _, _ in self._over(slab, wanted)]
 
     def _over(self, slab: Slab, wanted: str) -> list[tuple[Worker, int, int]]:
-        """Sleepers above their allowance: worker, bytes it keeps, bytes it may keep."""
+        """Returns the sleeping workers above their limit: worker, bytes it keeps, bytes it may keep."""
         slack = self._node.config.lease.slack_bytes
         sleepers = _by_group(w for w in _workers_on(self._node, self._supervisor, slab) if w.role != wanted)
         measured = self._process_groups.resident_bytes(sleepers, clock.monotonic_s())
@@ -101,14 +100,14 @@ class SlotMemoryCheck:
 
 
 class GpuMemoryCheck:
-    """With GPUs: no process of others, and no more in use than the baseline and the sleeping memory.
+    """Check with GPUs: no foreign process, and no more memory than baseline and sleeping memory.
 
-    The baseline is the least that was ever in use, first measured before any worker was started; a
-    former attempt's dying process can thus not raise it for long.
+    The baseline is the smallest value ever measured, first before any worker was started. So a dying process
+    of an earlier attempt raises it only for a short time.
 
     Args:
-        sees_pids: whether NVML's pids are ours. If not (in most containers) only bytes can be judged:
-            what others take shows in the sum, but not whose it is.
+        sees_pids: whether NVML's pids are valid here. If not (in most containers), only bytes can be checked:
+            memory of foreign processes shows in the sum, but cannot be attributed.
     """
 
     def __init__(self, node: Node, supervisor: Supervisor, nvml: Nvml, *, sees_pids: bool) -> None:
@@ -118,7 +117,7 @@ class GpuMemoryCheck:
         self._baseline = {slab: nvml.occupancy(slab.gpus).used_bytes for slab in node.slabs}
 
     def weigh(self, worker: Worker) -> int:
-        """Device bytes of a worker's processes now; 0 where that cannot be told."""
+        """Returns the device bytes of a worker's processes; 0 if they cannot be attributed."""
         if worker.slab is None or worker.child is None:
             return 0
         try:
@@ -127,16 +126,16 @@ class GpuMemoryCheck:
             return 0
 
     def learn(self, worker: Worker) -> None:
-        """What it keeps the first time, up to ``lease.max_sleeping_bytes`` on each of its GPUs: a sleep that
-        frees nothing is not believed. Where the driver does not tell whose memory it is, it is what nobody
-        else keeps.
-        """
+        """Records the memory that the worker keeps after its first sleep, at most
+        ``lease.max_sleeping_bytes`` on each of its GPUs, since a sleep that frees nothing must not be
+        accepted. If the driver does not attribute memory to processes, it is the memory that no other worker
+        keeps."""
         if worker.address in self._sleeping_bytes or worker.child is None or worker.slab is None:
             return
         try:
             seen = self._measured(worker.slab)
         except WorkerFailed:
-            return  # nothing is allowed to it that was not seen
+            return  # memory that was not measured is not allowed
         if self._sees_pids and any(seen.processes.values()):
             kept = self._held(seen, [worker]).get(worker.address, 0)
         else:
@@ -146,7 +145,7 @@ class GpuMemoryCheck:
         self._sleeping_bytes[worker.address] = max(0, min(kept, most))
 
     def check(self, slab: Slab, wanted: str) -> Proof:
-        """Strangers first, then each sleeper by itself, then the sum."""
+        """Checks for foreign processes, then each sleeping worker, then the sum."""
         try:
             seen = self._measured(slab)
         except WorkerFailed as error:
@@ -171,7 +170,7 @@ class GpuMemoryCheck:
         return Proof(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
-        """By NVML's list of processes; every sleeper where it names nobody."""
+        """Uses NVML's list of processes; returns every sleeping worker if that list names none."""
         sleepers = [w for w in self._all(slab) if w.role != wanted]
         try:
             held = self._held(self._measured(slab), sleepers)
@@ -193,8 +192,8 @@ class GpuMemoryCheck:
         return self._sleeping_bytes.get(worker.address, worker.hello_bytes)
 
     def _held(self, seen: Occupancy, workers: list[Worker]) -> dict[str, int]:
-        """Bytes by worker's address. Which processes are a worker's is asked of the kernel each time: the
-        leader of a group is not reaped while we hold it, so its pid cannot have become another's."""
+        """Returns bytes by the worker's address. The kernel lists the processes of each worker every time:
+        the leader of a process group is not reaped while we hold it, so its pid cannot be reused."""
         held: dict[str, int] = {}
         if not self._sees_pids:
             return held
@@ -205,7 +204,7 @@ class GpuMemoryCheck:
         return held
 
     def _strangers(self, seen: Occupancy) -> str:
-        """Processes on the devices that belong to none of this controller's workers, in words."""
+        """Describes the processes on the devices that belong to none of this controller's workers."""
         if not self._sees_pids:
             return ""
         own = self._process_groups.members(_by_group(self._supervisor.workers.values()), clock.monotonic_s())
@@ -217,7 +216,7 @@ class GpuMemoryCheck:
 
 
 def keeps(worker: Worker, used: int, allowed: int) -> str:
-    """The sentence for a sleeper that keeps too much."""
+    """Returns the message about a sleeping worker that keeps too much memory."""
     assert worker.child is not None, "only running workers are measured"
     return (
         f"{worker.name} (pid {worker.child.pid}) keeps {used >> 20} MiB of memory, "
@@ -226,11 +225,11 @@ def keeps(worker: Worker, used: int, allowed: int) -> str:
 
 
 def _workers_on(node: Node, supervisor: Supervisor, slab: Slab) -> list[Worker]:
-    """Every running worker that ever holds the slab."""
+    """Returns the running workers of every role that can hold the slab."""
     roles = node.placement.roles_of(slab)
     return [w for role in roles for w in supervisor.of(role, slab) if w.child is not None]
 
 
 def _by_group(workers: Iterable[Worker]) -> dict[int, Worker]:
-    """Running workers by the id of their process group."""
+    """Maps the ids of process groups to the running workers."""
     return {w.child.pid: w for w in workers if w.child is not None}

@@ -1,4 +1,4 @@
-"""Whether a controller may open as many file descriptors as its node needs."""
+"""Checks that a controller may open as many file descriptors as its node needs."""
 
 from yatt.control.gpus.worker_plan import planned_workers
 from yatt.control.node import Node
@@ -7,7 +7,7 @@ from yatt.errors import WorkerFailed
 
 
 def descriptors_of(node: Node) -> int:
-    """Most descriptors that the controller of this node needs at once."""
+    """Returns the largest number of descriptors that the controller of this node needs at once."""
     data = node.config.data
     return needed_descriptors(
         num_peers=len(peers_of(node)),
@@ -17,9 +17,9 @@ def descriptors_of(node: Node) -> int:
 
 
 def peers_of(node: Node) -> frozenset[int]:
-    """The controllers that this one exchanges messages with.
+    """Returns the controllers that this one exchanges messages with.
 
-    Engine nodes never talk to each other; every other pair may.
+    Two engine nodes exchange none; every other pair of nodes may.
     """
     others = (
         node.present if node.is_trainer_node else node.present & ({0} | set(node.placement.trainer_nodes))
@@ -28,7 +28,7 @@ def peers_of(node: Node) -> frozenset[int]:
 
 
 def check_descriptors(node: Node, limit: int) -> None:
-    """Refuse to begin with too few.
+    """Checks the limit before the controller begins.
 
     Args:
         limit: descriptors that this process may have.

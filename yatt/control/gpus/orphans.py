@@ -1,4 +1,4 @@
-"""Ends what this node's workers have started and left: `yatt.core.orphans` says what has to end."""
+"""Ends processes that this node's workers started and left; `yatt.core.orphans` decides which ones."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ END_S = 3.0
 
 
 class OrphanWatch:
-    """The orphans of one controller.
+    """Watches the orphans of one controller.
 
     Args:
-        living: gives the workers that run: pid to the mark in their environment.
+        living: returns the running workers: pid to the mark in their environment.
     """
 
     def __init__(self, living: Callable[[], dict[int, str]]) -> None:
@@ -27,7 +27,7 @@ class OrphanWatch:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Reap and end orphans, for ever. Without descriptors or threads it is tried again later."""
+        """Reaps and ends orphans, forever. If there are no descriptors or threads, it tries again later."""
         while True:
             self._wake.clear()
             with contextlib.suppress(OSError):
@@ -36,15 +36,15 @@ class OrphanWatch:
                 await asyncio.wait_for(self._wake.wait(), CHECK_S)
 
     def worker_ended(self) -> None:
-        """A worker has just ended."""
+        """Notes that a worker has just ended."""
         self._has_ended = True
         self._wake.set()
 
     async def look(self) -> None:
-        """End the orphans that have to. It reads in a thread: a process that hangs may keep who reads of it.
+        """Ends the doomed orphans. It reads in a thread, since reading the data of a hung process may block.
 
         Raises:
-            OSError: no thread to be had.
+            OSError: no thread is available.
         """
         had_ended, self._has_ended = self._has_ended, False
         try:
@@ -61,5 +61,5 @@ class OrphanWatch:
         self._known = {each.pid for each in found}.difference(ending)
 
     async def close(self) -> None:
-        """Every worker has ended, or cannot be: end all orphans."""
+        """Ends all orphans; called when every worker has ended or cannot be ended."""
         await call_in_thread(partial(end_orphans, frozenset(self._living()), END_S))

@@ -1,8 +1,8 @@
 """The newest weights on this node's memory filesystem: written by its trainer, or fetched from another node.
 
-A fetch copies file by file, in pieces with a few under way, into a folder under another name; each file's
-checksum is compared with the source's before the folder gets its name in one rename. So whatever is
-killed in the middle, an engine finds a publication whole or not at all. See docs/adr/0012.
+A fetch copies each file in pieces, several at once, into a folder under another name. Each file's checksum is
+compared with the source's; then one rename gives the folder its name. So an engine finds a publication
+complete or not at all, whichever process is killed during the copy. See docs/adr/0012.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class LocalPublication:
 
 
 class Publications:
-    """This node's copy of the newest publication; gives it to nodes that have no trainer."""
+    """This node's copy of the newest publication; serves it to nodes that have no trainer."""
 
     def __init__(self, node: Node, peers: Peers, events: EventLog, progress: Progress) -> None:
         self._node, self._peers, self._events, self._progress = node, peers, events, progress
@@ -55,13 +55,13 @@ class Publications:
         self.newest: LocalPublication | None = None
 
     def adopt(self, published: LocalPublication) -> None:
-        """This is the newest now."""
+        """Makes this publication the newest."""
         self.newest = published
         for key in [key for key in self._digests if key[0] != published.policy_version]:
             self._digests.pop(key).cancel()
 
     async def drop_older(self) -> None:
-        """Remove every other publication. Gigabytes take a while to free, so in a thread."""
+        """Removes every other publication, in a thread, since freeing gigabytes takes a while."""
         newest = self.newest
         for old in self._node.weights_root.glob("v*"):
             if is_ours(old) and (newest is None or old != newest.folder):
@@ -70,19 +70,19 @@ class Publications:
     # ---- giving ---------------------------------------------------------------------------------
 
     async def list_files(self, order: c.ListPublication) -> m.Message:
-        """The files of a publication that is here."""
+        """Returns the files of a publication of this node."""
         found = read_publication(str(self._node.weights_folder(order.policy_version)), order.policy_version)
         paths = (*found.files, found.files[0].with_name(INDEX_NAME)) if found.files else ()
         paths = paths or (self._node.weights_folder(order.policy_version) / INDEX_NAME,)
         return c.PublicationListed(files=tuple((path.name, path.stat().st_size) for path in paths))
 
     async def read(self, order: c.ReadPublication) -> m.Message:
-        """One piece of a file."""
+        """Returns one piece of a file."""
         path = self._path(order.policy_version, order.name)
         return c.Piece(data=await call_in_thread(partial(_read, path, order.offset, order.num_bytes)))
 
     async def digest(self, order: c.DigestPublication) -> m.Message:
-        """A file's checksum, computed once however many nodes ask."""
+        """Returns a file's checksum. It is computed once, for all nodes that request it."""
         key = (order.policy_version, order.name)
         if key not in self._digests:
             path = self._path(*key)
@@ -97,10 +97,10 @@ class Publications:
     # ---- taking ---------------------------------------------------------------------------------
 
     async def fetch(self, order: c.FetchWeights) -> m.Message:
-        """Copy a publication from its source. Repeatable: what is here already is not fetched again.
+        """Copies a publication from its source. Can be repeated: one that is here is not fetched again.
 
         Raises:
-            WorkerFailed: the source has it not, is lost, or what came is not what it has.
+            WorkerFailed: the source does not have it, is lost, or the checksums differ.
         """
         async with self._fetching:
             if self.newest is None or self.newest.policy_version != order.policy_version:
@@ -152,7 +152,7 @@ class Publications:
             )
 
     async def _pieces(self, order: c.FetchWeights, name: str, size_bytes: int) -> AsyncIterator[bytes]:
-        """A file's bytes in order, `PIECES_AHEAD` asked for at once."""
+        """Yields a file's bytes in order; `PIECES_AHEAD` pieces are requested at once."""
         offsets = deque(range(0, size_bytes, PIECE_BYTES))
         ahead: deque[asyncio.Task[c.Piece]] = deque()
         try:

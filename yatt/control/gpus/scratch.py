@@ -1,7 +1,7 @@
-"""Node-local folders of a run: sockets and notes of shared memory in one, published weights in the other.
+"""Node-local folders of a run: one with sockets and notes of shared memory, one with published weights.
 
-Their names are noted in the attempt's record before they are made, so that whoever outlives a controller can
-remove them; what a killed machine or launcher left is found by `sweep` at the next start.
+Their names are recorded before they are made, so that the process that outlives a controller can remove them.
+The folders that a killed machine or launcher left are found by `sweep` at the next start.
 """
 
 import os
@@ -16,7 +16,7 @@ from yatt.paths import RunPaths
 
 
 def create(node: Node) -> None:
-    """Make this node's folders, and clear away what dead processes of this user left beside them.
+    """Makes this node's folders, and removes those beside them that dead processes of this user left.
 
     Raises:
         ConfigError: they cannot be made, or `launch.shm_dir` is not in memory.
@@ -39,20 +39,20 @@ def create(node: Node) -> None:
 
 
 def remove(node: Node) -> None:
-    """Remove this node's own folders; needs no record, since the run folder may be gone."""
+    """Removes this node's own folders. It needs no record, since the run folder may have been deleted."""
     for folder in (node.scratch, node.weights_root):
         _remove(folder)
 
 
 def tidy(paths: RunPaths, attempt: int, index: int) -> None:
-    """Remove what one node of one attempt has left on this machine."""
+    """Removes the folders that one node of one attempt has left on this machine."""
     noted = unsealed_any(read_or_none(paths.local(attempt, index))) or {}
     for folder in noted.get("folders", []):
         _remove(Path(folder))
 
 
 def sweep(roots: Iterable[Path]) -> list[Path]:
-    """Remove what dead processes of this user left in these folders; gives what was removed."""
+    """Removes folders that dead processes of this user left in these folders; returns the removed ones."""
     removed = [folder for root in dict.fromkeys(roots) for folder in local_folder.dead(root)]
     for folder in removed:
         _remove(folder)
@@ -60,6 +60,6 @@ def sweep(roots: Iterable[Path]) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """A folder whose notes name shared memory that is still used stays for the next sweep."""
+    """Removes a folder. If its notes name shared memory that is still in use, it stays for the next sweep."""
     if local_folder.is_ours(folder) and remove_noted(folder):
         local_folder.remove(folder)

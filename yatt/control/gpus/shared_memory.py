@@ -1,8 +1,8 @@
 """Removes the shared memory that this node's workers leave when they are killed.
 
-Libraries remove theirs at an orderly end; a killed process group cannot. What each group uses is noted while
-it lives, soon after the files appear, also in the node's scratch folder: if the controller is killed, whoever
-removes that folder removes the files first (`yatt.control.gpus.scratch`).
+Libraries remove their files at an orderly end; a killed process group cannot. The files of each group are
+noted soon after they appear, also in the node's scratch folder. If the controller is killed, the process that
+removes that folder removes these files first (`yatt.control.gpus.scratch`).
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from yatt.adapters.thread_call import call_in_thread
 
 CHECK_S = 0.5
 LOOK_S = 2.0
-"""How long a look at the processes is waited for."""
+"""Longest wait for a look at the processes."""
 
 UNUSED_S = 2.0
-"""How long the kernel may take to take apart the memory of a killed process."""
+"""Longest time for the kernel to free the memory of a killed process."""
 
 NOTES = "shared-memory.json"
 _NOBODY = 0
-"""In place of a process group: it has ended."""
+"""Stands for a process group that has ended."""
 
 
 class SharedMemoryWatch:
-    """What this node's process groups use.
+    """Watches the shared memory that this node's process groups use.
 
     Args:
-        folder: where the notes are kept.
-        groups: gives the process groups of the workers that live.
+        folder: the folder for the notes.
+        groups: returns the process groups of the running workers.
     """
 
     def __init__(self, folder: Path, groups: Callable[[], Iterable[int]]) -> None:
@@ -43,14 +43,14 @@ class SharedMemoryWatch:
         self._used: dict[int, set[str]] = {}
 
     async def run(self) -> None:
-        """Note new files, for ever."""
+        """Notes new files, forever."""
         while True:
             await asyncio.sleep(CHECK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Note which files the groups use, if there are new ones. A process that hangs in the kernel may keep
-        its look waiting: then it is made again later."""
+        """Notes which files the groups use, if there are new files. A process that hangs in the kernel may
+        block this look; then it is repeated later."""
         now = shared_memory.listed()
         groups = list(self._groups())
         if not now - self._known or not groups:
@@ -63,11 +63,11 @@ class SharedMemoryWatch:
             await asyncio.wait_for(call_in_thread(self._write), LOOK_S)
 
     async def ended(self, group: int) -> None:
-        """A process group was killed: remove what it used and nobody uses any more."""
+        """Removes the files of a killed process group that no process uses any more."""
         await self._remove(self._used.pop(group, set()))
 
     async def close(self) -> None:
-        """Every worker has ended: remove all that is left."""
+        """Removes all remaining files; called when every worker has ended."""
         await self._remove(set().union(*self._used.values()))
 
     async def _remove(self, names: set[str]) -> None:
@@ -89,7 +89,7 @@ class SharedMemoryWatch:
 
 
 def remove_noted(folder: Path) -> bool:
-    """Remove the shared memory that a dead controller noted in its scratch folder; whether none is left."""
+    """Removes shared memory that a dead controller noted in this folder; returns whether none is left."""
     try:
         names = json.loads((folder / NOTES).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Starts this node's worker processes, hears of their end, and ends them by process group.
+"""Starts this node's worker processes, watches for their end, and ends them by process group.
 
-A worker is named by what it is (``rollout-n0s0``); each start of it has a number of its own, so that
-nothing a former start said can be taken for the new one's.
+A worker is named after its role and place (``rollout-n0s0``). Each start of it has a number of its own, so
+that a message of an earlier start cannot be taken for one of the new process.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from yatt.obs.events import EventLog
 _LOG = logging.getLogger(__name__)
 FORK_FIRST_S, FORK_MOST_S = 0.2, 2.0
 BEGIN_LOOK_S, BEGIN_QUIET_S, BEGIN_END_S = 0.2, 5.0, 1.0
-"""A process that has not begun is looked after so often; after so long it is told of; given up, it is gone
-within so long, unless the kernel keeps it."""
+"""For a process that has not begun: the period of checks, the time until an event reports it, and the time
+that its end may take after it is abandoned, unless it hangs in the kernel."""
 
 LOG_S = 5.0
-"""How long the run folder may take to open a worker's log, or to read its end."""
+"""Longest time for the run folder to open a worker's log, or to read its end."""
 
 
 class Supervisor:
-    """Owns the worker processes of one node."""
+    """Manages the worker processes of one node."""
 
     def __init__(self, node: Node, events: EventLog) -> None:
         self._node, self._events = node, events
         self.exits: asyncio.Queue[tuple[Worker, str]] = asyncio.Queue()
-        """Workers whose process ended without being told to, and how it ended."""
+        """Workers whose process ended without being ended by us, and how it ended."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed: set[str] = set()
         self._closing = False
@@ -59,20 +59,20 @@ class Supervisor:
         self.orphans = OrphanWatch(self._groups)
 
     def of(self, role: str, slab: Slab) -> list[Worker]:
-        """The workers that hold `slab` when `role` does."""
+        """Returns the workers that hold `slab` when `role` holds it."""
         return [w for w in self.workers.values() if w.role == role and w.slab == slab]
 
     def work(self) -> int:
-        """Changes while any worker is started, or does something; not while all only live."""
+        """A counter that changes when a worker is started or makes progress; not when all are only alive."""
         return sum(worker.starts + worker.work for worker in self.workers.values())
 
     def by_address(self, address: str) -> Worker | None:
-        """The worker whose present process has this name on the hub."""
+        """Returns the worker whose current process has this address on the workers' socket."""
         worker = self.workers.get(address.rpartition(".")[0])
         return worker if worker is not None and worker.address == address and worker.is_running else None
 
     async def start(self, worker: Worker) -> None:
-        """Start its process, unless one runs. One that cannot be started has ended, like one that died."""
+        """Starts its process, unless one runs. A failure to start is handled like the worker's death."""
         if worker.is_running or self._closing:
             return
         worker.starts += 1
@@ -93,8 +93,8 @@ class Supervisor:
         self._tell_end(worker, how)
 
     async def _begin(self, worker: Worker) -> None:
-        """Start its process. A machine that has no process or memory left has some again soon, and a
-        filesystem that stands still goes on.
+        """Starts its process. Lack of processes or memory, and a filesystem that hangs, are treated as
+        temporary.
 
         Raises:
             OSError: it cannot be started, or not within `launch.start_timeout_s`.
@@ -136,7 +136,7 @@ class Supervisor:
                 child.signal_group(signal.SIGKILL)
 
     async def _begun(self, worker: Worker, start: ChildStart, until_s: float) -> Child | None:
-        """The child; None if it has not begun and is not wanted any more.
+        """Returns the child; None if it has not begun and is not wanted any more.
 
         Raises:
             OSError: it cannot be started, or has not begun at `until_s`.
@@ -157,19 +157,19 @@ class Supervisor:
         return None
 
     async def _open_log(self, worker: Worker) -> tuple[Path, int]:
-        """In the run folder, unless that does not answer: then in the node's scratch folder."""
+        """Opens the log in the run folder, or in the scratch folder if the run folder does not respond."""
         name = f"{worker.name}.{worker.starts}"
         log = self._node.paths.log(self._node.attempt, name)
         try:
             return log, await asyncio.wait_for(call_in_thread(partial(open_log, log)), LOG_S)
         except (OSError, TimeoutError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EAGAIN:  # no thread to be had
+            if isinstance(error, OSError) and error.errno == errno.EAGAIN:  # no thread is available
                 raise
             log = self._node.scratch / "logs" / f"{name}.log"
             return log, open_log(log)
 
     async def ready(self, worker: Worker) -> None:
-        """Wait for its Hello.
+        """Waits for the worker's Hello.
 
         Raises:
             WorkerFailed: it ended before.
@@ -192,7 +192,7 @@ class Supervisor:
         raise DeadlineExceeded(f"{worker.name} did not come up in {limit_s:g} s. {where}")
 
     async def where(self, worker: Worker) -> str:
-        """Where to look, with the end of the log, if the run folder answers."""
+        """Returns the path of the log, with its end if the run folder responds."""
         log = self._node.paths.log(self._node.attempt, f"{worker.name}.{worker.starts}")
         with contextlib.suppress(TimeoutError):
             tail = await asyncio.wait_for(call_in_thread(partial(log_tail, log)), LOG_S)
@@ -200,7 +200,7 @@ class Supervisor:
         return f"Its log is {log}; it could not be read just now."
 
     def waits(self, worker: Worker, error: str) -> None:
-        """A worker said whether it waits for the checkpoint store; what changes becomes an event."""
+        """Records whether a worker waits for the checkpoint store; a change emits an event."""
         if error != worker.waits_for:
             worker.waits_for = error
             self._events.emit("store.wait", who=worker.address, error=error)
@@ -210,16 +210,16 @@ class Supervisor:
         return address in self._killed
 
     def end(self, worker: Worker) -> None:
-        """Kill one worker's process group; its end is reported like any other."""
+        """Kills one worker's process group; its end is reported like any other."""
         if worker.child is not None:
             worker.child.signal_group(signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """End every worker: END, after `grace_s` KILL; wait until all are reaped; remove what they left."""
+        """Ends every worker: END, then KILL after `grace_s`. Waits for their end; removes their leftovers."""
         self._closing = True
         await self.shared_memory.look()
         await self._end_all(grace_s)
-        with contextlib.suppress(OSError):  # no thread to be had: the launcher does it
+        with contextlib.suppress(OSError):  # no thread is available: the launcher does it
             await self.orphans.close()
         await self.shared_memory.close()
 
@@ -227,7 +227,7 @@ class Supervisor:
         for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
             running = [w for w in self.workers.values() if w.is_running]
             for worker in running:
-                if worker.child is not None:  # else its start is given up
+                if worker.child is not None:  # else its start is abandoned
                     worker.child.signal_group(number)
             for _ in range(int(patience_s / 0.05)):
                 if not any(w.is_running for w in running):
@@ -257,33 +257,33 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _groups(self) -> dict[int, str]:
-        """Process groups of the workers that run, with the mark in their environment."""
+        """Returns the process groups of the running workers, with the mark in their environment."""
         return {w.child.pid: self._mark(w) for w in self.workers.values() if w.child is not None}
 
     def _mark(self, worker: Worker) -> str:
         return f"{self._node.local_name}/{worker.address}"
 
     def _network(self) -> dict[str, str]:
-        """Has collectives listen on the interface of the run's address only; what the site names wins."""
+        """Binds collectives to the interface of the run's address; the site's setting has priority."""
         name = interface_of(self._node.host)
         return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
     def _environment(self, worker: Worker) -> dict[str, str]:
         threads = str(self._node.config.launch.threads_per_worker)
         env = {**self._network(), **os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        if self._node.device == "cpu":  # what is freed goes back to the kernel, so that it can be proved
+        if self._node.device == "cpu":  # freed memory is returned to the kernel, so that the check sees it
             env["MALLOC_ARENA_MAX"] = "1"
-            if worker.role == TRAINER:  # and so comes back anew each iteration: by 2 MiB, not by 4 KiB
+            if worker.role == TRAINER:  # and so is mapped again each iteration: in pages of 2 MiB, not 4 KiB
                 tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
                 env["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
         env[MARK] = self._mark(worker)
         devices = self._node.devices
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # what NVML counts by
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML's indices
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""
         if cpus := self._cpus(worker):
             env[bound.CPUS] = ",".join(map(str, sorted(cpus)))
         return env
 
     def _cpus(self, worker: Worker) -> frozenset[int]:
-        """Those near its GPUs; none if it is not bound."""
+        """Returns the CPUs near its GPUs; none if it is not bound."""
         return frozenset().union(*(self._node.cpus[gpu] for gpu in worker.gpus if self._node.cpus))

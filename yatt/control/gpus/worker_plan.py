@@ -1,7 +1,7 @@
-"""The worker processes of one node: what they are, before any of them is started.
+"""The plan of one node's worker processes, before any of them is started.
 
-A worker is named by what it is (``rollout-n0s0``). Each start of it has a number of its own, so that a
-message of an earlier start cannot be taken for one of the new process.
+A worker is named after its role and place (``rollout-n0s0``). Each start of it has a number of its own, so
+that a message of an earlier start cannot be taken for one of the new process.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from yatt.core.placement import ROLLOUT, TRAINER, Slab
 
 REWARD = "reward"
 ASYNC = "async"
-"""Ends the name of the reward process that runs asynchronous functions."""
+"""Suffix of the name of the reward process that runs asynchronous functions."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker place and the process in it now. `address` is its name on the hub."""
+    """One planned worker and its current process. `address` is its name on the workers' socket."""
 
     name: str
     role: str
@@ -32,27 +32,27 @@ class Worker:
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     hello_bytes: int = 0
     work: int = 0
-    """Of its main loop, as it told last."""
+    """The progress of its main loop, as last reported."""
 
     waits_for: str = ""
-    """The error of a checkpoint store that it waits for, as it told last."""
+    """The error of the checkpoint store that it waits for, as last reported."""
 
     is_unwanted: bool = False
-    """What is being started shall not be."""
+    """Whether the process that is being started is not wanted any more."""
 
     @property
     def address(self) -> str:
-        """Unique to this start."""
+        """Name on the workers' socket; unique to this start."""
         return f"{self.name}.{self.starts}"
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has not ended, or is about to begin."""
+        """Whether its process runs or is about to begin."""
         return self.child is not None or self.is_starting
 
 
 def planned_workers(node: Node) -> list[Worker]:
-    """Every worker this node will ever run, none of them started."""
+    """Returns every worker that this node will ever run; none of them is started."""
     place = ("--attempt", str(node.attempt), "--node", str(node.index), "--endpoint", node.endpoint)
     common = ("--run", str(node.paths.root), *place)
     workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
@@ -83,7 +83,7 @@ def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
 
 
 def _reward_processes(node: Node) -> list[str]:
-    """One for each synchronous call at a time, and one for all asynchronous ones."""
+    """Returns names of reward processes: one per concurrent synchronous call, one for asynchronous calls."""
     config = node.config
     if not node.is_trainer_node or not (config.rewards or config.genrms):
         return []

@@ -1,7 +1,7 @@
-"""Orders to this node's workers, with their lease's token; and waking whole roles and putting them to sleep.
+"""Sends orders to this node's workers, with their lease's token; wakes whole roles and puts them to sleep.
 
-`Workers` is the arbiter's hand: it starts processes that are not there, wakes them under a grant,
-loads the newest weights into rollout engines, and enters engines into the routing table.
+The arbiter uses `Workers` to start missing processes, wake them under a grant, load the newest weights into
+rollout engines, and add engines to the routing table.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from yatt.records.message import unpack_floats
 A = TypeVar("A", bound=m.Message)
 MAX_WAKE_FAILURES = 3
 MOST_DEATHS = 8
-"""Ends of an engine in a row without one completion: more than chance and a few poisonous prompts explain."""
+"""Ends of an engine in a row without one completion: more than chance and a few harmful prompts explain."""
 
 ROW_S = 3600.0
-"""Ends that lie farther apart are no row: an engine that has nothing to do may die now and then."""
+"""Ends that are farther apart are not counted as a row: an idle engine may die now and then."""
 
 LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
 ROUNDINGS_ALLOWED = 3.0
-"""By how many times may engine and trainer differ as the trainer does from itself, rounded once more a layer?
+"""Maximum ratio of two differences: engine to trainer, and trainer to itself, rounded once more per layer.
 
-Measured in bfloat16 on random models of 8 and 24 layers, with two engines: 0.4 to 0.9 times, whether rounding
-moves the log-probs by 0.006 or by 0.1.
+Measured in bfloat16 on random models of 8 and 24 layers, with two engines: ratios of 0.4 to 0.9, whether
+rounding moves the log-probs by 0.006 or by 0.1.
 """
 
 
@@ -51,16 +51,16 @@ def mean_difference(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> floa
 
 
 def allowed_difference(dtype: str, configured: float, rounding: float) -> float:
-    """Largest mean difference of log-probs that rounding explains: as configured, or (0) as measured."""
+    """Returns the largest mean difference that rounding explains: as configured, or, if 0, as measured."""
     return configured or max(LEAST_ALLOWED[dtype], ROUNDINGS_ALLOWED * rounding)
 
 
 class Workers:
-    """Speaks to the workers of one node.
+    """Sends orders to the workers of one node.
 
     Args:
-        publications: the weights that rollout engines take.
-        failed: called with (error, exit code) for what this node cannot mend.
+        publications: the weights that rollout engines load.
+        failed: called with (error, exit code) for a failure that this node cannot recover from.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Workers:
         self._node, self._supervisor, self._hub = node, supervisor, engines.hub
         self._engines, self._events, self._failed = engines, events, failed
         self._publications = publications
-        self._loaded: dict[str, int] = {}  # by address: the policy version it took last
+        self._loaded: dict[str, int] = {}  # by address: the policy version that it loaded last
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
         self._granted: dict[Slab, int] = {}  # the token that is granted now; 0 once it is taken back
         self._failures: dict[str, int] = {}
-        self._deaths: Counter[str] = Counter()  # by name, in a row
+        self._deaths: Counter[str] = Counter()  # by name: ends in a row
         self._died_s: dict[str, float] = {}
 
     async def order(self, worker: Worker, body: m.Order[A]) -> A:
-        """Send an order under the worker's token and wait for its answer.
+        """Sends an order under the worker's token and waits for its answer.
 
         Raises:
             WorkerFailed: the worker ended, or answered Failed.
@@ -98,21 +98,21 @@ class Workers:
         return m.unless_failed(answer, worker.name)
 
     def trainers(self) -> list[Worker]:
-        """This node's trainer ranks, by local rank."""
+        """Returns this node's trainer ranks, by local rank."""
         ranks = [w for w in self._supervisor.workers.values() if w.role == TRAINER]
         return sorted(ranks, key=lambda w: w.gpus)
 
     async def order_trainers(self, body: m.Order[A]) -> list[A]:
-        """The same order to every local rank."""
+        """Sends the same order to every local rank."""
         return list(await asyncio.gather(*(self.order(w, body) for w in self.trainers())))
 
     async def wake(self, slab: Slab, role: str, token: int) -> None:
-        """The arbiter's grant: bring every worker of `role` on the slab up."""
+        """Wakes every worker of `role` on the slab, after the arbiter's grant."""
         self._granted[slab] = token
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
 
     async def sleep(self, slab: Slab, role: str, token: int) -> None:
-        """The arbiter's request: let the workers of `role` on the slab go to sleep."""
+        """Puts the workers of `role` on the slab to sleep, at the arbiter's request."""
         self._granted[slab] = 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
@@ -121,8 +121,8 @@ class Workers:
         await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
 
     def forget(self, worker: Worker, how: str) -> None:
-        """A worker's process has ended. An engine that does so again and again, and completes nothing in
-        between, would do it for ever."""
+        """Handles the end of a worker's process. An engine that ends too often in a row without a completion
+        is a failure, since more restarts would not help."""
         self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
         self._hub.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
         was_useful = self._engines.bury(worker.address)
@@ -136,7 +136,7 @@ class Workers:
             self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)
 
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
-        """Let the trainer write its weights to this node's memory filesystem; the old ones go."""
+        """Makes the trainer write its weights to the node's memory filesystem; removes older publications."""
         folder = self._node.weights_folder(policy_version)
         body = m.Publish(policy_version=policy_version, folder=str(folder), probe=probe)
         first = (await self.order_trainers(body))[0]
@@ -151,9 +151,9 @@ class Workers:
         return first
 
     async def sync(self) -> None:
-        """Let rollout engines that kept their slab through training take the newest weights.
+        """Loads the newest weights into rollout engines that kept their slab through training.
 
-        One that is just being started takes them by itself.
+        An engine that is being started loads them by itself.
         """
         rollouts = [w for w in self._supervisor.workers.values() if w.role == ROLLOUT]
         await asyncio.gather(*(self._guarded(w, self._catch_up(w)) for w in rollouts))
@@ -167,7 +167,7 @@ class Workers:
                 await self._load_weights(worker, newest)
 
     async def _load_weights(self, worker: Worker, published: LocalPublication) -> None:
-        """Let a rollout engine take a publication, and compare its log-probs with the trainer's."""
+        """Makes a rollout engine load a publication, and compares its log-probs with the trainer's."""
         body = m.LoadWeights(
             policy_version=published.policy_version, folder=str(published.folder), probe=published.probe
         )
@@ -176,10 +176,10 @@ class Workers:
         self._check(worker, published, answer)
 
     def _check(self, worker: Worker, published: LocalPublication, answer: m.WeightsLoaded) -> None:
-        """Bits where they can be read, log-probs of the probe for the rest.
+        """Compares checksums of the readable tensors, and the log-probs of the probe for the rest.
 
         Raises:
-            SyncMismatch: the engine samples from something else than what was published.
+            SyncMismatch: the engine's weights are not the published ones.
         """
         mean = mean_difference(published.expected, answer.probe_logprobs)
         config = self._node.config
@@ -204,10 +204,10 @@ class Workers:
     async def _bring_up(self, worker: Worker, token: int) -> None:
         await self._supervisor.ready(worker)
         if worker.slab is not None and self._granted.get(worker.slab) != token:
-            return  # the slab was taken back while the process came up: it may be another's by now
+            return  # the slab was taken back while the process started; another role may hold it now
         self._tokens[worker.name] = token
         await self.order(worker, m.Wake())
-        async with self._taking[worker.name]:  # what is published from here on, `sync` brings
+        async with self._taking[worker.name]:  # `sync` loads later publications
             newest = self._publications.newest
             if worker.role == ROLLOUT and newest is not None:
                 await self._load_weights(worker, newest)
@@ -217,16 +217,16 @@ class Workers:
         self._failures.pop(worker.name, None)
 
     async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:
-        """Failures cost the worker its process; a user's mistake, or too many failures, the attempt."""
+        """Runs `work`. A failure ends the process; a user's mistake or too many failures, the attempt."""
         address = worker.address
         try:
             await work
         except SyncMismatch as error:
             self._failed(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            is_own = not self._supervisor.was_killed(address)  # else `forget` counts it
+            is_own = not self._supervisor.was_killed(address)  # else `forget` counts the failure
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
                 self._failed(str(error), error.exit_code)
-            elif worker.child is not None and worker.address == address:  # else a later start is in its place
+            elif worker.child is not None and worker.address == address:  # else a later start has replaced it
                 self._supervisor.end(worker)

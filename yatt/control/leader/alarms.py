@@ -1,8 +1,8 @@
-"""The leader's alarms: what `yatt.core.alarms` finds in the metrics becomes events.
+"""The leader's alarms: emits events for the alarms that `yatt.core.alarms` finds in the metrics.
 
-Nothing is saved for them. A resumed attempt goes through the rows that the run has so far, and reports the
-alarms that last, once more: they are those of a run that was never stopped. Rows that were lost from
-``metrics.jsonl`` can only make an alarm begin later.
+They have no saved state. A resumed attempt reads the rows that the run has so far and reports the active
+alarms again, so they are those of an uninterrupted run. Rows that are missing in ``metrics.jsonl`` can only
+make an alarm begin later.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ class Alarms:
         self._state = AlarmState()
 
     def resume(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Take in the rows of earlier attempts, oldest first."""
+        """Reads the rows of earlier attempts, oldest first."""
         for row in rows:
             self._state, _ = step(self._state, row, self._rules)
         for begin in self._state.ringing.values():
             self._emit(begin)
 
     def see(self, row: dict[str, Any]) -> None:
-        """Take in a complete row."""
+        """Reads one complete row."""
         self._state, changes = step(self._state, row, self._rules)
         for change in changes:
             self._emit(change)
@@ -47,7 +47,7 @@ class Alarms:
 
 
 def rules_of(config: RunConfig) -> Rules:
-    """The rules of a run's alarms."""
+    """Returns the rules of a run's alarms."""
     algorithm = config.algorithm
     return Rules(
         iterations=config.logging.alarm_iterations,

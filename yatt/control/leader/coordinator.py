@@ -1,7 +1,7 @@
 """Drives the iterations from metadata: the leader's loop around `yatt.core.phases`.
 
-Every action may happen twice. What a run goes on from is in its checkpoints and claims; nothing of an attempt
-outlives it, so transitions are not written down.
+Every action may be repeated. A run resumes from its checkpoints and claims; an attempt leaves no other state,
+so transitions are not recorded.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from yatt.records.cluster import BreakOffSampling, SwitchSlabs
 
 _LOG = logging.getLogger(__name__)
 RECORD_S = 20.0
-"""How long the record of a lost node may take to be written before the attempt ends without it."""
+"""Longest time to write the record of a lost node; then the attempt ends without it."""
 
 BREAK_OFF_S = 30.0
-"""How long nodes may take, beyond a lost one's silence, to hand back what is under way."""
+"""Longest time, in addition to a lost node's silence, for nodes to end the current sampling."""
 
 CAUSE_S = 2.0
-"""How long the cause of a failure may take to be heard of, beside a dead node's silence."""
+"""Longest wait for the cause of a failure, in addition to a dead node's silence."""
 
 
 class Coordinator:
-    """One attempt's leader.
+    """Leads one attempt.
 
     Args:
-        work: the phases' own work.
-        inbox: the events to act on; other components put into it as well.
+        work: the work of the phases.
+        inbox: the events to handle; other components put events into it too.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Coordinator:
         self.state: RunState | None = None
 
     async def run(self) -> phases.End:
-        """From the first phase to the end."""
+        """Runs from the first phase to the end of the attempt."""
         state, actions = phases.start(self._program)
         while True:
             self._enter(state)
@@ -71,7 +71,7 @@ class Coordinator:
             state, actions = phases.step(state, await self._inbox.next(), self._program)
 
     def _enter(self, state: RunState) -> None:
-        """Note phase changes."""
+        """Emits events when the phase changes."""
         before, self.state = self.state, state
         if before is not None and (before.phase, before.scoring) == (state.phase, state.scoring):
             return
@@ -104,20 +104,20 @@ class Coordinator:
                 self._end = action
 
     async def _await_cause(self) -> None:
-        """A dead node is known by its silence; on a single node the cause comes at once."""
+        """Waits for the silence of a dead node. On a single node the cause is reported at once."""
         is_alone = len(self._program.trainer_nodes) == 1
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
         self._inbox.put(phases.PatienceOver())
 
     async def _break_off(self) -> None:
-        """Waits for a limited time, and does not fail: a trainer node that does not answer may be dead, and
-        its loss is the next event."""
+        """Waits for a limited time, and does not fail: a trainer node without an answer may be dead, and its
+        loss is the next event."""
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
             await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
 
     async def _exclude(self, lost: phases.Exclude) -> None:
-        """Let everybody do without a node, and leave a record for whoever starts the next attempt."""
+        """Excludes a node everywhere, and writes a record for the start of the next attempt."""
         await self._clients.exclude(lost.node, lost.why)
         silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
@@ -130,10 +130,10 @@ class Coordinator:
             make_within(node.paths.root, record.parent)
             publish(record, sealed(content, node.attempt))
 
-        if lost.goes_on:  # only the lost node itself may look for it
+        if lost.goes_on:  # only the lost node itself reads it
             self._spawn(call_in_thread(partial(patiently, write)))
-        else:  # what starts the next attempt looks for it
-            with contextlib.suppress(OSError, TimeoutError):  # then the next attempt finds out by itself
+        else:  # the start of the next attempt reads it
+            with contextlib.suppress(OSError, TimeoutError):  # else the next attempt detects it
                 await asyncio.wait_for(
                     call_in_thread(partial(patiently, write, limit_s=RECORD_S)), 2 * RECORD_S
                 )
@@ -144,7 +144,7 @@ class Coordinator:
         mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
         body = SwitchSlabs(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
-            return  # lost meanwhile: it owes nothing any more
+            return  # lost meanwhile: the phase does not wait for it
         self._inbox.put(phases.OrderAnswered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
@@ -152,7 +152,7 @@ class Coordinator:
         try:
             acted = await self._work.run(act)
         except YattError:
-            if self._acting_seq == act.seq:  # an act that was broken off may fail as it likes
+            if self._acting_seq == act.seq:  # errors of an aborted act are ignored
                 raise
             return
         self._row.took(act.phase, clock.monotonic_s() - began_s)
@@ -164,7 +164,7 @@ class Coordinator:
                 await work
             except YattError as error:
                 self._inbox.fail(str(error), exit_code_of(error), is_symptom=isinstance(error, WorkerFailed))
-            except OSError as error:  # a filesystem's trouble: another attempt may meet none
+            except OSError as error:  # a filesystem failed: another attempt may succeed
                 self._inbox.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
 
         task = asyncio.get_running_loop().create_task(guarded())
@@ -178,7 +178,7 @@ class Coordinator:
 
 
 def program_of(node: Node) -> Program:
-    """The run's program from its config."""
+    """Returns the run's program, from its config."""
     config = node.config
     return Program(
         nodes=frozenset(range(config.launch.nodes)),
@@ -194,7 +194,7 @@ def program_of(node: Node) -> Program:
 
 
 def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
-    """Who holds what in a phase."""
+    """Returns the roles that hold the slabs in a phase."""
     if phase is Phase.SCORE:
         return node.placement.scoring[scoring]
     if phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT):

@@ -16,29 +16,29 @@ class Inbox:
         """Seconds for which a lost node was silent, by its index."""
 
     def put(self, event: phases.Event) -> None:
-        """Add an event."""
+        """Adds an event."""
         self._events.append(event)
         self._arrival.set()
 
     def stop(self, reason: str) -> None:
-        """Request an early end; the run is continued later."""
+        """Requests an early end; the run is continued later."""
         self.put(phases.StopWanted(reason))
 
     def fail(self, error: str, exit_code: int, *, is_symptom: bool = False) -> None:
-        """Report what ends the attempt. A symptom waits for its cause."""
+        """Reports a failure that ends the attempt. A symptom waits for its cause."""
         self.put(phases.Failure(error, exit_code, is_symptom))
 
     def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
-        """Report a lost node. `why` is the end of a sentence about it."""
+        """Reports a lost node. `why` is the end of a sentence about it."""
         self.silences[index] = silence_s
         self.put(phases.NodeLost(index, why))
 
     def silent(self, index: int, silence_s: float) -> None:
-        """Report a node that was not heard of for too long."""
+        """Reports a node that was silent for too long."""
         self.lose(index, f"was not heard of for {silence_s:.1f} s", silence_s)
 
     def gave_up(self, index: int, why: str) -> None:
-        """Report a node that only runs engines and cannot go on."""
+        """Reports a node that only runs engines and cannot continue."""
         self.lose(index, f"gave up: {why}")
 
     async def next(self) -> phases.Event:

@@ -1,7 +1,7 @@
-"""The leader's metrics: one row an iteration, made complete step by step, and on its way to the file.
+"""The leader's metrics: one row per iteration, filled in several steps and then written to the file.
 
-Rows are written by a thread. Those that are not in the file yet are part of each checkpoint, so that a slow
-or failing filesystem costs a killed run none of them.
+A thread writes the rows. Rows that are not yet in the file are part of each checkpoint, so that a slow or
+failing filesystem does not lose rows of a killed run.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ TIMING_NAMES = {
 
 
 class MetricsRow:
-    """The row of the iteration under way."""
+    """The row of the current iteration."""
 
     def __init__(self, node: Node, writer: BackgroundWriter, alarms: Alarms) -> None:
         self._node, self._writer, self._alarms = node, writer, alarms
@@ -46,7 +46,7 @@ class MetricsRow:
         self, file: RowFile, row: dict[str, Any], *, written: Iterable[dict[str, Any]],
         unwritten: tuple[dict[str, Any], ...],
     ) -> None:  # fmt: skip
-        """Go on with the row of a checkpoint, and with the rows that its attempt had not written.
+        """Resumes with the row of a checkpoint, and with the rows that its attempt had not written.
 
         Args:
             written: the rows of the file.
@@ -55,23 +55,23 @@ class MetricsRow:
         earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}
         self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step < row[STEP])
         for earlier in unwritten:
-            if earlier[STEP] < row[STEP] and earlier[STEP] not in file.steps:  # `row` itself comes by `flush`
+            if earlier[STEP] < row[STEP] and earlier[STEP] not in file.steps:  # `flush` writes `row` itself
                 self._write(earlier)
 
     def count(self, counters: dict[str, float]) -> None:
-        """Add a node's counters."""
+        """Adds a node's counters."""
         for name, number in counters.items():
             self._counters[name] = self._counters.get(name, 0.0) + number
 
     def took(self, phase: Phase, seconds: float) -> None:
-        """An act's duration."""
+        """Adds an act's duration."""
         if (name := TIMING_NAMES.get(phase)) is not None:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
 
     def fill(
         self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact], update_s: float
     ) -> None:
-        """The iteration's row, as far as it is known after training."""
+        """Fills the iteration's row with the values that are known after training."""
         facts = [fact for group in groups for fact in group.samples]
         self.values = {STEP: iteration, **trained[0].metrics, **self._counters}
         self._is_flushed = False
@@ -93,7 +93,7 @@ class MetricsRow:
         self._counters = {}
 
     def flush(self) -> None:
-        """Hand the row of the last complete iteration to the writer, once."""
+        """Passes the row of the last complete iteration to the writer, once."""
         if self._is_flushed:
             return
         self._is_flushed = True
@@ -114,6 +114,6 @@ class MetricsRow:
         self._writer.call(partial(self._append, self._file, row))
 
     def _append(self, file: RowFile, row: dict[str, Any]) -> None:
-        """In the writer's thread."""
+        """Writes a row; runs in the writer's thread."""
         file.append(row)
         self._unwritten.remove(row)

@@ -1,6 +1,6 @@
-"""The leader's way to every node: over the wire to the others, straight to its own controller.
+"""Sends the leader's orders to every node: by message to the others, directly to its own controller.
 
-A node that is lost is left out: it is not asked, and an order to many is answered by those that are left.
+A lost node is left out: it receives no order, and an order to many nodes returns the answers of the rest.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ Handle = Callable[[str, m.Message], Awaitable[m.Message | None]]
 
 
 class NodeClients:
-    """Asks nodes.
+    """Sends orders to nodes and waits for answers.
 
     Args:
-        own: the leader's own controller.
-        progress: of the leader's own workers.
-        peers: lines to the others.
+        own: the handler of the leader's own controller.
+        progress: returns the progress of the leader's own workers.
+        peers: connections to the other controllers.
         gave_up: called with (node, why) when a node that only runs engines fails at an order.
     """
 
@@ -36,12 +36,11 @@ class NodeClients:
         self._progress = progress
 
     async def ask(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A:
-        """One node's answer.
+        """Returns one node's answer.
 
         Raises:
-            WorkerFailed: the node is lost, or could not do it; `exit_code` is what the attempt should
-                end with.
-            DeadlineExceeded: nothing moved there for so long.
+            WorkerFailed: the node is lost, or failed; `exit_code` is the one to end the attempt with.
+            DeadlineExceeded: the node made no progress for that long.
         """
         limit_s = deadline_s or self._node.config.launch.phase_timeout_s
         if index == self._node.index:
@@ -60,28 +59,27 @@ class NodeClients:
             ) from None
 
     async def ask_each_trainer_node(self, bodies: Sequence[m.Order[A]]) -> list[A]:
-        """Each owner's answer to an order of its own, by node index."""
+        """Returns each trainer node's answer to an order of its own, by node index."""
         return await self.ask_nodes(dict(zip(self._node.placement.trainer_nodes, bodies, strict=True)))
 
     async def ask_trainer_nodes(self, body: m.Order[A]) -> list[A]:
-        """Every owner's answer to the same order, by node index."""
+        """Returns every trainer node's answer to the same order, by node index."""
         return await self.ask_nodes(dict.fromkeys(self._node.placement.trainer_nodes, body))
 
     async def ask_all(self, body: m.Order[A], deadline_s: float | None = None) -> list[A]:
-        """The answers of all nodes that are there to the same order, by node index."""
+        """Returns the answers of all present nodes to the same order, by node index."""
         return await self.ask_nodes(dict.fromkeys(sorted(self._node.present), body), deadline_s)
 
     async def ask_nodes(self, orders: Mapping[int, m.Order[A]], deadline_s: float | None = None) -> list[A]:
-        """The answers of those of these nodes that are there, and still are when they answer.
+        """Returns the answers of those of these nodes that are not lost before they answer.
 
-        A node that only runs engines and fails, other than by a user's mistake, is given up instead of the
-        order.
+        If an engine node fails, other than by a user's mistake, the node is excluded and the order continues.
         """
         asked = (self.ask_if_there(index, body, deadline_s) for index, body in orders.items())
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
     async def ask_if_there(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A | None:
-        """One of `ask_nodes`; None from a node that is lost, or is given up."""
+        """Sends one order of `ask_nodes`; returns None if the node is lost or excluded."""
         if self.is_lost(index):
             return None
         try:
@@ -99,7 +97,7 @@ class NodeClients:
         return index in self._peers.lost
 
     async def exclude(self, index: int, why: str) -> None:
-        """Does without this node from now on. Tells the trainer nodes so, and tells it to end itself."""
+        """Excludes this node from now on. Informs the trainer nodes, and orders the node to end itself."""
         self._peers.exclude(index, why)
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
         for owner in self._node.placement.trainer_nodes:

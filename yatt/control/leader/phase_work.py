@@ -1,4 +1,4 @@
-"""The leader's own work in each phase, from metadata: ask the nodes, put their answers together."""
+"""The leader's own work in each phase, from metadata: orders to the nodes, and their combined answers."""
 
 import asyncio
 import contextlib
@@ -32,15 +32,15 @@ from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0
 NOTE_S = 10.0
-"""How long a commit's record in the ledger is waited for."""
+"""Longest wait for the record of a commit in the ledger."""
 
 
 class PhaseWork:
-    """What the leader does in each phase.
+    """The leader's work in each phase.
 
     Args:
         vocab_size: of the policy, for the sync probe.
-        row: of the metrics.
+        row: the row of metrics.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PhaseWork:
         self._costs = CostFit()
 
     async def run(self, act: phases.Act) -> Acted:
-        """Carry out one act."""
+        """Carries out one act."""
         match act.phase:
             case Phase.JOIN:
                 launch = self._node.config.launch
@@ -62,7 +62,7 @@ class PhaseWork:
                 )
             case Phase.BUILD:
                 return Acted(act.seq, resumed=await self._build())
-            case Phase.SYNC:  # engines that were woken for it have the weights already
+            case Phase.SYNC:  # engines that are woken for this phase load the weights themselves
                 keepers = self._node.placement.weight_sources
                 await self._clients.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
             case Phase.ROLLOUT | Phase.SCORE:
@@ -76,7 +76,7 @@ class PhaseWork:
         return Acted(act.seq)
 
     async def end(self, end: phases.End) -> None:
-        """Write what is complete; say goodbye to every node."""
+        """Writes the complete row of metrics, and orders every node to quit."""
         if end.exit_code == EXIT_FINISHED:
             self._row.flush()
         await self._clients.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
@@ -102,7 +102,7 @@ class PhaseWork:
         return found.iteration
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
-        """In a thread, and again after a passing error: claims and commits alone may fail an attempt."""
+        """Runs `work` in a thread, with retries: only claims and commits may fail an attempt at once."""
         return await call_in_thread(partial(patiently, work))
 
     async def _publish(self, policy_version: int) -> None:
@@ -129,7 +129,7 @@ class PhaseWork:
             count = sum(part.count for part in parts)
             if not count:
                 continue
-            # A completion that could not be sampled or scored counts as 0: a mean over survivors flatters.
+            # A completion that could not be sampled or scored counts as 0; leaving it out would flatter.
             key = f"{source}/{section.reward}/mean@{section.n}"
             self._row.values[f"val-core/{key}"] = sum(part.total for part in parts) / count
             failed = sum(part.failed for part in parts)
@@ -139,7 +139,7 @@ class PhaseWork:
                 self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
 
     async def _advance(self, act: phases.Act) -> bool:
-        """True if groups are still missing after the last scoring."""
+        """Returns whether groups are still missing after the last scoring."""
         if act.phase is Phase.ROLLOUT:
             self._row.flush()
         config, placement = self._node.config, self._node.placement
@@ -156,7 +156,7 @@ class PhaseWork:
             for index in range(num_shards)
         ]  # fmt: skip
         advanced = await self._clients.ask_each_trainer_node(orders)
-        self._groups = {}  # each owner tells all that it has chosen
+        self._groups = {}  # each trainer node reports all groups that it has chosen
         for answer in advanced:
             self._groups.update({group.number: group for group in answer.groups})
             self._row.count(answer.counters)
@@ -189,7 +189,7 @@ class PhaseWork:
         self._groups = {}
 
     def _cost(self) -> Cost:
-        """As measured; in deterministic mode nothing may depend on time."""
+        """Returns the measured cost; in deterministic mode a constant, since nothing may depend on timing."""
         return Cost() if self._node.config.run.deterministic else self._costs.cost()
 
     async def _save(self, iteration: int) -> None:
@@ -215,21 +215,21 @@ class PhaseWork:
         await self._export_if_last(iteration)
 
     async def _export_if_last(self, iteration: int) -> None:
-        """Write the policy as a Hugging Face folder. What fails here costs no training: that is committed,
-        and the next attempt has nothing to do but this."""
+        """Writes the policy as a Hugging Face folder. A failure here costs no training: the last iteration is
+        committed, and the next attempt has only this left to do."""
         config = self._node.config
         if config.checkpoint.export_final and iteration == config.trainer.total_iterations:
             await self._clients.ask_trainer_nodes(c.ExportOrder(folder=str(self._node.paths.model)))
 
     async def _note_commit(self, iteration: int) -> None:
-        """Let the ledger know of the checkpoint, so that a store that is not mounted later is no new store.
-        The commit stands without the record: it is waited for a little only."""
+        """Records the checkpoint in the ledger, so that a store that is not mounted later is not taken for a
+        new one. The commit is valid without the record, so the wait is short."""
         record = partial(note, self._node.paths, self._node.attempt, COMMITTED, {"iteration": iteration})
         with contextlib.suppress(OSError, YattError, TimeoutError):
             await asyncio.wait_for(call_in_thread(record), NOTE_S)
 
     async def _retain(self, keep: int) -> None:
-        """Old checkpoints that cannot be removed now are removed after the next commit."""
+        """Removes old checkpoints. Those that cannot be removed now are removed after the next commit."""
         try:
             for gone in await call_in_thread(partial(self._checkpoints.retain, keep)):
                 self._events.emit("ckpt.delete", iteration=gone)

@@ -1,4 +1,4 @@
-"""What a run starts from: its own newest checkpoint that can be restored, another run's, or none."""
+"""The state that a run starts from: its newest restorable checkpoint, another run's, or none."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from yatt.records import cluster as c
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where the run is now: `adopted` is its own checkpoint, `row` the unfinished line of its metrics."""
+    """The run's state: `adopted` is its own checkpoint, `row` the unfinished row of its metrics."""
 
     adopted: Manifest | None
     iteration: int
@@ -29,22 +29,22 @@ class Resumed:
 
 
 class Restoring:
-    """Fills the trainers of all trainer nodes.
+    """Restores the trainers of all trainer nodes.
 
     Args:
-        checkpoints: the run's own.
+        checkpoints: the run's own checkpoints.
     """
 
     def __init__(self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog) -> None:
         self._node, self._clients, self._checkpoints, self._events = node, clients, checkpoints, events
 
     async def run(self) -> Resumed:
-        """Restore, once everything is built.
+        """Restores the state, after everything is built.
 
         Raises:
-            NoCheckpointLeft: none of the checkpoints that are there can be restored.
+            NoCheckpointLeft: no existing checkpoint can be restored.
             CheckpointsMissing: there is none, and the run's ledger has commits.
-            ConfigError: the other run's checkpoint cannot be gone on from.
+            ConfigError: the run cannot continue from the other run's checkpoint.
         """
         found = await call_in_thread(self._checkpoints.candidates)
         for name in found.stale:
@@ -69,7 +69,7 @@ class Restoring:
         patiently(check, limit_s=limit_s)
 
     async def _start_from_origin(self) -> int:
-        """Go on from another run's checkpoint; gives the iteration. Every attempt takes the same one."""
+        """Restores another run's checkpoint, the same in every attempt; returns the iteration."""
         origin = self._node.config.run.from_checkpoint
         node = self._node
         stores = Stores(node.config, node.paths.root, store_sayer(self._events, node.name))
@@ -116,7 +116,7 @@ class Restoring:
     async def _restored(
         self, name: str, checkpoints: Checkpoints, *, is_origin: bool
     ) -> tuple[Manifest | None, str]:
-        """The manifest, if all trainer nodes restored it; or why not."""
+        """Returns the manifest, if all trainer nodes restored it; else None and the reason."""
         try:
             manifest = await call_in_thread(partial(checkpoints.whole, name))
         except CheckpointError as error:

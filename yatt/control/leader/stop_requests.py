@@ -17,21 +17,21 @@ CHECK_S = 0.25
 
 
 class StopRequests:
-    """Puts them into the leader's inbox. Other controllers ignore them: they quit on the leader's order."""
+    """Puts stop requests into the leader's inbox. Other controllers ignore them and quit on its order."""
 
     def __init__(self, node: Node, events: EventLog, inbox: Inbox | None) -> None:
         self._node, self._events, self._inbox = node, events, inbox
         self._tasks: set[asyncio.Task[None]] = set()
 
     def signal(self, reason: str) -> None:
-        """A signal, or the file, requests an early end."""
+        """Handles a request for an early end, by a signal or by the file."""
         if self._inbox is not None:
             self._events.emit("signal", name=reason)
             self._inbox.stop(reason)
 
     def signal_by_hand(self) -> None:
-        """Somebody sent the signal to the steps that Slurm sends to the batch script alone. The launcher has
-        not received it, and needs the note to ask for the next start."""
+        """Handles a signal that a person sent to the steps; Slurm sends it only to the batch script. The
+        launcher has not received it, and needs the note to request the next start."""
         self.signal(BY_HAND)
         if self._inbox is not None:
             task = asyncio.get_running_loop().create_task(self._note(BY_HAND))
@@ -43,9 +43,9 @@ class StopRequests:
         try:
             if not await call_in_thread(
                 partial(record, node.paths, node.attempt, STOP)
-            ):  # a cancel stays one
+            ):  # keep the note of a cancel
                 await call_in_thread(partial(note, node.paths, node.attempt, STOP, {"reason": reason}))
-        except (OSError, YattError) as error:  # the run stops all the same, and counts as failed
+        except (OSError, YattError) as error:  # the run stops anyway, and counts as failed
             _LOG.warning("the launcher is not told of the signal: %s", error)
 
     async def watch(self) -> None:
@@ -54,7 +54,7 @@ class StopRequests:
         while True:
             try:
                 found = await call_in_thread(partial(record, node.paths, node.attempt, STOP))
-            except OSError:  # it is looked for again
+            except OSError:  # read again later
                 found = {}
             if found and found["reason"] != told:
                 told = str(found["reason"])

@@ -1,1 +1,1 @@
-"""Who takes part in an attempt: meeting, liveness, connections to other controllers, dead-man's switch."""
+"""The members of an attempt: rendezvous, liveness, connections to other controllers, dead-man's switch."""

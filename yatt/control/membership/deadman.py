@@ -1,7 +1,7 @@
-"""The dead-man's switch of one controller on Slurm; the rules are `yatt.core.deadman`.
+"""The dead-man's switch of one controller on Slurm; the rules are in `yatt.core.deadman`.
 
-The leader keeps raising its heartbeat, a counter in the shared folder. Every other controller watches it, and
-whether messages of the leader come.
+The leader increments its heartbeat, a counter in the shared folder. Every other controller watches this
+counter and the messages of the leader.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ RETRY_S = 2.0
 
 
 async def write_heartbeat(paths: RunPaths, attempt: int, period_s: float = HEARTBEAT_S) -> None:
-    """The leader's part, for ever. Its event loop must turn for the counter to move.
+    """Writes the leader's heartbeat, forever. The counter rises only while the leader's event loop runs.
 
-    A beat that cannot be written is logged and left out: messages still show that the leader lives.
+    A heartbeat that cannot be written is logged and skipped: messages still show that the leader is alive.
     """
     path = paths.heartbeat(attempt)
     for counter in itertools.count(1):
@@ -47,10 +47,10 @@ async def write_heartbeat(paths: RunPaths, attempt: int, period_s: float = HEART
 
 @dataclass(slots=True)
 class DeadMan:
-    """Every other controller's part.
+    """The dead-man's switch of a controller other than the leader.
 
     Attributes:
-        connection_silence_s: seconds since the leader was heard of.
+        connection_silence_s: returns the seconds since the leader's last message.
     """
 
     node: Node
@@ -61,10 +61,10 @@ class DeadMan:
     _told_s: float = 0.0
 
     async def run(self) -> None:
-        """Watch; returns never, unless this start is over.
+        """Watches the leader; never returns, and raises when this start is over.
 
         Raises:
-            StaleAttempt: another start exists or is on its way.
+            StaleAttempt: another start exists or was requested.
         """
         observer = rules.Observer(moved_s=clock.monotonic_s())
         while True:
@@ -77,7 +77,7 @@ class DeadMan:
                 observer, action = rules.step(observer, event, self.limits)
 
     async def _counter(self) -> int | None:
-        """The leader's heartbeat; 0 if it has none yet; None if the shared folder cannot be read."""
+        """The leader's heartbeat; 0 if there is none yet; None if the shared folder cannot be read."""
         counter: int | None = await call_in_thread(self._read)
         return counter
 
@@ -114,7 +114,7 @@ class DeadMan:
                 raise StaleAttempt("the leader is gone, and this start of the job is over")
 
     async def _requeue(self) -> None:
-        """Nothing is done on an old answer, nor once a newer start exists."""
+        """Requests the next start; does nothing if Slurm's answer is old or a newer start exists."""
         node = self.node
         if newest_attempt(node.paths) > node.attempt:
             raise StaleAttempt("a newer start of the job exists")
@@ -127,5 +127,5 @@ class DeadMan:
         _LOG.warning("requeue of job %s: %s", self.requeue.job_id, reply.says)
         if reply.code != 0:
             await asyncio.sleep(RETRY_S)
-        elif reply.out:  # a successor begins when this start has ended, which nobody else sees to
+        elif reply.out:  # only this ends the start, and the successor job begins after it
             await call_in_thread(partial(self.requeue.slurm.call, "scancel", self.requeue.job_id))

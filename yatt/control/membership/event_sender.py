@@ -1,4 +1,4 @@
-"""Events of a controller on their way to the leader: several at once, a message costs more than a line."""
+"""Sends the events of a controller to the leader, several per message, since messages are costly."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from yatt.control.membership.peers import Peers
 from yatt.records.cluster import EventLines
 
 GATHER_S = 0.05
-"""Events wait so long for others; a controller that is killed takes with it what still waits."""
+"""Time for which an event waits for others. A controller that is killed loses its waiting events."""
 
 
 class EventSender:
@@ -18,7 +18,7 @@ class EventSender:
         self._sending: asyncio.Task[None] | None = None
 
     def __call__(self, line: str) -> None:
-        """Send this line soon."""
+        """Sends this line soon."""
         self._lines.append(line.encode())
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
@@ -30,13 +30,13 @@ class EventSender:
         await self.flush()
 
     async def flush(self) -> None:
-        """Send what waits, now."""
+        """Sends the waiting lines now."""
         lines, self._lines = self._lines, []
         if lines:
             await self._peers.tell(0, EventLines(lines=b"\n".join(lines)))
 
     async def close(self) -> None:
-        """Send the last."""
+        """Sends the last lines."""
         if self._sending is not None:
             self._sending.cancel()
         await self.flush()

@@ -1,4 +1,4 @@
-"""What a node cannot mend by itself, on its way to the leader."""
+"""Reports to the leader about failures that a node cannot recover from by itself."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,10 @@ from yatt.records.cluster import FailureReport
 
 
 class FailureReports:
-    """Failures of one node, delivered in order by a task of their own.
+    """Failure reports of one node, delivered in order by a task of their own.
 
     Args:
-        deliver: gives one report to the leader, or to its own inbox on the leader's node.
+        deliver: sends one report to the leader, or puts it into the inbox on the leader's node.
     """
 
     def __init__(self, events: EventLog, deliver: Callable[[FailureReport], Awaitable[None]]) -> None:
@@ -21,7 +21,7 @@ class FailureReports:
         self._queue: asyncio.Queue[FailureReport] = asyncio.Queue()
 
     def failed(self, error: str, exit_code: int, is_symptom: bool = False) -> None:
-        """Report a failure; the leader decides what it costs."""
+        """Reports a failure; the leader decides which consequence it has."""
         self._queue.put_nowait(FailureReport(error=error, exit_code=exit_code, is_symptom=is_symptom))
 
     async def run(self) -> None:
@@ -29,5 +29,5 @@ class FailureReports:
         while True:
             report = await self._queue.get()
             self._events.emit("failure.report", error=report.error, exit_code=report.exit_code)
-            with contextlib.suppress(YattError):  # if the leader is lost, others see to it
+            with contextlib.suppress(YattError):  # if the leader is lost, other parts handle that
                 await self._deliver(report)

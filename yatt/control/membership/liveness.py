@@ -1,7 +1,7 @@
-"""Signs of life between the leader and every other controller, and who has been silent too long.
+"""Keep-alive messages between the leader and each other controller, and silence of lost controllers.
 
-The leader watches all others, every other watches the leader. They come from the event loop, so a
-controller whose loop stands still is silent, which is what they are to show.
+The leader watches all others, every other controller watches the leader. The event loop sends the messages,
+so a controller with a blocked loop is silent, as intended.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ PERIOD_S = 1.0
 
 
 class Liveness:
-    """One controller's view of the others.
+    """Watches the other controllers for one controller.
 
     Args:
-        on_lost: called once for each peer not heard of for `launch.node_silence_s`, with its index and
+        on_lost: called once for each peer without a message for `launch.node_silence_s`, with its index and
             the seconds.
     """
 
@@ -39,23 +39,23 @@ class Liveness:
         return rules.watch(partners, clock.monotonic_s(), grace_s=node.config.launch.start_timeout_s)
 
     def heard(self, index: int) -> None:
-        """A message of that node has come."""
+        """Records a message of that node."""
         self._heard.add(index)
         self._ever_heard.add(index)
 
     def silence_s(self, index: int) -> float:
-        """Seconds since a watched peer was heard of, as far as this controller was awake itself.
+        """Seconds since a watched peer's last message, without the time when this process was suspended.
 
-        Before its first message they count from the start of this controller. Non-leaders watch the leader,
-        index 0.
+        Before the first message, they count from the start of this controller. All but the leader watch the
+        leader, index 0.
         """
         if index not in self._ever_heard:
             return clock.monotonic_s() - self._began_s
         return 0.0 if index in self._heard else self._watched.silence_s(index)
 
     async def run(self) -> None:
-        """Sends signs of life and counts silences, forever. Starts when the controllers have met: a node that
-        is never heard of is lost `launch.start_timeout_s` later at the earliest."""
+        """Sends keep-alive messages and counts silences, forever. Starts after the rendezvous: a node that
+        never sends a message is lost `launch.start_timeout_s` later at the earliest."""
         self._watched = self._watch()
         limit_s = self._node.config.launch.node_silence_s
         partners = set(self._watched.silences)

@@ -1,4 +1,4 @@
-"""Ends this controller once a newer attempt of the run exists, or the leader goes on without it."""
+"""Ends this controller if a newer attempt of the run exists, or the leader continues without it."""
 
 import asyncio
 import logging
@@ -13,21 +13,21 @@ from yatt.paths import RunPaths
 _LOG = logging.getLogger(__name__)
 NEWER_CHECK_S = 5.0
 GONE_CHECKS = 3
-"""Number of checks that must fail, because a mount may be missing for a moment."""
+"""Number of checks that must fail in a row, because a mount may be missing for a moment."""
 
 
 async def watch_newer_attempt(
     paths: RunPaths, attempt: int, node: int, period_s: float = NEWER_CHECK_S
 ) -> None:
-    """Never returns; raises once this controller must not continue.
+    """Never returns; raises when this controller must not continue.
 
-    A folder that cannot be read for a while is no reason to end: every write is fenced anyway, this check
+    A run folder that is unreadable for a while does not end it: every write is fenced anyway, and this check
     only detects a newer attempt early.
 
     Raises:
         StaleAttempt: a newer attempt was claimed.
-        WorkerFailed: the leader has written that this node is lost.
-        FolderGone: the run folder was not there at `GONE_CHECKS` looks in a row.
+        WorkerFailed: the leader has recorded that this node is lost.
+        FolderGone: the run folder was missing in `GONE_CHECKS` checks in a row.
     """
     num_gone = 0
     while True:

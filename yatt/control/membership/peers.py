@@ -1,10 +1,10 @@
-"""Lines to the other controllers, and which of them are lost.
+"""Connections to the other controllers, and the set of lost nodes.
 
-A line is opened when something is sent over it for the first time: of N nodes only pairs that talk to each
-other have one, not all N x N.
+A connection is opened when something is sent over it for the first time: of N nodes, only pairs that exchange
+messages have one, not all N x N.
 
-A node that is lost is asked nothing any more, and what was asked of it fails at once: nobody waits out
-a timeout for the dead.
+A lost node receives no more requests, and pending requests to it fail at once, so that no caller waits for a
+timeout of a dead node.
 """
 
 import asyncio
@@ -30,26 +30,26 @@ class Peers:
         self._dial: Callable[[int], Channel] | None = None
         self._subscribers: list[Callable[[int], None]] = []
         self.met = asyncio.Event()
-        """Set once every node can be reached, or none will be."""
+        """Set when every node can be reached, or after `close`."""
         self._watches: set[asyncio.Future[None]] = set()
         self._ended = asyncio.Event()
         self._end: BaseException | None = None
         self._lost = dict.fromkeys(lost, "takes no part in this attempt")
         self.lost = frozenset(self._lost)
-        """Nodes that are not there any more, or never were."""
+        """Nodes that are lost or absent."""
 
     def dial_with(self, dial: Callable[[int], Channel]) -> None:
-        """From now on every node can be reached; `dial` opens the line to one."""
+        """Makes every node reachable; `dial` opens the connection to one."""
         self._dial = dial
         self.met.set()
 
     def subscribe(self, lost: Callable[[int], None]) -> None:
-        """`lost` is called with the index of each node that is excluded."""
+        """Registers a function, called with the index of each excluded node."""
         self._subscribers.append(lost)
 
     @staticmethod
     def index_of(sender: str, num_nodes: int) -> int | None:
-        """Which node a name on the wire is; None if it is no node of this run."""
+        """Returns the index of the node with this socket identity; None if it is no node of this run."""
         digits = sender.removeprefix("node")
         if sender == digits or not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
             return None
@@ -58,11 +58,11 @@ class Peers:
 
     @staticmethod
     def is_follower(sender: str) -> bool:
-        """Whether a name on the wire is a node's, other than the leader's."""
+        """Whether a socket identity is that of a node other than the leader."""
         return sender.startswith("node") and sender != "node0"
 
     async def close(self) -> None:
-        """Close all lines; none is opened any more."""
+        """Closes all connections; none is opened any more."""
         self._dial = None
         self.met.set()
         for watch in self._watches:
@@ -71,13 +71,13 @@ class Peers:
             await line.close()
 
     async def failure(self) -> None:
-        """Never returns; raises what ended the reading of a connection (StaleAttempt: a newer one exists)."""
+        """Never returns; raises the error that ended a connection (StaleAttempt: a newer attempt exists)."""
         await self._ended.wait()
         assert self._end is not None, "kept before the event is set"
         raise self._end
 
     def exclude(self, index: int, why: str) -> None:
-        """Do without a node: end every request to it, and ask it nothing any more."""
+        """Excludes a node: ends every request to it, and sends it no more requests."""
         self._lost.setdefault(index, why)
         self.lost = frozenset(self._lost)
         if index in self.lines:
@@ -88,7 +88,7 @@ class Peers:
     async def request(
         self, index: int, body: m.Order[A], deadline_s: float, moved: Callable[[], None] | None = None
     ) -> A | m.Failed:
-        """One node's answer. `moved` is called whenever that node says that it got on meanwhile.
+        """Returns one node's answer. `moved` is called whenever that node reports progress.
 
         Raises:
             WorkerFailed: the node is lost, or was lost meanwhile.
@@ -101,13 +101,13 @@ class Peers:
         return await line.request(f"node{index}", body, deadline_s, watch=RequestWatch(moved=moved))
 
     async def tell(self, index: int, body: m.Message) -> None:
-        """Send without an answer, to a lost node too: it may only have stood still."""
+        """Sends a message without an answer; also to a lost node, which may only have been suspended."""
         line = self._line(index)
         if line is not None:
             await line.tell(f"node{index}", body)
 
     def _line(self, index: int) -> Channel | None:
-        """The line to a node; None before the controllers have met, and after `close`."""
+        """Returns the connection to a node; None before the rendezvous is complete, and after `close`."""
         if index not in self.lines and self._dial is not None:
             line = self.lines[index] = self._dial(index)
             watch = asyncio.ensure_future(line.failure())

@@ -1,9 +1,9 @@
-"""How the controllers of one attempt find each other: files in the run folder, then TCP.
+"""Rendezvous of the controllers of one attempt: files in the run folder, then TCP.
 
-Each publishes its address in a file of its own under the attempt's number. The leader alone looks for those
-files, by listing their folder, and publishes all addresses in one more file, which the others wait for. So
-each file is opened once, and N nodes do not open N x N of them. Every wait has a deadline that names who is
-missing.
+Each controller publishes its address in a file of its own under the attempt's number. Only the leader looks
+for these files, by listing their folder, and publishes all addresses in one more file; the others wait for
+it. So each file is opened once, and N nodes do not open N x N files. Every wait has a deadline, whose error
+names the missing nodes.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from yatt.errors import DeadlineExceeded
 
 POLL_S = 0.05
 MOST_POLL_S = 0.5
-"""Looks become rarer the longer it takes: many nodes wait on one shared folder."""
+"""Longest pause between looks; pauses grow with time, because many nodes read one shared folder."""
 
 OPEN_ALL_EVERY = 8
-"""Looks of the leader of which one does not trust the listing."""
+"""Number of the leader's looks of which one does not rely on the listing."""
 
 T = TypeVar("T")
 Dial = Callable[[int], Channel]
@@ -37,16 +37,16 @@ Dial = Callable[[int], Channel]
 async def meet(
     node: Node, context: zmq.Context[Socket], handler: Handler, progress: ProgressOf
 ) -> tuple[Channel, Dial]:
-    """Opens this node's hub for peers, and waits until every node has one.
+    """Opens this node's server socket for peers, and waits until every node has one.
 
     Args:
-        handler: takes what peers send, from the end of the meeting on.
+        handler: handles messages of peers, after the rendezvous.
 
     Returns:
-        The hub, and what opens a connection to another node.
+        The channel of the server socket, and a function that opens a connection to another node.
 
     Raises:
-        DeadlineExceeded: nodes did not publish themselves in `launch.start_timeout_s`.
+        DeadlineExceeded: nodes did not publish their address within `launch.start_timeout_s`.
         StaleAttempt: a node found a newer attempt.
     """
     keys = CurveKeys(node.paths.keys)
@@ -77,10 +77,10 @@ async def meet(
 
 
 async def gathered(node: Node) -> dict[int, str]:
-    """The leader's part: every present node's address, published for the others.
+    """Gathers every present node's address, and publishes all of them; the leader's part.
 
     Raises:
-        DeadlineExceeded: nodes did not publish themselves in time.
+        DeadlineExceeded: nodes did not publish their address in time.
     """
     wait, found = _Wait(node), dict[int, str]()
     while True:
@@ -100,7 +100,7 @@ async def _patiently(work: Callable[[], T]) -> T:
 
 
 def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[int, str]:
-    """Addresses of nodes that are listed since the last look.
+    """Returns the addresses of nodes that were published since the last look.
 
     A shared filesystem may show an old listing for long, so now and then every missing file is opened.
     """
@@ -113,10 +113,10 @@ def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[in
 
 
 async def awaited(node: Node) -> dict[int, str]:
-    """The other nodes' part: the addresses that the leader publishes.
+    """Waits for the addresses that the leader publishes; the part of the other nodes.
 
     Raises:
-        DeadlineExceeded: they did not come in time.
+        DeadlineExceeded: they were not published in time.
     """
     wait, path = _Wait(node), node.paths.all_endpoints(node.attempt)
     while (record := unsealed(await _patiently(partial(read_or_none, path)), node.attempt)) is None:
@@ -125,21 +125,21 @@ async def awaited(node: Node) -> dict[int, str]:
 
 
 def published(node: Node) -> set[int]:
-    """Nodes of this attempt with a file of their own; one listing of a folder."""
+    """Returns the nodes of this attempt with a published address; makes one listing of a folder."""
     folder = node.paths.all_endpoints(node.attempt).parent
     stems = (name.removesuffix(".json") for name in os.listdir(folder))
     return {int(stem) for stem in stems if stem.isdecimal()} & node.present
 
 
 class _Wait:
-    """Looks at the shared folder, ever rarer, until `launch.start_timeout_s` is over."""
+    """Paces looks at the shared folder, with growing pauses, until `launch.start_timeout_s` is over."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._began_s = node, clock.monotonic_s()
         self.num_turns = 0
 
     async def turn(self, found: Collection[int]) -> None:
-        """Pause until the next look; raises DeadlineExceeded if that is too late."""
+        """Pauses until the next look; raises DeadlineExceeded if the time is over."""
         node, limit_s = self._node, self._node.config.launch.start_timeout_s
         self.num_turns += 1
         passed_s = clock.monotonic_s() - self._began_s

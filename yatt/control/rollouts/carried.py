@@ -1,9 +1,9 @@
 """A controller's part of a checkpoint: a binary file beside the shards, written and read as a stream.
 
-The file is a row of records, each a length (4 bytes, little-endian) and so many bytes of msgpack: a header,
-the accepted groups, the unfinished ones. Token ids and log-probs stay packed as they are held. The manifest
-has the file's size and SHA-256. Any number of trainer nodes reads what any other number wrote: each reads all
-files then, and keeps its share.
+The file is a sequence of records: a length (4 bytes, little-endian), then that many bytes of msgpack. The
+first record is a header; the accepted groups follow, then the unfinished ones. Token ids and log-probs stay
+packed. The manifest has the file's size and SHA-256. The number of trainer nodes may change between writing
+and reading: then each reads all files and keeps its share.
 """
 
 import copy
@@ -20,7 +20,7 @@ from yatt.records.cluster import StateFile
 
 VERSION = 3
 FETCH_BYTES = 16 << 20
-"""Bytes that a reader asks for in one call."""
+"""Bytes that a reader requests in one call."""
 
 _LENGTH_BYTES = 4
 
@@ -41,7 +41,7 @@ _HEADER, _GROUP = msgspec.msgpack.Decoder(Header), msgspec.msgpack.Decoder(Promp
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What a share takes of one file, and how many groups of each kind the file has."""
+    """The groups of one file that are in a share, and the file's header with its numbers of groups."""
 
     header: Header
     accepted: list[PromptGroup]
@@ -49,12 +49,12 @@ class _Saved:
 
 
 def state_path(prefix: str, node: int) -> str:
-    """Name of a node's file under the prefix of one save."""
+    """Returns the name of a node's file under the prefix of one save."""
     return f"{prefix}/node-{node:05d}.groups"
 
 
 def frozen(state: NodeState) -> NodeState:
-    """The state as it is now, whatever happens to its groups later. Tokens are shared, not copied."""
+    """Returns a copy of the state that later changes of its groups do not affect. Tokens are shared."""
     return NodeState(
         data=state.data,
         next_number=state.next_number,
@@ -64,7 +64,7 @@ def frozen(state: NodeState) -> NodeState:
 
 
 def write_state(store: Store, path: str, state: NodeState) -> StateFile:
-    """Write the state, group by group. Blocks: not for an event loop; `state` must not change meanwhile."""
+    """Writes the state, group by group. Blocks: not for an event loop; `state` must not change meanwhile."""
 
     def chunks() -> Iterator[bytes]:
         header = Header(
@@ -80,13 +80,13 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
 
 
 def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shards: int) -> NodeState:
-    """The state of data shard `shard` of `num_shards`. Blocks: not for an event loop.
+    """Reads the state of data shard `shard` of `num_shards`. Blocks: not for an event loop.
 
-    As many nodes as saved have each its own back; otherwise groups are dealt in turn, over all files.
+    If as many nodes read as saved, each reads its own file; else groups are dealt in turn over all files.
 
     Raises:
-        CheckpointError: a file is not what was saved.
-        StoreUnreachable: the store does not answer.
+        CheckpointError: a file differs from the one that was saved.
+        StoreUnreachable: the store does not respond.
     """
     if len(files) == num_shards:
         saved = _read(store, files[shard], first=0, step=1)
@@ -99,7 +99,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shar
         before = [each.header for each in all_saved]
         skip = (sum(h.num_accepted for h in before), sum(h.num_unfinished for h in before))
         all_saved.append(_read(store, file, first=shard, step=num_shards, skip=skip))
-    # A node's numbers are len(files) apart: nothing from here on was opened by any of them.
+    # A node's numbers are len(files) apart: no node has opened this number or a later one.
     return NodeState(
         data=all_saved[0].header.data,
         next_number=max(saved.header.next_number for saved in all_saved) - len(files) + 1,
@@ -117,7 +117,7 @@ def _frozen_group(group: PromptGroup) -> PromptGroup:
 
 
 def _read(store: Store, file: StateFile, *, first: int, step: int, skip: tuple[int, int] = (0, 0)) -> _Saved:
-    """Of one file every `step`-th group, counted from `first` over this file and `skip` groups before it."""
+    """Reads every `step`-th group, counted from `first` over `skip` earlier groups and this file."""
     try:
         records = _records(store, file)
         header = _HEADER.decode(next(records))
@@ -139,10 +139,10 @@ def _read(store: Store, file: StateFile, *, first: int, step: int, skip: tuple[i
 
 
 def _records(store: Store, file: StateFile) -> Iterator[bytes]:
-    """The file's records. After the last one the whole is compared with what was saved.
+    """Yields the file's records. After the last one, size and checksum are compared with the saved ones.
 
     Raises:
-        CheckpointError: it is not that.
+        CheckpointError: they differ.
     """
     digest, waiting, begin = hashlib.sha256(), bytearray(), 0
     while begin < file.size_bytes:
@@ -162,7 +162,7 @@ def _records(store: Store, file: StateFile) -> Iterator[bytes]:
 
 
 def _whole_records(waiting: bytearray) -> Iterator[bytes]:
-    """The records that are whole in `waiting`, which keeps the rest."""
+    """Yields the complete records in `waiting` and removes them from it."""
     at = 0
     while at + _LENGTH_BYTES <= len(waiting):
         size = int.from_bytes(waiting[at : at + _LENGTH_BYTES], "little")

@@ -13,17 +13,13 @@ from yatt.records import message as m
 
 
 class Completions:
-    """Extends samples by what engines complete.
-
-    Args:
-        router: sends requests to the engines of a role.
-    """
+    """Extends samples by completions from the engines."""
 
     def __init__(self, node: Node, router: Router) -> None:
         self._run, self._section, self._router = node.config.run, node.config.rollout, router
 
     async def extend(self, group: PromptGroup, sample: SampleState, counts: "Counter[str]") -> None:
-        """Requests the rest of one sample's completion. What fails is noted in the sample.
+        """Requests the rest of one sample's completion. A failure is noted in the sample.
 
         Args:
             counts: counters of the group.
@@ -34,7 +30,7 @@ class Completions:
             why = f"prompt {group.number}, sample {sample.index}: {error}"
             sample.fail_by_machines(why, deterministic=self._run.deterministic)
             return
-        if completed.finish_reason == "error":  # refused: it cannot be served
+        if completed.finish_reason == "error":  # refused: the engine cannot run it
             sample.fail(f"prompt {group.number}, sample {sample.index}: {completed.error}", is_users=True)
             return
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)

@@ -1,4 +1,4 @@
-"""This controller's data shard: rows to prompt groups, in the run's order."""
+"""This controller's data shard: makes prompt groups of rows, in the run's order."""
 
 import functools
 from array import array
@@ -21,7 +21,7 @@ class DataShard:
     def __init__(self, config: RunConfig, rows: RowFiles, tokenizer: Tokenizer) -> None:
         self._config, self._rows, self._tokenizer = config, rows, tokenizer
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard a process)
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard per process)
     def _order(self, data_epoch: int) -> "array[int]":
         section = self._config.data
         order = row_order(
@@ -31,20 +31,20 @@ class DataShard:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a data epoch, of all nodes together."""
+        """Number of rows of a data epoch, over all nodes."""
         return len(self._rows)
 
     @property
     def fingerprint(self) -> str:
-        """Of the training files, as `RowFiles` has it."""
+        """Fingerprint of the training files, from `RowFiles`."""
         return self._rows.fingerprint
 
     def ref(self, index: int) -> RowRef:
-        """Where a row is; does not read it."""
+        """Returns the place of a row, without reading it."""
         return self._rows.ref(index)
 
     def row(self, index: int) -> Row:
-        """One row.
+        """Returns one row.
 
         Raises:
             WorkerFailed: its file cannot be read any more.
@@ -52,7 +52,7 @@ class DataShard:
         return self._rows.row(index)
 
     def open(self, number: int) -> tuple[PromptGroup | None, Row]:
-        """The prompt group of a prompt number, None if its prompt is too long; and its row.
+        """Returns the prompt group of a prompt number, None if its prompt is too long; and its row.
 
         Raises:
             WorkerFailed: as `row`.
@@ -67,9 +67,9 @@ class DataShard:
 
 
 def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> tuple[str, list[int]]:
-    """Text for people and functions, and token ids, of a row's prompt.
+    """Returns a row's prompt as text for people and functions, and as token ids.
 
-    Chat messages go through the model's template; what their contents spell never becomes a control token.
+    Chat messages are rendered by the model's template; text in their contents never becomes a control token.
     """
     text = prompt_text(row.prompt)
     if isinstance(row.prompt, str):

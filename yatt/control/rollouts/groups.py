@@ -1,8 +1,8 @@
-"""Prompt groups of one controller: what was sampled and scored so far, and whether it may be trained on.
+"""Prompt groups of one controller: their samples and scores so far, and whether they may be trained on.
 
-A prompt group lives on the controller that opened it until the iteration that trains on it is done. Groups
-that are accepted beyond what an iteration needs, and groups broken off in the middle, are carried to the
-next one; all of it is part of a checkpoint. Token ids and log-probs are packed: 8 bytes a token.
+A prompt group stays on the controller that opened it until the iteration that trains on it is done. Groups
+that are accepted beyond the target of an iteration, and interrupted groups, are carried to the next one; all
+are part of a checkpoint. Token ids and log-probs are packed: 8 bytes per token.
 """
 
 import msgspec
@@ -11,16 +11,16 @@ from yatt.core.rewards import Shaping, shaped
 from yatt.errors import WorkerFailed
 from yatt.records.message import Rollout, SampleFact, pack_ids, unpack_ids
 
-EQUAL_REWARDS = 1e-6  # a group whose rewards differ by less teaches a group-relative estimator nothing
+EQUAL_REWARDS = 1e-6  # below this difference of rewards a group-relative estimator learns nothing
 TRUNCATED = "length"
-"""Finish reason of a completion that was cut."""
+"""Finish reason of a completion that was cut by the length limit."""
 
 MOST_VERDICT = 2000
-"""Characters of a verdict's end that are kept for people."""
+"""Number of characters of a verdict's end that are kept for people."""
 
 
 class SampleState(msgspec.Struct, kw_only=True):
-    """One completion on its way. `finish_reason` is '' until it is complete."""
+    """State of one completion. `finish_reason` is '' until it is complete."""
 
     index: int
     completion: bytes = b""
@@ -32,7 +32,7 @@ class SampleState(msgspec.Struct, kw_only=True):
     spans: list[tuple[int, int, int]] = []
     finish_reason: str = ""
     text: str = ""
-    """Decoded while the sample is scored; decoded anew where it is shown."""
+    """Decoded while the sample is scored; decoded again to show it."""
 
     scores: dict[str, float] = {}
     extras: dict[str, float] = {}
@@ -44,20 +44,20 @@ class SampleState(msgspec.Struct, kw_only=True):
 
     failed: str = ""
     is_users_failure: bool = False
-    """`failed` is what the user's code or a judge's text came to, not a machine's trouble."""
+    """Whether the user's code or the text of a GenRM caused `failed`, not a failure of a machine."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Number of tokens sampled so far."""
         return len(self.completion) // 4
 
     @property
     def token_ids(self) -> list[int]:
-        """Unpacked."""
+        """The token ids, unpacked."""
         return unpack_ids(self.completion)
 
     def extend(self, ids: bytes, logprobs: bytes, policy_version: int) -> None:
-        """Append packed tokens that `policy_version` sampled."""
+        """Appends packed tokens that `policy_version` sampled."""
         start = self.num_tokens
         self.completion += ids
         self.logprobs += logprobs
@@ -65,7 +65,7 @@ class SampleState(msgspec.Struct, kw_only=True):
             self.spans = [*self.spans, (policy_version, start, self.num_tokens)]
 
     def restart(self) -> None:
-        """Forget what was sampled, and what was made of it."""
+        """Resets the sample: removes its tokens, scores and failure."""
         fresh = SampleState(index=self.index)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
@@ -75,17 +75,17 @@ class SampleState(msgspec.Struct, kw_only=True):
         self.failed, self.is_users_failure = why, is_users
 
     def fail_by_machines(self, why: str, *, deterministic: bool) -> None:
-        """This sample was lost to engines or processes that ended, again and again.
+        """Fails this sample after repeated ends of engines or processes.
 
         Raises:
-            WorkerFailed: in deterministic mode, where what machines do must not decide what is trained on.
+            WorkerFailed: in deterministic mode, where machine failures must not decide what is trained on.
         """
         if deterministic:
             raise WorkerFailed(f"{why} (run.deterministic: a lost sample would change the results)")
         self.fail(why)
 
     def oldest_version(self, now: int) -> int:
-        """The policy version of its oldest token; `now` if it has none."""
+        """Returns the policy version of its oldest token; `now` if it has none."""
         return min((version for version, _, _ in self.spans), default=now)
 
 
@@ -104,7 +104,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt) // 4
 
     def is_sampled(self) -> bool:
@@ -112,7 +112,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         return all(s.finish_reason or s.failed for s in self.samples)
 
     def is_scored(self, names: tuple[str, ...]) -> bool:
-        """Whether every completion has all scores, or why one of weight 0 is missing, or has failed."""
+        """Whether every completion has failed, or has all scores (or the reason for none, with weight 0)."""
         wanted = set(names)
         return all(
             s.failed or (s.finish_reason and wanted <= s.scores.keys() | s.unmeasured.keys())
@@ -120,27 +120,27 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         )
 
     def failure(self) -> SampleState | None:
-        """The first sample that keeps the group from being trained on whole."""
+        """Returns the first failed sample; a group with one is not trained on."""
         return next((s for s in self.samples if s.failed), None)
 
     def restart_older(self, oldest: int, now: int) -> bool:
-        """Begin completions anew that have tokens of a policy before `oldest`; whether there were any."""
+        """Restarts completions with tokens of a policy before `oldest`; returns whether there were any."""
         old = [s for s in self.samples if s.oldest_version(now) < oldest]
         for sample in old:
             sample.restart()
         return bool(old)
 
     def rewards(self, weights: dict[str, float], shaping: Shaping) -> list[float]:
-        """Weighted sum of the scores of each completion, less the punishment of its length."""
+        """Returns the weighted sum of each completion's scores, minus the penalty for its length."""
         sums = (sum(w * s.scores[name] for name, w in weights.items() if w) for s in self.samples)
         return [shaped(reward, s.num_tokens, shaping) for reward, s in zip(sums, self.samples, strict=True)]
 
     def sample_id(self, sample: SampleState) -> int:
-        """Unique over the run."""
+        """Returns the sample's number, unique over the run."""
         return self.number * len(self.samples) + sample.index
 
     def facts(self, weights: dict[str, float], shaping: Shaping) -> tuple[SampleFact, ...]:
-        """Metadata of the group's samples."""
+        """Returns metadata of the group's samples."""
         rewards = self.rewards(weights, shaping)
         return tuple(
             SampleFact(
@@ -153,7 +153,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         )  # fmt: skip
 
     def mean_scores(self) -> dict[str, float]:
-        """Mean of each score, and of each other number, over the completions that have it."""
+        """Returns the mean of each score and other number over the completions that have it."""
         found: dict[str, list[float]] = {}
         for sample in self.samples:
             for name, value in (*sample.scores.items(), *sample.extras.items()):
@@ -161,7 +161,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         return {name: sum(values) / len(values) for name, values in sorted(found.items())}
 
     def rollouts(self) -> dict[int, Rollout]:
-        """What the trainer gets, by sample id."""
+        """Returns the samples for the trainer, by sample id."""
         return {
             self.sample_id(s): Rollout(
                 sample_id=self.sample_id(s),
@@ -181,7 +181,7 @@ def is_flat(rewards: list[float]) -> bool:
 
 
 def new_group(number: int, row: int, text: str, ids: list[int], n: int) -> PromptGroup:
-    """A prompt group with nothing sampled yet."""
+    """Returns a prompt group without any completion."""
     samples = [SampleState(index=index) for index in range(n)]
     return PromptGroup(number=number, row=row, prompt_text=text, prompt=pack_ids(ids), samples=samples)
 
@@ -190,7 +190,7 @@ class NodeState(msgspec.Struct, kw_only=True):
     """A controller's part of a checkpoint (`yatt.control.rollouts.carried` writes and reads it)."""
 
     data: str = ""
-    """Fingerprint of the training files that the groups' rows are of; empty if it is not known."""
+    """Fingerprint of the training files that contain the groups' rows; empty if unknown."""
 
     next_number: int
     accepted: list[PromptGroup]

@@ -1,9 +1,9 @@
-"""This node's reward processes: which call runs where, and what a call costs that hangs or kills its process.
+"""This node's reward processes: assigns calls to them, and handles calls that hang or end their process.
 
-The rules are `yatt.core.dispatch`. A process runs one synchronous call at a time, so one that takes too
-long is known, and its process is killed for it. Asynchronous calls share a process, which keeps their limits
-itself: one that hangs its event loop takes the others along, which are asked again. One that catches its
-cancellation and goes on is answered as failed; when a process has many of these in it, it is replaced.
+The rules are in `yatt.core.dispatch`. A process runs one synchronous call at a time, so a call that takes too
+long is identified, and its process is killed. Asynchronous calls share a process, which enforces their limits
+itself. If one blocks the event loop, the process is killed and the other calls are sent again. A call that
+ignores its cancellation is answered as failed; a process with many of these is replaced.
 """
 
 import asyncio
@@ -29,34 +29,34 @@ from yatt.records import message as m
 SYNC = "sync"
 ASYNC_ROOM = 256
 PATIENCE = 3
-"""Processes that may end with a call in them before the call is given up."""
+"""Number of processes that may end during a call before the call fails."""
 
 GRACE_S = 1.0
-"""What an answer may take beside the function's own limit."""
+"""Time for an answer in addition to the function's own limit."""
 
 MOST_OVERRUNS = 2
-"""In deterministic mode a call that met its limit is asked again so often, each time with twice the time: the
-limit is on the clock, and how busy the machine is must not decide what is trained on."""
+"""Number of retries, in deterministic mode, of a call that exceeded its limit, each with twice the time: the
+limit is wall time, and the load of the machine must not decide what is trained on."""
 
 ROW_RETRY_S = 1.0
-"""Between two tries of a call whose data row cannot be read."""
+"""Time between two tries of a call whose data row cannot be read."""
 
 MOST_STUCK = 8
-"""Asynchronous calls that go on in a process after they were cancelled; then it is replaced."""
+"""Asynchronous calls that continue in a process after their cancellation; then it is replaced."""
 
 MOST_FAILED_STARTS = 3
 MOST_KILLED_STARTS = 8
-"""In a row, of all processes; killed ones need not have done anything."""
+"""Limits for starts in a row, over all processes; a killed process may not be at fault."""
 
 KILLED = describe_exit(-signal.SIGKILL)
 
 
 class RewardPool:
-    """Calls to the reward processes of one node.
+    """Runs calls in the reward processes of one node.
 
     Args:
-        failed: called with (error, exit code) for what this node cannot mend.
-        moved: called when a call has ended, or has met its limit: both are progress.
+        failed: called with (error, exit code) for a failure that this node cannot recover from.
+        moved: called when a call has ended or exceeded its limit: both are progress.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RewardPool:
         self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failed_starts: Counter[bool] = Counter()  # in a row, of all processes; by whether it was killed
+        self._failed_starts: Counter[bool] = Counter()  # in a row, of all processes; key: was it killed
         self._most_killed = max(
             MOST_KILLED_STARTS, 3 * sum(w.role == REWARD for w in supervisor.workers.values())
         )
@@ -83,7 +83,7 @@ class RewardPool:
         self._row_limit_s = config.launch.phase_timeout_s
 
     async def call(self, order: m.Score) -> m.Message:
-        """Scored, or Failed with the reason; asked again if its process dies."""
+        """Returns Scored, or Failed with the reason; the call is repeated if its process dies."""
         key = f"{order.reward}/{next(self._numbers)}"
         future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
         self._calls[key] = order, future
@@ -101,12 +101,12 @@ class RewardPool:
             self._moved()
 
     def loaded(self, body: m.RewardsLoaded) -> None:
-        """A process has told which functions are asynchronous; it says so before it takes calls."""
+        """Records which functions are asynchronous; a process reports this before it accepts calls."""
         self._asynchronous |= set(body.asynchronous)
 
     def stuck(self, worker: Worker, body: m.RewardsStuck) -> None:
-        """A process has calls in it that cannot be ended, all of them answered. If they are many it is
-        replaced; what else runs in it is asked again and not blamed."""
+        """Handles a report of calls that cannot be ended and were answered. If they are many, the process is
+        replaced, and its other calls are sent again without suspicion."""
         if body.calls < MOST_STUCK or worker.address in self._hung:
             return
         self._hung.add(worker.address)
@@ -115,16 +115,16 @@ class RewardPool:
         self._supervisor.end(worker)
 
     def ready(self, worker: Worker) -> None:
-        """A process takes calls."""
+        """Adds a process that accepts calls."""
         self._failed_starts.clear()
         is_async = worker.name.endswith(ASYNC)
         self._dispatch.serve(worker.address, ASYNC if is_async else SYNC, ASYNC_ROOM if is_async else 1)
         self._pump()
 
     def ended(self, worker: Worker, how: str) -> None:
-        """A process has ended: its calls are asked again, unless they have been in too many that did.
+        """Handles the end of a process: its calls are sent again, except those in too many ended processes.
 
-        Who was killed need not have done anything: SIGKILL comes from outside, or from us if it hung.
+        A killed process may not be at fault: SIGKILL comes from outside, or from us if the process hung.
         """
         was_hung = worker.address in self._hung
         self._hung.discard(worker.address)
@@ -172,22 +172,22 @@ class RewardPool:
             self._settle(key, answer)
 
     def _ask_again(self, key: str, server: str) -> None:
-        if key in self._dispatch.keys(server):  # else its process has ended meanwhile, and it waits already
+        if key in self._dispatch.keys(server):  # else its process has ended, and the call waits already
             self._dispatch.bounce(key)
         self._pump()
 
     def _may_wait(self, key: str) -> bool:
-        """Its data row cannot be read now; that costs time, not the sample."""
+        """Whether a call may wait for an unreadable data row; this costs time, not the sample."""
         since_s = self._waits_since.setdefault(key, clock.monotonic_s())
         return clock.monotonic_s() - since_s < self._row_limit_s and not self._calls[key][1].done()
 
     def _overdue(self, key: str, server: str, limit_s: float, *, is_sync: bool) -> None:
-        """Nothing came: the process hangs, and only its end helps."""
+        """Handles a missing answer: the process hangs and must be killed."""
         worker = self._supervisor.by_address(server)
-        if server not in self._hung:  # of those that shared it one event is enough
+        if server not in self._hung:  # one event is enough for all calls that shared it
             self._events.emit("reward.kill", worker=server, call=key, limit_s=float(limit_s))
         if is_sync:
-            self._dispatch.leave(server)  # or it would be given the next call, and be killed with it
+            self._dispatch.leave(server)  # else the next call would run in it and be killed too
             if not self._may_be_asked_again(key):
                 self._settle(key, m.Failed(error=self._too_slow(key), exit_code=EXIT_USER_MISTAKE))
             self._pump()
@@ -196,7 +196,7 @@ class RewardPool:
             self._supervisor.end(worker)
 
     def _may_be_asked_again(self, key: str) -> bool:
-        """It has met its limit once more."""
+        """Counts one more exceeded limit; returns whether the call may be repeated."""
         self._moved()
         self._overruns[key] += 1
         return self._overruns[key] <= self._most_overruns and not self._calls[key][1].done()

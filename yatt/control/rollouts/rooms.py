@@ -1,4 +1,4 @@
-"""Tells the trainer nodes how many requests this node's engines take."""
+"""Reports to the trainer nodes how many requests this node's engines accept."""
 
 import asyncio
 import contextlib
@@ -26,5 +26,5 @@ class RoomAnnouncer:
             task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, index: int, body: EngineRoom) -> None:
-        with contextlib.suppress(YattError):  # the leader sees to lost nodes
+        with contextlib.suppress(YattError):  # the leader handles lost nodes
             await self._peers.request(index, body, self._node.config.launch.phase_timeout_s)

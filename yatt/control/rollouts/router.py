@@ -1,8 +1,8 @@
-"""Binds each request to a node with room, and asks that node's controller, or this one.
+"""Assigns each request to a node with room, and sends it to that node's controller, or to local engines.
 
 This is the first of two stages (`yatt.core.dispatch`); the second is `yatt.control.gpus.engines`. Requests
-wait here until an engine somewhere has room. Requests of one prompt group go to one engine. If a node is lost
-or an engine is put to sleep, the request is sent elsewhere, and that does not count as a retry.
+wait here until an engine of any node has room. Requests of one prompt group go to one engine. If a node is
+lost or an engine is put to sleep, the request is sent elsewhere without counting a retry.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from yatt.records import cluster as c, message as m
 
 
 class Router:
-    """Requests to the engines of a role anywhere in the cluster.
+    """Sends requests to the engines of a role on any node.
 
     Args:
-        peers: lines to the other controllers.
-        progress: hears that other nodes get on with what they were asked.
+        peers: connections to the other controllers.
+        progress: records progress of other nodes on requests.
     """
 
     def __init__(self, node: Node, local: LocalEngines, peers: Peers, progress: Progress) -> None:
@@ -48,7 +48,7 @@ class Router:
         self.room(role, self._node.index, self._local.room(role), self._local.version)
 
     def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
-        """A node's engines of a role take so many requests; others have asked so much of them."""
+        """Updates the room of a node's engines of a role, and how many requests they have of other nodes."""
         if index in self._peers.lost or version < self._versions.get((role, index), 0):
             return
         self._versions[role, index] = version
@@ -56,7 +56,7 @@ class Router:
         self._pump()
 
     def _lose(self, index: int) -> None:
-        """A node is gone: what was asked of it is asked elsewhere, and that is no retry."""
+        """Handles a lost node: its requests are sent elsewhere without counting a retry."""
         for role in self._node.placement.pools:
             self._dispatch.leave(_place(role, index))
             if not self._is_served(role):
@@ -65,10 +65,10 @@ class Router:
         self._pump()
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
-        """One completion, asked for again if an engine is lost.
+        """Returns one completion; it is requested again if an engine is lost.
 
         Raises:
-            WorkerFailed | DeadlineExceeded: still not there after the retries, or no node is left.
+            WorkerFailed | DeadlineExceeded: no completion after the retries, or no node is left.
         """
         key = f"{role} {next(self._keys)}"
         self._dispatch.submit(key, role, sample.group)
@@ -91,7 +91,7 @@ class Router:
             self._pump()
 
     async def abort(self, role: str, request_ids: tuple[str, ...] = ()) -> None:
-        """Break off everything this node has under way with `role`, or these requests, wherever they are."""
+        """Aborts this node's requests to `role` on all nodes: every one, or only `request_ids`."""
         for waiting in self._of(role):
             if not request_ids or waiting.request_id in request_ids:
                 waiting.place.set_result(None)
@@ -107,7 +107,7 @@ class Router:
                 waiting.place.set_result(_index(assignment.server))
 
     async def _place_for(self, key: str, role: str, request_id: str) -> int | None:
-        """The node that has room for a request, whenever one has; None if it was broken off before."""
+        """Waits for a node that has room for a request; None if it was aborted before."""
         if not self._is_served(role):
             raise _nobody(role)
         place: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -125,7 +125,7 @@ class Router:
         return self._dispatch.has_servers(role)
 
     async def _ask(self, index: int, role: str, sample: m.Sample, suspicion: int) -> m.Completed:
-        """Raises WorkerFailed, Bounced or DeadlineExceeded; what is not waited for any more is aborted."""
+        """Raises WorkerFailed, Bounced or DeadlineExceeded; aborts a request that is not awaited any more."""
         request_id = f"{self._node.name}/{sample.request_id}"
         sample = msgspec.structs.replace(sample, request_id=request_id, suspicion=suspicion)
         if index == self._node.index:
@@ -150,7 +150,7 @@ class Router:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that is not bound to a node yet."""
+    """A request that is not assigned to a node yet."""
 
     role: str
     request_id: str

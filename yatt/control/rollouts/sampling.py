@@ -1,12 +1,11 @@
 """Turns prompts into accepted prompt groups: one controller's part of the rollout and score phases.
 
-Each group is pursued by a task of its own, sample by sample, as far as the engines that are awake in
-the phase allow; a completion is scored as soon as it is there. Groups whose rewards are all equal are
-replaced (`algorithm.filter_groups`), groups beyond the target are carried over, groups broken off
-keep their tokens.
+Each group has its own task, which samples and scores it as far as the engines that are awake in the phase
+allow. A completion is scored as soon as it is complete. Groups whose rewards are all equal are replaced
+(`algorithm.filter_groups`), groups beyond the target are carried over, interrupted groups keep their tokens.
 
-In deterministic mode nothing that depends on timing survives: groups count in the order of their
-numbers, and what was broken off is forgotten.
+In deterministic mode nothing may depend on timing: groups count in the order of their numbers, and
+interrupted groups are discarded.
 """
 
 import asyncio
@@ -35,10 +34,10 @@ FLAT = "all its rewards are equal"
 
 
 class Sampler:
-    """Prompt groups of one node, from opening to training.
+    """Manages the prompt groups of one node, from opening to training.
 
     Args:
-        router: asks the engines of a role.
+        router: sends requests to the engines of a role.
     """
 
     def __init__(
@@ -53,19 +52,19 @@ class Sampler:
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
         self._unfinished: dict[int, PromptGroup] = {}
-        self._rows: dict[int, Row] = {}  # of living groups, by number of the group
+        self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota = Quota(target=0)
         self._in_order = InOrder((), ())
         self._trials = Trials()
         self._policy_version = self._iteration = 0
         self._last_drop, self._is_users_drop = "", False
         self._breaking_off = False
-        self._counted: dict[int, Counter[str]] = {}  # by prompt number, not told to the leader yet
+        self._counted: dict[int, Counter[str]] = {}  # by prompt number; not yet reported to the leader
 
     # ---- state ----------------------------------------------------------------------------------
 
     def state(self) -> NodeState:
-        """This controller's part of a checkpoint."""
+        """Returns this controller's part of a checkpoint."""
         data = self._shard.fingerprint
         if self._node.config.run.deterministic:
             return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
@@ -75,10 +74,10 @@ class Sampler:
         )  # fmt: skip
 
     def restore(self, state: NodeState) -> None:
-        """Go on from `state`; the next number is moved up to this node's data shard.
+        """Resumes from `state`; the next number is moved up to this node's data shard.
 
         Raises:
-            ConfigError: the training files are others than those of `state`.
+            ConfigError: the training files differ from those of `state`.
         """
         if state.data not in ("", self._shard.fingerprint):
             raise ConfigError(
@@ -95,11 +94,11 @@ class Sampler:
         self._unfinished = {group.number: group for group in state.unfinished}
 
     def chosen(self, target: int) -> list[PromptGroup]:
-        """The accepted groups to train on: the oldest numbers, at most `target`."""
+        """Returns the accepted groups to train on: the lowest numbers, at most `target`."""
         return [self._accepted[number] for number in sorted(self._accepted)[:target]]
 
     def trained(self, numbers: set[int]) -> None:
-        """Drop groups that were trained on; in deterministic mode also all that lies beyond them."""
+        """Drops groups that were trained on; in deterministic mode also all later groups."""
         self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
         self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
         mine = {n for n in numbers if n % self._num_shards == self._node.index}
@@ -108,7 +107,7 @@ class Sampler:
             self._accepted, self._unfinished, self._rows, self._counted = {}, {}, {}, {}
 
     def show(self, numbers: set[int], iteration: int) -> None:
-        """Keep a few of an iteration's completions, with their verdicts, for the report."""
+        """Writes a few of an iteration's completions, with their verdicts, for the report."""
         lines = shown_samples(
             iteration, [g for n, g in sorted(self._accepted.items()) if n in numbers], self._rows,
             scorer=self._scorer, tokenizer=self._tokenizer,
@@ -120,11 +119,11 @@ class Sampler:
     # ---- one phase ------------------------------------------------------------------------------
 
     async def advance(self, order: c.Advance) -> None:
-        """Open, sample and score until nothing moves any more with the engines of `order.roles`.
+        """Opens, samples and scores groups until the engines of `order.roles` have no more work.
 
         Raises:
             ConfigError: so many groups were dropped that the target is out of reach, or all of them failed.
-            WorkerFailed: the same, and not for what the user wrote.
+            WorkerFailed: the same, and the user's code is not the cause.
         """
         self._breaking_off = False
         if order.iteration != self._iteration:
@@ -142,7 +141,7 @@ class Sampler:
             raise self._out_of_reach()
 
     async def _until_nothing_moves(self, roles: tuple[str, ...], *, may_open: bool) -> None:
-        """Pursue every group by a task of its own; each that ends may let others be opened."""
+        """Runs one task per group; after the end of each one, others may be opened."""
         crowd = Crowd()
         for group in list(self._unfinished.values()):
             crowd.start(self._pursue(group, roles))
@@ -159,7 +158,7 @@ class Sampler:
             await crowd.cancel()
 
     def _begin_iteration(self, order: c.Advance) -> None:
-        """Count dropped groups anew, and begin completions anew that have become too old to be trained on."""
+        """Resets the count of dropped groups, and restarts completions that are too old to be trained on."""
         self._iteration, self._policy_version = order.iteration, order.policy_version
         self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
         oldest = order.policy_version - self._node.config.rollout.max_policy_age
@@ -170,7 +169,7 @@ class Sampler:
                 self._unfinished[number] = group
 
     def advanced(self, target: int) -> c.Advanced:
-        """What the leader needs to know afterwards; counters start again from zero."""
+        """Returns the report to the leader about this phase; resets the counters."""
         scorer, now = self._scorer, self._policy_version
         facts = tuple(
             c.GroupFact(
@@ -186,8 +185,8 @@ class Sampler:
         return self._counted.setdefault(number, Counter())
 
     def _take_counters(self, chosen: tuple[c.GroupFact, ...]) -> "Counter[str]":
-        """Sums over resolved groups since the last time; in deterministic mode only up to the last chosen
-        one, for how far sampling got beyond it is a matter of time."""
+        """Returns sums over groups resolved since the last call; in deterministic mode only up to the last
+        chosen one, since sampling beyond it depends on timing."""
         last = max((fact.number for fact in chosen), default=-1)
         is_limited = self._node.config.run.deterministic
         resolved = [number for number in self._counted if number not in self._unfinished]
@@ -195,18 +194,18 @@ class Sampler:
         return sum((self._counted.pop(number) for number in told), Counter())
 
     async def break_off(self) -> None:
-        """Stop what is under way; completions come back as far as they are."""
+        """Aborts requests in flight; their completions return with the tokens so far."""
         self._breaking_off = True
         await self._router.abort(ROLLOUT)
 
     def _is_enough(self) -> bool:
-        """Whether the target is met, so that what is still in flight need not be waited for."""
+        """Whether the target is met, so that groups in flight need not be awaited."""
         if self._node.config.run.deterministic:
             return self._in_order.num_in_order() >= self._quota.target
         return len(self._accepted) >= self._quota.target
 
     async def _open(self) -> list[PromptGroup]:
-        """Open what the quota asks for. In threads: it may have to tokenise a whole data epoch."""
+        """Opens the groups of the quota, in threads: a whole data epoch may have to be tokenised."""
         opened: list[PromptGroup] = []
         skipped = 0
         while len(opened) < self._quota.num_to_open():
@@ -226,7 +225,7 @@ class Sampler:
         return opened
 
     def _check_some_fit(self, skipped: int) -> None:
-        """Raises ConfigError once a whole data epoch held no prompt that is short enough."""
+        """Raises ConfigError if a whole data epoch had no prompt that is short enough."""
         if skipped > self._shard.num_rows:
             limit = self._node.config.data.max_prompt_tokens
             raise ConfigError(
@@ -234,14 +233,14 @@ class Sampler:
             )
 
     async def _pursue(self, group: PromptGroup, roles: tuple[str, ...]) -> None:
-        if group.number not in self._rows:  # carried over from a former attempt
+        if group.number not in self._rows:  # carried over from an earlier attempt
             self._rows[group.number] = await call_in_thread(partial(self._shard.row, group.row))
         tasks = [asyncio.ensure_future(self._pursue_sample(group, s, roles)) for s in group.samples]
         try:
             for done in asyncio.as_completed(tasks):
                 await done
                 if group.failure() is not None and not self._node.config.run.deterministic:
-                    break  # the others would be sampled and scored for nothing
+                    break  # the others' completions and scores would not be used
         finally:
             for task in tasks:
                 task.cancel()
@@ -262,7 +261,7 @@ class Sampler:
 
     def _resolve(self, group: PromptGroup) -> None:
         if self._trials.is_hopeless:
-            return  # another has ended the run; what fails after it tells nothing new
+            return  # another group has ended the run; later failures add no information
         self._unfinished.pop(group.number, None)
         failed = group.failure()
         scorer = self._scorer
@@ -294,6 +293,6 @@ class Sampler:
     def _out_of_reach(self) -> YattError:
         why = f"The last was dropped because: {self._last_drop}. The event log (rollout.group.drop) has all"
         says = f"{self._quota.shortfall()}. {why}"
-        if not self._is_users_drop:  # engines, a filesystem: another attempt may do better
+        if not self._is_users_drop:  # engines, a filesystem: another attempt may succeed
             return WorkerFailed(f"{says}.")
         return ConfigError(f"{says}; mend the reward, or raise algorithm.max_groups_opened_factor.")

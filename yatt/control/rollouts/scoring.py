@@ -1,8 +1,8 @@
-"""Scores of one completion: the user's functions in reward processes, GenRMs by template and verdict.
+"""Scores of one completion: from functions in reward processes, and from GenRMs by template and verdict.
 
-A sample whose function raises, or whose verdict stays unreadable, is *failed* with its reason, or gets the
-score the config names for that case. It is counted either way and never silently a zero. A score of weight
-0 only measures: what it lacks is counted and costs nothing.
+If a sample's function raises, or its verdict cannot be parsed, the sample *fails* with the reason, or gets
+the score that the config sets for this case. Both cases are counted; a failure never becomes a zero by
+default. A score of weight 0 is only a measurement: if it is missing, this is counted and has no other effect.
 """
 
 import itertools
@@ -31,7 +31,7 @@ CallReward = Callable[[m.Score], Awaitable[m.Message]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One completion to be scored, and the data row it answers."""
+    """One completion to score, and its data row."""
 
     group: PromptGroup
     sample: SampleState
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """Name of the sample in messages."""
         return f"prompt {self.group.number}, sample {self.sample.index}"
 
 
@@ -50,8 +50,8 @@ class Scorer:
     """Scores completions of one node.
 
     Args:
-        complete: ask an engine of a role.
-        call_reward: ask one of this node's reward processes.
+        complete: sends a request to an engine of a role.
+        call_reward: calls one of this node's reward processes.
     """
 
     def __init__(self, config: RunConfig, complete: Complete, call_reward: CallReward) -> None:
@@ -71,12 +71,12 @@ class Scorer:
         """Weight of each score in the reward."""
 
     def names(self, roles: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """Scores of a trained sample; with `roles`, those that can be made now."""
+        """Returns the scores of a trained sample; with `roles`, those that can be made now."""
         genrms = [g for g in self._config.genrms if roles is None or genrm_role(g.name) in roles]
         return (*(r.name for r in self._config.rewards), *(g.name for g in genrms))
 
     async def score(self, subject: Subject, roles: tuple[str, ...]) -> None:
-        """Add every score that can be made now and is missing; stop at the first failure."""
+        """Adds every missing score that can be made now; stops at the first failure."""
         sample = subject.sample
         have = sample.scores.keys() | sample.unmeasured.keys()
         for name in self.names(roles):
@@ -86,10 +86,10 @@ class Scorer:
                 await self.score_one(name, subject)
 
     async def score_one(self, name: str, subject: Subject) -> None:
-        """One score. FailureReport of whatever kind is this sample's alone.
+        """Adds one score. A failure of any kind affects only this sample.
 
         Raises:
-            WorkerFailed: it was lost to machines, in deterministic mode.
+            WorkerFailed: it was lost to machine failures, in deterministic mode.
         """
         genrm = self._genrms.get(name)
         try:
@@ -101,7 +101,7 @@ class Scorer:
             self._failed(name, subject, str(error), is_users=False)
 
     async def ask_genrm(self, genrm: GenRMSection, ask: m.Ask, parts: list[TextPart]) -> m.Completed:
-        """Let a GenRM complete a text.
+        """Has a GenRM complete a text.
 
         Raises:
             WorkerFailed | DeadlineExceeded: it did not, after the retries.
@@ -116,7 +116,7 @@ class Scorer:
         return await self._complete(genrm_role(genrm.name), sample)
 
     def text_of(self, genrm: GenRMSection, completed: m.Completed) -> str:
-        """A GenRM's completion as text."""
+        """Returns a GenRM's completion as text."""
         return self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
 
     # ---- functions ------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Scorer:
         self._give_up(genrm, subject)
 
     async def _read(self, genrm: GenRMSection, subject: Subject, completed: m.Completed) -> bool:
-        """Whether there is a verdict. One that was cut is none: its last words may have been others."""
+        """Whether there is a verdict. A cut text has none: its end might have changed the verdict."""
         sample, text = subject.sample, self.text_of(genrm, completed)
         sample.verdicts = {**sample.verdicts, genrm.name: text[-MOST_VERDICT:]}
         if completed.finish_reason == TRUNCATED:
@@ -210,10 +210,10 @@ class Scorer:
 
 
 def _users(answer: m.Message) -> m.Failed:
-    """What a reward process could not score, if that is the sample's or the function's doing.
+    """Returns the failure of a reward process if the sample or the function caused it.
 
     Raises:
-        WorkerFailed: it is the machines'.
+        WorkerFailed: a machine caused it.
     """
     if isinstance(answer, m.Failed) and answer.user:
         return answer

@@ -1,4 +1,4 @@
-"""The few completions of each iteration that the report shows."""
+"""The completions of each iteration that the report shows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ def shown_samples(
     iteration: int, groups: Sequence[PromptGroup], rows: Mapping[int, Row], *,
     scorer: Scorer, tokenizer: Tokenizer, limit: int,
 ) -> list[str]:  # fmt: skip
-    """JSON lines of at most `limit` samples, spread over the groups, with their verdicts and scores.
+    """Returns JSON lines of at most `limit` samples, spread over the groups, with their verdicts and scores.
 
     Args:
-        rows: data rows by the number of the group; of one that is missing no ground truth is shown.
+        rows: data rows by the number of the group; without a row, no ground truth is shown.
     """
     rewards = [(g, g.rewards(scorer.weights, scorer.shaping)) for g in groups]
     shown = [(g, s, r) for g, values in rewards for s, r in zip(g.samples, values, strict=True)]

@@ -1,4 +1,4 @@
-"""Held-out prompts, sampled by the policy and scored by one reward function."""
+"""Validation: held-out prompts, sampled by the policy and scored by one reward function."""
 
 import asyncio
 from functools import partial
@@ -29,7 +29,7 @@ class Validator:
         self._tokenizer = patiently(opening, limit_s=node.config.launch.phase_timeout_s)
 
     async def run(self) -> c.ValidatedNode:
-        """Score all of them with the weights the engines have now."""
+        """Samples and scores all of them with the weights that the engines have now."""
         groups = await asyncio.gather(*(self._one(*place) for place in self._rows))
         name = self._node.config.validation.reward
         found: dict[str, c.SourceScores] = {}
