@@ -49,7 +49,7 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert f"{root}: waiting\n" in before
     assert f"job         {job_id}: PENDING\n  component 0 PENDING in low: 2 nodes wanted" in before
     none_yet = run.yatt("logs", root)
-    assert (none_yet.returncode, "nothing was started" in none_yet.stderr) == (2, True)
+    assert (none_yet.returncode, "the run was not started" in none_yet.stderr) == (2, True)
 
     watch = followed(run, "watch", root)
     logs = followed(run, "logs", root, "-f", "--role", "node0")
