@@ -112,7 +112,7 @@ def _outcome(tree: Path, config: Path) -> dict[str, Any]:
     run = Path(yaml.safe_load(config.read_text())["run"]["dir"])
     shutil.rmtree(run, ignore_errors=True)
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "yatt.cli.main", "run", str(config)]
+    argv = [sys.executable, "-P", "-m", "yatt.cli.main", "run", str(config)]  # -P: not this tree
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{config} with {tree}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
