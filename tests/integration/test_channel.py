@@ -217,14 +217,14 @@ def test_a_request_without_an_answer_ends_at_its_deadline_and_what_comes_later_i
     asyncio.run(scene())
 
 
-def test_an_answer_that_is_none_to_this_order_is_an_error(tmp_path: Path) -> None:
+def test_an_answer_that_is_none_to_this_order_is_a_failed_order(tmp_path: Path) -> None:
     async def scene() -> None:
         async with connected(tmp_path, lambda _, body: m.Answered(text="", finish_reason="stop")) as (
             _,
             line,
         ):
-            with pytest.raises(WorkerFailed, match="node0 answered Stop by Answered"):
-                await line.request("node0", m.Stop(), 5.0)
+            failed = await line.request("node0", m.Stop(), 5.0)
+            assert failed == m.Failed(error="node0 answered Stop by Answered")
 
     asyncio.run(scene())
 

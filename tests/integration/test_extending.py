@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from tests.runs import ROOT, RunFile, rows, yatt
+from yatt.config.schema import AlgorithmSection
+from yatt.launch.user_code import check_algorithm
 
 PAGE = ROOT / "docs" / "extending.md"
 pytestmark = pytest.mark.timeout(600)
@@ -66,6 +68,14 @@ def test_a_mistake_in_the_algorithms_file_is_named_before_anything_starts(
     run = RunFile(tmp_path, {"data": {"ground_truth_key": "prompt"}, **settings})
     done = yatt("run", str(run.write()))
     assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["make_algorithm = lambda section: None", "from other import make_algorithm"]
+)
+def test_the_factory_may_be_any_name_of_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.py").write_text(f"{text}\n")
+    check_algorithm(AlgorithmSection(path=str(tmp_path / "own.py")))
 
 
 def test_an_algorithm_that_lacks_a_method_ends_the_run_with_the_users_exit_code(tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ class Channel:
 
         Raises:
             DeadlineExceeded: no progress for that long, or the receiver does not exist.
-            WorkerFailed: the answer does not fit this order.
             CancelledError: the channel was closed meanwhile.
             Exception: the error given to `fail_waiting` meanwhile.
         """

@@ -166,15 +166,19 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
             f"{config.trainer.max_tokens_per_micro_batch} cannot hold the longest sample of {longest} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); write {longest} or more.",
         )
-    if config.rollout.n < 2 and config.algorithm.adv_estimator in GROUP_BASELINES:
+    estimator = config.algorithm.adv_estimator if not config.algorithm.path else ""
+    if config.rollout.n < 2 and estimator in GROUP_BASELINES:
         yield (
             "rollout.n",
-            f"{config.algorithm.adv_estimator} compares completions of one prompt; write 2 or more.",
+            f"{estimator} compares completions of one prompt; write 2 or more.",
         )
 
 
 def _learning(config: RunConfig) -> Iterator[Fault]:
     a, o = config.algorithm, config.optimizer
+    if a.clip_ratio_c and (a.path or a.policy_loss != "ppo"):
+        which = a.path or f"policy_loss: {a.policy_loss}"
+        yield "algorithm.clip_ratio_c", f"only ppo has a dual clip, not {which}; leave the key out."
     if a.kl_in != "none" and a.kl_coef == 0:
         yield "algorithm.kl_coef", "kl_in is set but kl_coef is 0; write a coefficient, or kl_in: none."
     if a.kl_in == "loss" and a.kl_type == "k1":

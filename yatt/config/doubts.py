@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from yatt.config.algorithms import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
 
 Doubt = tuple[str, str]  # key, consequence of its value
@@ -42,6 +43,12 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
                 f"algorithm.{key}",
                 "is 0: after the first optimizer step of an iteration every token is clipped.",
             )
+    if a.policy_loss in SEQUENCE_LOSSES and a.loss_agg_mode != "seq-mean-token-mean" and not a.path:
+        yield (
+            "algorithm.loss_agg_mode",
+            f"is {a.loss_agg_mode}: the paper of {a.policy_loss} has the mean over sequences, "
+            "seq-mean-token-mean.",
+        )
     if a.entropy_coeff < 0:
         yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: the loss reduces the entropy."
     if 0 < a.tis_clip < 1:

@@ -72,9 +72,9 @@ class PeerMessages:
     async def _carry_out(self, sender: str, body: m.Message) -> Answer:
         if isinstance(body, c.Quit):
             await self.sender.flush()  # the leader accepts no events after this answer
-        limit_s = self.node.config.launch.phase_timeout_s
-        try:
-            handle = await asyncio.wait_for(asyncio.shield(self.controller), limit_s)
-        except TimeoutError:
-            return m.Failed(error=f"{self.node.name} has not read its data within {limit_s:g} s")
-        return await handle(sender, body)
+        if not self.controller.done():  # afterwards an order costs no timer
+            limit_s = self.node.config.launch.phase_timeout_s
+            await asyncio.wait({self.controller}, timeout=limit_s)
+            if not self.controller.done():
+                return m.Failed(error=f"{self.node.name} has not read its data within {limit_s:g} s")
+        return await self.controller.result()(sender, body)

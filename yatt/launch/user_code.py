@@ -1,6 +1,6 @@
 """Checks of the user's Python files before anything starts."""
 
-import ast
+import symtable
 from pathlib import Path
 
 from yatt.config.schema import AlgorithmSection, GenRMSection, RewardSection, RunConfig
@@ -26,11 +26,11 @@ def check_algorithm(section: AlgorithmSection) -> None:
     """Reads the user's file, but does not import it: torch may be missing where a run is submitted."""
     path = Path(section.path).absolute()
     try:
-        body = ast.parse(path.read_text()).body
+        names = symtable.symtable(path.read_text(), str(path), "exec").get_symbols()
     except OSError as error:
         raise ConfigError(f"algorithm.path: {path}: {error.strerror}.") from error
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"algorithm.path: {path}: {error}.") from error
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    if not any(isinstance(each, kinds) and each.name == section.factory for each in body):
+    bound = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    if section.factory not in bound:
         raise ConfigError(f"algorithm.factory: {path} defines no function {section.factory}.")

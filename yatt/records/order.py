@@ -61,15 +61,11 @@ def answer_type(order: type[Message]) -> Any:
 
 
 def as_answer(order: Order[A], got: Message | None, who: str) -> A | Failed:
-    """Returns the answer of `who`, if it is an answer to this order.
-
-    Raises:
-        WorkerFailed: it is another message.
-    """
+    """Returns the answer of `who`. A message that is no answer to this order counts as a failed order."""
     if isinstance(got, Failed | answer_type(type(order))):
         return got
     name = type(got).__name__ if got is not None else "nothing"
-    raise WorkerFailed(f"{who} answered {type(order).__name__} by {name}")
+    return Failed(error=f"{who} answered {type(order).__name__} by {name}")
 
 
 def unless_failed(answer: A | Failed, who: str) -> A:

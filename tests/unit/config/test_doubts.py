@@ -7,6 +7,7 @@ import pytest
 
 from yatt.config.doubts import doubts
 from yatt.config.load import load
+from yatt.errors import ConfigError
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
 
@@ -21,6 +22,7 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
         (["algorithm.entropy_coeff=-0.1"], "algorithm.entropy_coeff"),
         (["algorithm.clip_ratio_high=0"], "algorithm.clip_ratio_high"),
         (["algorithm.tis_clip=0.5"], "algorithm.tis_clip"),
+        (["algorithm.policy_loss=gspo"], "algorithm.loss_agg_mode"),
         (["optimizer.lr_warmup_steps=1000000"], "optimizer.lr_warmup_steps"),
         (["launch.phase_timeout_s=50"], "rewards[0].timeout_s"),
         (["launch.phase_timeout_s=200", "run.deterministic=true"], "rewards[0].timeout_s"),
@@ -28,6 +30,24 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
 )
 def test_a_doubtful_setting_is_named_and_what_follows_is_said(arguments: list[str], key: str) -> None:
     assert [found for found, _ in doubts(load([QUICKSTART], arguments))] == [key]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["algorithm.policy_loss=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
+        ["algorithm.policy_loss=cispo"],
+        ["algorithm.path=own.py", "rollout.n=1"],
+    ],
+)
+def test_a_loss_over_sequences_or_of_ones_own_is_not_doubted(arguments: list[str]) -> None:
+    assert doubts(load([QUICKSTART], arguments)) == []
+
+
+@pytest.mark.parametrize("other", ["algorithm.policy_loss=gmpo", "algorithm.path=own.py"])
+def test_a_dual_clip_without_ppo_is_refused(other: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.clip_ratio_c: only ppo has a dual clip, not"):
+        load([QUICKSTART], [other, "algorithm.clip_ratio_c=3.0"])
 
 
 def test_the_examples_are_not_doubted() -> None:

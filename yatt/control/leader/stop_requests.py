@@ -41,9 +41,8 @@ class StopRequests:
     async def _note(self, reason: str) -> None:
         node = self._node
         try:
-            if not await call_in_thread(
-                partial(record, node.paths, node.attempt, STOP)
-            ):  # keep the note of a cancel
+            noted = await call_in_thread(partial(record, node.paths, node.attempt, STOP))
+            if not noted:  # else it is a cancel, which stays one
                 await call_in_thread(partial(note, node.paths, node.attempt, STOP, {"reason": reason}))
         except (OSError, YattError) as error:  # the run stops anyway, and counts as failed
             _LOG.warning("the launcher is not told of the signal: %s", error)
