@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -54,7 +55,6 @@ def make_qwen3(
     folder: Path, *, tied: bool, seed: int = 0, experts: int = 0, layers: int = 2, head: float = 0.08
 ) -> str:
     """A random Qwen3 (or Qwen3-MoE), weights far from zero so that mistakes show; `head` scales it."""
-    import torch
     import transformers
 
     make_tokenizer(folder)
@@ -75,14 +75,42 @@ def make_qwen3(
         model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **more))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
+    _randomize(model, seed=seed, head=head)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def make_phi3(folder: Path) -> str:
+    """A random Phi-3 of three layers: a family that is not in the package."""
+    import transformers
+
+    make_tokenizer(folder)
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": None,
+        "eos_token_id": 2,
+    }
+    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**sizes))
+    _randomize(model, seed=0, head=0.08)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def _randomize(model: Any, *, seed: int, head: float) -> None:
+    import torch
+
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=chance)
             scale = head if name == "lm_head.weight" else 0.08
             weight.copy_(scale * noise if weight.ndim > 1 else 1 + 0.1 * noise)
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def publish(folder: Path, *, model: str, policy_version: int) -> str:

@@ -1,4 +1,4 @@
-"""A controller of a few lines for tests of worker processes: a hub on a real ipc socket, one child."""
+"""A controller of a few lines for tests of worker processes: a server on a real ipc socket, one child."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ END_LIMIT_S = 20.0
 
 
 @dataclass
-class Hub:
+class WorkerServer:
     """What the controller sees of its worker."""
 
     worker: str
@@ -65,12 +65,12 @@ def write_run(folder: Path, sections: dict) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def worker_under_hub(
+async def worker_with_server(
     run: Path, module: str, *more: str, handler: Handler | None = None
-) -> AsyncIterator[Hub]:
+) -> AsyncIterator[WorkerServer]:
     """Start `python -m module` and wait for its Hello; end it by its pid afterwards."""
     context = zmq.Context()
-    endpoint = f"ipc://{run}/hub"
+    endpoint = f"ipc://{run}/server"
     socket = listening_socket(context, endpoint)
     worker = "worker.1"
     command = [sys.executable, "-m", module, "--run", str(run), "--attempt", str(ATTEMPT), "--worker", worker]
@@ -92,16 +92,16 @@ async def worker_under_hub(
         told.put_nowait(body)
         return None
 
-    hub = Hub(worker, process, Channel(socket, attempt=ATTEMPT, handler=hear), told, beats)
+    server = WorkerServer(worker, process, Channel(socket, attempt=ATTEMPT, handler=hear), told, beats)
     try:
-        hello = await hub.next_told(START_LIMIT_S)
+        hello = await server.next_told(START_LIMIT_S)
         assert isinstance(hello, m.Hello), f"{hello}\n{(run / 'worker.log').read_text()}"
         assert hello.pid == process.pid
-        yield hub
+        yield server
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
         process.wait(END_LIMIT_S)
-        await hub.channel.close()
+        await server.channel.close()
         context.term()
         log.close()

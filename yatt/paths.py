@@ -154,7 +154,7 @@ def rows_folder(scratch: Path, *, is_held_out: bool) -> Path:
     return scratch / ("rows-held-out" if is_held_out else "rows")
 
 
-HUB = "hub"
+LOCAL_SOCKET = "local"
 """Name of the local socket in a node's scratch folder."""
 
 LOCAL_NAME_BYTES = len("yatt--") + 10 + 16

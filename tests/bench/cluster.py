@@ -75,12 +75,12 @@ class SimulatedNode:
         self.tasks: set[asyncio.Task] = set()
         events = EventLog(attempt=ATTEMPT, node=index, role="controller", sink=self._emit)
         self.events = events
-        hub = self._channel(listening_socket(context, self.node.endpoint), self._from_worker)
+        server = self._channel(listening_socket(context, self.node.endpoint), self._from_worker)
         socket = listening_socket(context, f"tcp://{self.node.host}:*", self.keys)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channel(socket, self._from_peer)
         self.parts = build_components(
-            self.node, hub, self.peers, events, FailureReports(events, self._failed)
+            self.node, server, self.peers, events, FailureReports(events, self._failed)
         )
         # Told to every trainer node: of N simulated nodes on one machine N x N messages (see the notes).
         self.parts.engines._subscribers.clear()

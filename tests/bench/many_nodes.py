@@ -130,11 +130,11 @@ def run() -> dict[str, Any]:
     return {
         "title": "A leader of 1,024 nodes",
         "how": "A real leader: coordinator, ports, liveness, its own controller, events to a file, CURVE "
-        f"over TCP to {NUM_NODES - 1:,} peers. The peers are stand-ins in one process: each has its own hub "
-        "and line, sends a sign of life and a batch of events a second, and answers every order at once; "
-        "they have no arbiter and no workers (for their own share see the table before; on a cluster each "
-        f"has a node). {SWITCHES // 2} iterations at once time the switches; {PACED} of {ITERATION_S:g} s "
-        "weigh the leader.",
+        f"over TCP to {NUM_NODES - 1:,} peers. The peers are stand-ins in one process: each has its own "
+        "server and client, sends a sign of life and a batch of events a second, and answers every order at "
+        "once; they have no arbiter and no workers (for their own share see the table before; on a cluster "
+        f"each has a node). {SWITCHES // 2} iterations at once time the switches; {PACED} of "
+        f"{ITERATION_S:g} s weigh the leader.",
         "head": ["switch", "samples", "p50", "p99"],
         "rows": rows,
         "targets": [

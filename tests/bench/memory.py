@@ -138,7 +138,7 @@ while num:
 
 async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrder) -> float:
     """Bytes by which the process's peak rises while every rank of the node is handed its samples."""
-    context, endpoint, here = zmq.Context(), f"ipc://{folder}/hub", asyncio.Event()
+    context, endpoint, here = zmq.Context(), f"ipc://{folder}/server", asyncio.Event()
     names: set[str] = set()
 
     def hear(sender: str, _: m.Message) -> None:
@@ -146,7 +146,7 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
         if len(names) == len(order.dp_lead_ranks):
             here.set()
 
-    hub = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
+    server = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
     argv = [sys.executable, "-c", RANKS, endpoint, str(len(order.dp_lead_ranks))]
     ranks = await asyncio.create_subprocess_exec(*argv)
     await asyncio.wait_for(here.wait(), 60)
@@ -159,14 +159,14 @@ async def handed_over(folder: Path, groups: list[PromptGroup], order: c.TrainOrd
         ids = sorted(i for step in order.plan for micro in step.micro_batches[rank] for i in micro)
         transfers, train_order = orders_of_rank(order, tuple(mine[i] for i in ids))
         for body in transfers:
-            await hub.request(f"trainer{rank}", body, 120.0)
-        return await hub.request(f"trainer{rank}", train_order, 120.0)
+            await server.request(f"trainer{rank}", body, 120.0)
+        return await server.request(f"trainer{rank}", train_order, 120.0)
 
     answers = await asyncio.gather(*(train(rank) for rank in range(len(order.dp_lead_ranks))))
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
     assert await ranks.wait() == 0
-    await hub.close()
+    await server.close()
     context.term()
     assert sum(a.metrics["num"] for a in answers if isinstance(a, m.Trained)) == len(mine)
     return float(peak - before)

@@ -1,7 +1,7 @@
 """A thousand stand-ins for controllers in one process, for a real leader: see tests/bench/many_nodes.py.
 
-Started as ``python -m tests.bench.peers RUN_FOLDER NUM_NODES``. Each has a hub and a line to the leader of
-its own, both CURVE over TCP. Once a second it sends a sign of life and a batch of events, and it answers
+Started as ``python -m tests.bench.peers RUN_FOLDER NUM_NODES``. Each has its own server and client of the
+leader, both CURVE over TCP. Once a second it sends a sign of life and a batch of events, and it answers
 every order at once; it decides nothing and has no workers.
 """
 
@@ -35,13 +35,13 @@ class Peer:
     def __init__(self, index: int, context: zmq.Context[Socket], keys: CurveKeys, leader: str) -> None:
         self._seq = itertools.count(1)
         self._answers = itertools.count(1)
-        self._hub = listening_socket(context, "tcp://127.0.0.1:*", keys)
-        self.address = self._hub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._server = listening_socket(context, "tcp://127.0.0.1:*", keys)
+        self.address = self._server.getsockopt_string(zmq.LAST_ENDPOINT)
         self._line = calling_socket(context, leader, f"node{index}", keys)
         line = {"kind": "bench", "node": index, "role": "controller", "attempt": ATTEMPT, "text": "x" * 100}
         self._lines = b"\n".join([json.dumps(line).encode()] * EVENTS_A_BATCH)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._hub.fileno(), self._drain)
+        loop.add_reader(self._server.fileno(), self._drain)
         loop.call_later(index % 997 / 997 * PERIOD_S, self._beat)
 
     def _beat(self) -> None:
@@ -51,12 +51,12 @@ class Peer:
 
     def _drain(self) -> None:
         """Until nothing is there: sending may take note of what has come."""
-        while int(self._hub.get(zmq.EVENTS)) & zmq.POLLIN:
-            sender, data = self._hub.recv_multipart()
+        while int(self._server.get(zmq.EVENTS)) & zmq.POLLIN:
+            sender, data = self._server.recv_multipart()
             frame = decode_frame(data)
             if frame.reply_to == 0 and TOLD not in bytes(frame.body):
                 answer = encode_frame(ATTEMPT, next(self._answers), frame.seq, m.Done())
-                self._hub.send_multipart([sender, answer])
+                self._server.send_multipart([sender, answer])
 
 
 async def stand_in(root: Path, num_nodes: int) -> None:

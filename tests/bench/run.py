@@ -25,6 +25,8 @@ NAMES = (
     "balance",
     "start",
     "checkpoint",
+    "media",
+    "group_judging",
 )
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

@@ -1,6 +1,7 @@
 """One suite for every Engine: scripted, transformers, vLLM (tied, untied, experts)."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,3 +341,31 @@ def test_a_tensor_damaged_on_its_way_or_left_out_is_refused(subject, tmp_path):
 def test_tokens_are_of_the_vocabulary(subject):
     completed = run(subject.engine, *(sample(f"{n}", seed=n, ignore_eos=True) for n in range(4)))
     assert all(0 <= token < VOCAB_SIZE for each in completed.values() for token in ids_of(each))
+
+
+@pytest.mark.parametrize(
+    "structure", [{"choice": ["is three", "a text"]}, {"json": {"type": "object", "properties": {
+        "score": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["score"],
+        "additionalProperties": False}}],
+    ids=["choice", "json"],
+)  # fmt: skip
+def test_an_answer_has_the_structure_that_is_asked_for_or_is_refused(subject, structure):
+    tokenizer = Tokenizer(subject.models[0])
+    asked = [
+        sample(f"s{seed}", structure=json.dumps(structure), seed=seed, max_tokens=60) for seed in range(4)
+    ]
+    if subject.kind != "vllm":
+        with pytest.raises(ValueError, match="need the vllm engine"):
+            subject.engine.add(asked[0])
+        return
+    done = run(subject.engine, *asked, sample("free", max_tokens=9))
+    assert done["free"].finish_reason in ("length", "stop")
+    for each in asked:
+        ids = [i for i in m.unpack_ids(done[each.request_id].token_ids) if i != 2]
+        text = tokenizer.decode(ids)
+        if "choice" in structure:
+            assert text in structure["choice"]
+        elif done[each.request_id].finish_reason == "stop":
+            assert 0 <= json.loads(text)["score"] <= 9
+        else:
+            assert text.startswith("{"), "cut"

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 20
 ITERATIONS = 150
-VICTIMS = ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "everything")
+VICTIMS = ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader", "everything")
 
 
 def final_state(run: RunFile) -> dict[str, str]:
@@ -92,17 +93,50 @@ def finish_under_fire(run: RunFile, num_kills: int, seed: int, settle_s: tuple[f
     return hits
 
 
+ENVIRONMENT = """
+def step(text, episode):
+    said = "".join(text for role, text in episode.turns if role == "assistant")
+    return None if len(said) % 3 == 0 else f" {episode.row['extra_info']['index']} again:"
+"""
+
+
+def with_turns_and_media(folder: Path) -> RunFile:
+    """A run whose samples have up to three turns, and whose completions depend on the bytes of images."""
+    images = folder / "images"
+    images.mkdir()
+    lines = []
+    for number in range(64):
+        data = random.Random(number).randbytes(1000)
+        (images / f"{number}.png").write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        row = {"prompt": f"{number} is", "extra_info": {"index": number}, "data_source": "sum"}
+        lines.append(json.dumps({**row, "images": [{"path": f"{number}.png", "sha256": digest}]}) + "\n")
+    (folder / "train.jsonl").write_text("".join(lines))
+    (folder / "environment.py").write_text(ENVIRONMENT)
+    return RunFile(
+        folder,
+        {
+            "trainer": {"total_iterations": ITERATIONS},
+            "run": {"max_attempts_without_progress": 50},
+            "data": {"media_key": "images", "media_root": str(images)},
+            "environment": {"path": str(folder / "environment.py"), "max_turns": 3},
+            "rollout": {"max_response_tokens": 48},
+        },
+    )
+
+
 @pytest.fixture(scope="module")
 def scripted_twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, RunFile, list[str]]:
-    settings = {
-        "trainer": {"total_iterations": ITERATIONS},
-        "run": {"max_attempts_without_progress": 50},
-    }
-    calm = RunFile(tmp_path_factory.mktemp("calm"), settings)
+    calm = with_turns_and_media(tmp_path_factory.mktemp("calm"))
     assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
-    disturbed = RunFile(tmp_path_factory.mktemp("disturbed"), settings)
+    disturbed = with_turns_and_media(tmp_path_factory.mktemp("disturbed"))
     hits = finish_under_fire(disturbed, NUM_KILLS, seed=1, settle_s=(0.1, 6.0))
     return calm, disturbed, hits
+
+
+def test_samples_had_several_turns(scripted_twins) -> None:
+    seen = [row["num_turns/mean"] for row in rows(scripted_twins[0].run_dir / "metrics.jsonl")]
+    assert len(seen) == ITERATIONS and max(seen) > 1.2
 
 
 def test_twenty_kills_change_neither_parameters_nor_optimizer_state(scripted_twins) -> None:

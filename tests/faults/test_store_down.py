@@ -16,10 +16,11 @@ import torch
 
 from tests.conftest import BUCKET
 from tests.runs import ROOT, RunFile, command, environment, kill, living, rows, start, wait_for
+from tests.shard_files import write_shards
 from yatt.adapters.patience import is_passing
 from yatt.checkpoint import store as store_module
 from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.shards import FETCH_BYTES, PIECE_BYTES, Shard, read_shards, write_shards
+from yatt.checkpoint.shards import FETCH_BYTES, PIECE_BYTES, Shard, read_shards
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
@@ -248,7 +249,7 @@ def test_patience_with_a_store_ends_at_its_limit(tmp_path: Path, road: Road) -> 
 WEATHER = ROOT / "tests" / "soak" / "weather"
 
 
-@pytest.mark.parametrize(("fails", "who"), [("error", "node0"), ("error rank-", "trainer")])
+@pytest.mark.parametrize(("fails", "who"), [("error rank-", "uploader"), ("error node-", "node0")])
 def test_a_folder_that_fails_under_a_run_costs_time_and_no_attempt(
     tmp_path: Path, fails: str, who: str
 ) -> None:

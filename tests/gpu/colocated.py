@@ -16,7 +16,14 @@ from yatt.engine.environment import choose_device
 
 ITERATIONS, KILL_AFTER = 6, 2
 LIMIT_S = 540.0
-TOLD = ("lease.grant", "lease.release", "lease.expire", "lease.unproven", "worker.end", "weights.check")
+TOLD = (
+    "lease.grant",
+    "lease.release",
+    "lease.expire",
+    "lease.not_free",
+    "worker.end",
+    "weights.check",
+)
 
 
 def run_file(folder: Path, shape_name: str, *, toy: bool) -> RunFile:
@@ -77,7 +84,7 @@ def figures(run: RunFile) -> dict:
     row["difference_of_allowed"] = round(max(each["difference"] / each["allowed"] for each in checks), 4)
     attempts = {event["attempt"] for event in events if event["kind"] == "attempt.start"}
     assert len(attempts) == 1, "a killed engine costs its requests, not the attempt"
-    assert kinds.count("lease.unproven") <= 1, "the killed engine's memory at most"
+    assert kinds.count("lease.not_free") <= 1, "the killed engine's memory at most"
     return row
 
 

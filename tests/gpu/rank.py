@@ -1,5 +1,6 @@
 """One trainer rank, alone in its world, by real orders, on whatever device there is."""
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class Rank:
         self.worker = TrainerRank(
             config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing, say=print
         )
-        self.worker.handle(m.Build())
+        self.memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.worker.handle(m.Build(stem=f"{self.memory.name}/rank-00000", attempt=1))
         self._iteration = 0
 
     def publish(self, folder: Path, probe: list[list[int]], version: int = 1) -> list[list[float]]:
@@ -63,10 +65,15 @@ def train_order(lengths: list[int], vocab: int, iteration: int) -> m.Train:
         )
         rollouts.append(
             m.Rollout(
-                sample_id=number, prompt_ids=m.pack_ids(ids[:prompt]),
-                completion_ids=m.pack_ids(ids[prompt:]),
-                sampler_logprobs=m.pack_floats([-float(np.log(vocab))] * (length - prompt)),
-                policy_versions=((0, 0, length - prompt),), finish_reason="stop",
+                sample_id=number,
+                turns=(
+                    m.Turn(m.pack_ids(ids[:prompt])),
+                    m.Turn(
+                        m.pack_ids(ids[prompt:]), is_sampled=True,
+                        logprobs=m.pack_floats([-float(np.log(vocab))] * (length - prompt)),
+                        policy_versions=((0, 0, length - prompt),), finish_reason="stop",
+                    ),
+                ),
             )
         )  # fmt: skip
     plan = m.MiniBatchPlan(((tuple(range(len(lengths))),),))

@@ -68,13 +68,13 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
     trainer.learn(1)
     probe = trainer.publish(tmp_path / "a")
     awake, free_awake = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-    swap = trainer.worker._ready.swap
-    held, began_s = swap.device_bytes, time.perf_counter()
+    host = trainer.worker._ready.host
+    held, began_s = host.device_bytes, time.perf_counter()
     trainer.worker.handle(m.Sleep())
     torch.cuda.synchronize()
     slept_s = time.perf_counter() - began_s
     asleep, free_asleep = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
-    assert swap.device_bytes == 0
+    assert host.device_bytes == 0
     assert awake - asleep >= held
     assert asleep - before_bytes <= 64 * MIB  # cuBLAS's workspace stays
     assert free_asleep - free_awake >= 0.9 * held
@@ -85,7 +85,7 @@ def test_off_the_device_no_byte_is_left_and_all_comes_back(trainer, before_bytes
         f"offload: {held / MIB:.0f} MiB away in {slept_s * 1e3:.0f} ms, back in "
         f"{(time.perf_counter() - began_s) * 1e3:.0f} ms; {(asleep - before_bytes) / MIB:.1f} MiB stay"
     )
-    assert swap.device_bytes == held
+    assert host.device_bytes == held
     assert trainer.publish(tmp_path / "b") == probe
 
 

@@ -3,11 +3,14 @@ nothing half-written; or, where a single sample is at fault, a count and a run t
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.runs import RunFile, living, rows, start, yatt
 from tests.tiny_models import make_scripted_model
@@ -47,7 +50,45 @@ def test_an_untrainable_architecture_is_named(good: RunFile, tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
     (folder / "model.safetensors").write_bytes(b"")
     said = refused(good, f"model.path={folder}")
-    assert "architecture BertModel cannot be trained; use Qwen2ForCausalLM" in said
+    assert "architecture BertModel cannot be trained; use LlamaForCausalLM" in said
+
+
+def test_tensors_that_the_config_does_not_promise_are_named_before_anything_starts(
+    good: RunFile, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(good.folder / "policy", policy)
+    config = json.loads((policy / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (policy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers - 1}))
+    assert f"the weight table does not use: model.layers.{layers - 1}.input_layernorm" in refused(
+        good, f"model.path={policy}"
+    )
+    (policy / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
+    assert "layers.0.mlp.gate_proj.weight with shape (" in refused(good, f"model.path={policy}")
+
+
+def test_files_that_no_trainer_should_read_are_named_beside_other_mistakes(
+    good: RunFile, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(good.folder / "policy", policy)
+    (policy / "link.safetensors").symlink_to(tmp_path / "nothing")
+    (policy / "folder.safetensors").mkdir()
+    (policy / "again.safetensors").write_bytes((policy / "model.safetensors").read_bytes())
+    said = refused(good, f"model.path={policy}", "data.train_files=[/nowhere.jsonl]")
+    assert "has folder.safetensors, which is no file" in said and "has link.safetensors, which is no" in said
+    assert "in again.safetensors and in model.safetensors; remove the file that is wrong" in said
+    assert "/nowhere.jsonl" in said
+    for name in ("link", "again"):
+        (policy / f"{name}.safetensors").unlink()
+    (policy / "folder.safetensors").rmdir()
+    tensors = load_file(policy / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int64)
+    save_file(tensors, policy / "model.safetensors")
+    assert "has tensors that cannot be trained: model.norm.weight (I64)" in refused(
+        good, f"model.path={policy}"
+    )
 
 
 def test_the_row_without_a_prompt_is_named(good: RunFile, tmp_path: Path) -> None:

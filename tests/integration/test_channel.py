@@ -39,25 +39,25 @@ async def echo(_: str, body: m.Message) -> m.Message | None:
 
 
 async def asked(
-    folder: Path, *, hub_attempt: int = 3, line_attempt: int = 3, line_keys: CurveKeys | None = None
+    folder: Path, *, server_attempt: int = 3, client_attempt: int = 3, line_keys: CurveKeys | None = None
 ) -> m.Message:
-    """The answer to one request over real TCP, or what ended the hub's reader."""
+    """The answer to one request over real TCP, or what ended the server's reader."""
     keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, attempt=hub_attempt, handler=echo)
+    server = Channel(socket, attempt=server_attempt, handler=echo)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    line = Channel(
+    client = Channel(
         calling_socket(context, address, "node1", line_keys or keys),
-        attempt=line_attempt, handler=echo, peer="node0",
+        attempt=client_attempt, handler=echo, peer="node0",
     )  # fmt: skip
-    failed = asyncio.ensure_future(hub.failure())
+    failed = asyncio.ensure_future(server.failure())
     try:
-        return await line.request("node0", m.Stop(), 1.0)
+        return await client.request("node0", m.Stop(), 1.0)
     finally:
         has_failed = failed.done()
         if not has_failed:
             failed.cancel()
-        await asyncio.gather(line.close(), hub.close())
+        await asyncio.gather(client.close(), server.close())
         context.destroy(linger=0)
         if has_failed:
             failed.result()
@@ -74,12 +74,12 @@ def test_a_peer_with_the_keys_of_another_run_is_not_heard(tmp_path: Path) -> Non
 
 def test_a_ghost_of_a_lower_attempt_is_not_answered(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded):
-        asyncio.run(asked(tmp_path, hub_attempt=3, line_attempt=2))
+        asyncio.run(asked(tmp_path, server_attempt=3, client_attempt=2))
 
 
 def test_who_hears_a_higher_attempt_knows_it_is_the_ghost(tmp_path: Path) -> None:
     with pytest.raises(StaleAttempt, match="is of attempt 4, this process of 3"):
-        asyncio.run(asked(tmp_path, hub_attempt=3, line_attempt=4))
+        asyncio.run(asked(tmp_path, server_attempt=3, client_attempt=4))
 
 
 def test_a_frame_is_acted_on_once() -> None:
@@ -93,16 +93,16 @@ def test_a_frame_is_acted_on_once() -> None:
 async def connected(
     folder: Path, handler: Handler, back: Handler = echo
 ) -> AsyncIterator[tuple[Channel, Channel]]:
-    """A hub and a line to it over CURVE TCP: the hub answers by `handler`, the line by `back`."""
+    """A server and a client to it over CURVE TCP: the server answers by `handler`, the client by `back`."""
     keys, context = make_keys(folder / "keys"), zmq.Context()
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, attempt=3, handler=handler)
+    server = Channel(socket, attempt=3, handler=handler)
     calling = calling_socket(context, socket.getsockopt_string(zmq.LAST_ENDPOINT), "node1", keys)
-    line = Channel(calling, attempt=3, handler=back, peer="node0")
+    client = Channel(calling, attempt=3, handler=back, peer="node0")
     try:
-        yield hub, line
+        yield server, client
     finally:
-        await asyncio.gather(line.close(), hub.close())
+        await asyncio.gather(client.close(), server.close())
         context.destroy(linger=0)
 
 
@@ -131,22 +131,22 @@ class Ear:
 
 def test_thousands_at_once_both_ways_all_arrive_in_order(tmp_path: Path) -> None:
     """The descriptor tells of a change once: whoever sends between two looks must look again."""
-    count, at_hub, at_line = 5000, Ear(), Ear()
+    count, at_server, at_client = 5000, Ear(), Ear()
 
     async def scene() -> None:
-        async with connected(tmp_path, at_hub, at_line) as (hub, line):
-            await line.request("node0", m.Stop(), 5.0)
+        async with connected(tmp_path, at_server, at_client) as (server, client):
+            await client.request("node0", m.Stop(), 5.0)
             for index in range(count):
-                await line.tell("node0", alive(index))
-                await hub.tell("node1", alive(index))
+                await client.tell("node0", alive(index))
+                await server.tell("node1", alive(index))
                 if index % 7 == 0:
                     await asyncio.sleep(0)
-            await at_hub.until(count)
-            await at_line.until(count)
+            await at_server.until(count)
+            await at_client.until(count)
 
     asyncio.run(scene())
-    assert at_hub.heard == list(range(count))
-    assert at_line.heard == list(range(count))
+    assert at_server.heard == list(range(count))
+    assert at_client.heard == list(range(count))
 
 
 def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks_as_well(
@@ -157,13 +157,13 @@ def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks
         return reply(body)
 
     async def scene() -> None:
-        async with connected(tmp_path, same, lambda _, body: reply(body)) as (hub, line):
-            await line.request("node0", m.Stop(), 5.0)
+        async with connected(tmp_path, same, lambda _, body: reply(body)) as (server, client):
+            await client.request("node0", m.Stop(), 5.0)
             asked = [question(index) for index in range(1000)]
             answers = [reply(body) for body in asked]
-            to_hub = asyncio.gather(*(line.request("node0", body, 20.0) for body in asked))
-            to_line = asyncio.gather(*(hub.request("node1", body, 20.0) for body in asked))
-            assert await to_hub == answers and await to_line == answers
+            to_server = asyncio.gather(*(client.request("node0", body, 20.0) for body in asked))
+            to_client = asyncio.gather(*(server.request("node1", body, 20.0) for body in asked))
+            assert await to_server == answers and await to_client == answers
 
     asyncio.run(scene())
 
@@ -174,9 +174,9 @@ def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: py
 
     async def scene() -> None:
         nonlocal most_a_turn
-        async with connected(tmp_path, ear) as (_, line):
+        async with connected(tmp_path, ear) as (_, client):
             for index in range(500):
-                await line.tell("node0", alive(index))
+                await client.tell("node0", alive(index))
             until_s = time.monotonic() + 10.0
             while len(ear.heard) < 500 and time.monotonic() < until_s:
                 before = len(ear.heard)
@@ -190,13 +190,13 @@ def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: py
 
 def test_a_worker_that_is_not_there_cannot_be_asked_and_need_not_be_told(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with connected(tmp_path, echo) as (hub, line):
-            await hub.tell("nobody", m.Done())
+        async with connected(tmp_path, echo) as (server, client):
+            await server.tell("nobody", m.Done())
             with pytest.raises(
                 DeadlineExceeded, match=r"nobody did not answer Stop within 5 s \(Host unreachable\)"
             ):
-                await hub.request("nobody", m.Stop(), 5.0)
-            assert await line.request("node0", m.Stop(), 5.0) == m.Done(), "the hub hears others all the same"
+                await server.request("nobody", m.Stop(), 5.0)
+            assert await client.request("node0", m.Stop(), 5.0) == m.Done(), "the server still hears others"
 
     asyncio.run(scene())
 
@@ -209,10 +209,10 @@ def test_a_request_without_an_answer_ends_at_its_deadline_and_what_comes_later_i
         return reply(body)
 
     async def scene() -> None:
-        async with connected(tmp_path, slow) as (_, line):
+        async with connected(tmp_path, slow) as (_, client):
             with pytest.raises(DeadlineExceeded, match=r"node0 did not answer Stop within 0.1 s \(silent\)"):
-                await line.request("node0", m.Stop(), 0.1)
-            assert await line.request("node0", question(7), 5.0) == reply(question(7))
+                await client.request("node0", m.Stop(), 0.1)
+            assert await client.request("node0", question(7), 5.0) == reply(question(7))
 
     asyncio.run(scene())
 
@@ -221,9 +221,9 @@ def test_an_answer_that_is_none_to_this_order_is_a_failed_order(tmp_path: Path) 
     async def scene() -> None:
         async with connected(tmp_path, lambda _, body: m.Answered(text="", finish_reason="stop")) as (
             _,
-            line,
+            client,
         ):
-            failed = await line.request("node0", m.Stop(), 5.0)
+            failed = await client.request("node0", m.Stop(), 5.0)
             assert failed == m.Failed(error="node0 answered Stop by Answered")
 
     asyncio.run(scene())
@@ -231,11 +231,11 @@ def test_an_answer_that_is_none_to_this_order_is_a_failed_order(tmp_path: Path) 
 
 def test_a_request_to_what_is_gone_ends_with_the_error_that_says_so(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with connected(tmp_path, lambda _, body: None) as (_, line):
-            waiting = asyncio.ensure_future(line.request("node0", m.Stop(), 20.0))
+        async with connected(tmp_path, lambda _, body: None) as (_, client):
+            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), 20.0))
             await asyncio.sleep(0.05)
-            line.fail_waiting("node7", WorkerFailed("another"))
-            line.fail_waiting("node0", WorkerFailed("node0 is gone"))
+            client.fail_waiting("node7", WorkerFailed("another"))
+            client.fail_waiting("node0", WorkerFailed("node0 is gone"))
             with pytest.raises(WorkerFailed, match="node0 is gone"):
                 await waiting
 
@@ -243,9 +243,10 @@ def test_a_request_to_what_is_gone_ends_with_the_error_that_says_so(tmp_path: Pa
 
 
 def test_closing_ends_the_requests_and_handlers_under_way(tmp_path: Path) -> None:
-    ended = []
+    begun, ended = asyncio.Event(), []
 
     async def never(_: str, body: m.Message) -> m.Message | None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -253,16 +254,16 @@ def test_closing_ends_the_requests_and_handlers_under_way(tmp_path: Path) -> Non
         return body
 
     async def scene() -> None:
-        async with connected(tmp_path, never) as (hub, line):
-            waiting = asyncio.ensure_future(line.request("node0", m.Stop(), 20.0))
-            await asyncio.sleep(0.1)
-            await asyncio.gather(line.close(), hub.close())
+        async with connected(tmp_path, never) as (server, client):
+            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), 20.0))
+            await begun.wait()
+            await asyncio.gather(client.close(), server.close())
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, 1.0)
             assert ended == [m.Stop()]
-            await line.tell("node0", m.Done())
+            await client.tell("node0", m.Done())
             with pytest.raises(DeadlineExceeded):
-                await line.request("node0", m.Stop(), 1.0)
+                await client.request("node0", m.Stop(), 1.0)
 
     asyncio.run(scene())
 
@@ -277,11 +278,11 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
         raise KeyError("later")
 
     async def scene() -> None:
-        async with connected(tmp_path, handler, later) as (hub, line):
-            failed = await line.request("node0", question(1), 5.0)
+        async with connected(tmp_path, handler, later) as (server, client):
+            failed = await client.request("node0", question(1), 5.0)
             assert failed == m.Failed(error="a defect at Ask: RuntimeError: at once")
-            assert await line.request("node0", m.Stop(), 5.0) == m.Done()
-            failed = await hub.request("node1", m.Stop(), 5.0)
+            assert await client.request("node0", m.Stop(), 5.0) == m.Done()
+            failed = await server.request("node1", m.Stop(), 5.0)
             assert failed == m.Failed(error="a defect at Stop: KeyError: 'later'")
 
     asyncio.run(scene())
@@ -310,15 +311,15 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
         return False
 
     async def scene() -> None:
-        async with connected(tmp_path, echo) as (hub, line):
-            failed = asyncio.ensure_future(hub.failure())
+        async with connected(tmp_path, echo) as (server, client):
+            failed = asyncio.ensure_future(server.failure())
             for data in bad_frames(draw, 5000):
                 if not is_of_a_higher_attempt(data):
-                    line._socket.send(data)
-            line._socket.send_multipart([b"two", b"parts"])
-            line._seqs["node0"] = 60000  # those before may have been used up by what was random
-            assert await line.request("node0", m.Stop(), 20.0) == m.Done(), seed
-            assert hub.num_dropped > 500, seed
+                    client._socket.send(data)
+            client._socket.send_multipart([b"two", b"parts"])
+            client._seqs["node0"] = 60000  # those before may have been used up by what was random
+            assert await client.request("node0", m.Stop(), 20.0) == m.Done(), seed
+            assert server.num_dropped > 500, seed
             assert not failed.done(), seed
             failed.cancel()
 
@@ -333,18 +334,18 @@ def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_
         return m.Done()
 
     async def scene() -> None:
-        async with connected(tmp_path, note) as (hub, line):
-            assert await line.request("node0", m.Stop(), 20.0) == m.Done(), (
+        async with connected(tmp_path, note) as (server, client):
+            assert await client.request("node0", m.Stop(), 20.0) == m.Done(), (
                 "no stranger: it was answered before"
             )
             acted.clear()
             fraction: Any = 4.5
             ask = m.Ask(genrm="judge", text="", seed=1, max_tokens=fraction, temperature=0.0)
-            failed = await line.request("node0", ask, 20.0)
+            failed = await client.request("node0", ask, 20.0)
             assert isinstance(failed, m.Failed) and not failed.user
             assert "not a valid message: Expected `int`, got `float` - at `$.max_tokens`" in failed.error
-            assert hub.num_dropped == 1 and not acted
-            assert await line.request("node0", m.Stop(), 20.0) == m.Done()
+            assert server.num_dropped == 1 and not acted
+            assert await client.request("node0", m.Stop(), 20.0) == m.Done()
 
     asyncio.run(scene())
 
@@ -376,10 +377,10 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
         return reply(body)
 
     async def scene() -> None:
-        async with connected(tmp_path, slow) as (_, line):
-            line._resend_s = 0.05
-            line._socket = Lossy(line._socket, lambda: draw.random() < 0.4)
-            calls = (line.request("node0", question(index), 5.0) for index in range(200))
+        async with connected(tmp_path, slow) as (_, client):
+            client._resend_s = 0.05
+            client._socket = Lossy(client._socket, lambda: draw.random() < 0.4)
+            calls = (client.request("node0", question(index), 5.0) for index in range(200))
             answers = await asyncio.gather(*calls)
             assert answers == [reply(question(index)) for index in range(200)]
 
@@ -395,9 +396,9 @@ def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
         return reply(body)
 
     async def asked_with(progress: Callable[[str], int]) -> m.Message:
-        async with connected(tmp_path, long) as (hub, line):
-            hub._progress, line._resend_s = progress, 0.1
-            return await line.request("node0", m.Stop(), 0.6)
+        async with connected(tmp_path, long) as (server, client):
+            server._progress, client._resend_s = progress, 0.1
+            return await client.request("node0", m.Stop(), 0.6)
 
     assert asyncio.run(asked_with(lambda _: next(steps))) == m.Done()
     with pytest.raises(DeadlineExceeded, match=r"within 0\.6 s"):
@@ -416,7 +417,7 @@ os._exit(0)
 
 
 def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
-    """Also before its line is up."""
+    """Also before its client is up."""
 
     async def play() -> set[str]:
         context, heard = zmq.Context(), set()
@@ -424,8 +425,8 @@ def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
         def hear(sender: str, _: m.Message) -> None:
             heard.add(sender)
 
-        endpoint = f"ipc://{tmp_path}/hub"
-        hub = Channel(listening_socket(context, endpoint), attempt=3, handler=hear)
+        endpoint = f"ipc://{tmp_path}/server"
+        server = Channel(listening_socket(context, endpoint), attempt=3, handler=hear)
         argv = [sys.executable, "-c", LAST_WORD, endpoint]
         workers = [await asyncio.create_subprocess_exec(*argv, f"w{number}") for number in range(8)]
         assert [await worker.wait() for worker in workers] == [0] * 8
@@ -433,7 +434,7 @@ def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
             async with asyncio.timeout(10):
                 while len(heard) < 8:
                     await asyncio.sleep(0.01)
-        await hub.close()
+        await server.close()
         context.term()
         return heard
 

@@ -49,13 +49,13 @@ def test_a_pair_of_peers_opens_no_more_than_the_bound_says(tmp_path: Path) -> No
     """Both ends of each line are in this process: its three descriptors are what one node has for a peer
     that also has a line to it."""
     keys, context, num = make_keys(tmp_path / "keys"), zmq.Context(), 20
-    hub = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    address, before = hub.getsockopt_string(zmq.LAST_ENDPOINT), num_open()
+    server = listening_socket(context, "tcp://127.0.0.1:*", keys)
+    address, before = server.getsockopt_string(zmq.LAST_ENDPOINT), num_open()
     lines = [calling_socket(context, address, f"node{index}", keys) for index in range(num)]
     for line in lines:
         line.send(b"x")
     for _ in range(num):
-        hub.recv_multipart()
+        server.recv_multipart()
     opened = (num_open() - before) / num
     context.destroy(linger=0)
     assert 2 < opened <= PER_PEER

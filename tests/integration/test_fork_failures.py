@@ -115,11 +115,11 @@ async def main():
             parts.workers.forget(worker, how)
             parts.arbiter.died(worker)
 
-    hub = Channel(
-        listening_socket(zmq.Context(), f"ipc://{root}/hub"), attempt=1, handler=lambda *_: None, resend_s=0
+    server = Channel(
+        listening_socket(zmq.Context(), f"ipc://{root}/s"), attempt=1, handler=lambda *_: None, resend_s=0
     )
     events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
-    parts = build_components(node, hub, Peers(), events, FailureReports(events, None))
+    parts = build_components(node, server, Peers(), events, FailureReports(events, None))
     slab, arbiter = node.slabs[0], asyncio.gather(parts.arbiter.run(), watch_exits())
     await asyncio.sleep(0.2)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))

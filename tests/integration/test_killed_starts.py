@@ -46,10 +46,10 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
             troubles.append((report.error, report.exit_code))
 
         context = zmq.Context()
-        socket = listening_socket(context, f"ipc://{root}/hub")
-        hub = Channel(socket, attempt=1, handler=lambda *_: None, resend_s=0)
+        socket = listening_socket(context, f"ipc://{root}/server")
+        server = Channel(socket, attempt=1, handler=lambda *_: None, resend_s=0)
         events = EventLog(attempt=1, node=0, role="controller", sink=lambda _: None)
-        parts = build_components(node, hub, Peers(), events, FailureReports(events, deliver))
+        parts = build_components(node, server, Peers(), events, FailureReports(events, deliver))
         slab = node.slabs[0]
         arbiter = asyncio.gather(parts.arbiter.run(), parts.reports.run(), watch_exits())
         (engine,) = (w for w in parts.supervisor.workers.values() if w.role == ROLLOUT)
@@ -63,7 +63,7 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
             await asyncio.sleep(0.02)
         await parts.supervisor.close(1.0)
         arbiter.cancel()
-        await hub.close()
+        await server.close()
         context.destroy(linger=0)
         return kills
 

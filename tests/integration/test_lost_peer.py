@@ -70,12 +70,12 @@ async def started(folder: Path) -> AsyncIterator[Cluster]:
         async def handler(_: str, body: m.Message, index: int = index) -> m.Message | None:
             return await cluster.answer(index, body)
 
-        hub = Channel(socket, attempt=1, handler=handler)
+        server = Channel(socket, attempt=1, handler=handler)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         calling = calling_socket(context, address, "node0", keys)
         line = Channel(calling, attempt=1, handler=handler, peer=f"node{index}")
         cluster.peers.lines[index] = line
-        channels += [hub, line]
+        channels += [server, line]
     try:
         yield cluster
     finally:

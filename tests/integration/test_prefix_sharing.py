@@ -113,7 +113,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
         host="",
         device="cpu",
     )
-    context, endpoint = zmq.Context(), f"ipc://{folder}/hub"
+    context, endpoint = zmq.Context(), f"ipc://{folder}/server"
     here: dict[str, asyncio.Event] = {name: asyncio.Event() for name in ("e0", "e1")}
 
     def hear(sender: str, body: m.Message) -> None:
@@ -122,13 +122,13 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
         elif isinstance(body, m.Completed):
             engines.completed(sender, body)
 
-    hub = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
-    engines = LocalEngines(hub, config)
+    server = Channel(listening_socket(context, endpoint), attempt=1, handler=hear, resend_s=0)
+    engines = LocalEngines(server, config)
     router = Router(node, engines, Peers(), Progress(int))
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]
     try:
         await asyncio.wait_for(asyncio.gather(*(each.wait() for each in here.values())), 120)
-        await asyncio.gather(*(hub.request(name, m.Wake(), 120, token=1) for name in here))
+        await asyncio.gather(*(server.request(name, m.Wake(), 120, token=1) for name in here))
         for name, slab in zip(here, node.slabs, strict=True):
             await engines.add(name, ROLLOUT, slab, token=1)
         asked = [
@@ -136,13 +136,13 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
         ]
         completed = await asyncio.wait_for(asyncio.gather(*asked), 120)
         assert [len(each.token_ids) // 4 for each in completed] == [8] * (GROUPS * N)
-        await asyncio.gather(*(hub.request(name, m.Stop(), 30) for name in here))
+        await asyncio.gather(*(server.request(name, m.Stop(), 30) for name in here))
         assert [await asyncio.to_thread(worker.wait, 30) for worker in workers] == [0, 0]
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-        await hub.close()
+        await server.close()
         context.term()
     return [json.loads((folder / f"{name}.json").read_text()) for name in here]
 

@@ -53,9 +53,9 @@ async def met(nodes: list[Node], counts: "Counter[str]") -> None:
         peers[-1].dial_with(dial)
     answers = await asyncio.gather(*(each.request(0, m.Stop(), LIMIT_S) for each in peers[1:]))
     assert answers == [m.Done()] * len(peers[1:])
-    for (hub, _), each in zip(found, peers, strict=True):
+    for (server, _), each in zip(found, peers, strict=True):
         await each.close()
-        await hub.close()
+        await server.close()
     context.term()
 
 

@@ -109,7 +109,7 @@ class Pair:
 async def connected(folder: Path) -> AsyncIterator[Pair]:
     keys, context, pair = make_keys(folder / "keys"), zmq.Context(), Pair(folder)
     socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    hub = Channel(socket, attempt=1, handler=pair.answer)
+    server = Channel(socket, attempt=1, handler=pair.answer)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     line = Channel(
         calling_socket(context, address, "node1", keys), attempt=1, handler=pair.answer, peer="node0"
@@ -118,7 +118,7 @@ async def connected(folder: Path) -> AsyncIterator[Pair]:
     try:
         yield pair
     finally:
-        await asyncio.gather(line.close(), hub.close())
+        await asyncio.gather(line.close(), server.close())
         context.destroy(linger=0)
 
 

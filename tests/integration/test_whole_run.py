@@ -9,6 +9,7 @@ import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
+from tests.unit.adapters.test_judge_api import Service, says
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -188,3 +189,44 @@ def test_several_judges_with_weights_one_of_them_a_python_function(tmp_path: Pat
         assert row["genrm/asked/asked"] >= 32, "two opinions a completion"
     phases = [e["phase"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "phase.begin"]
     assert phases.count("score") == 4, "colocated: each judge has the GPUs in turn, each iteration"
+
+
+RANKS = '''
+def compute_score(prompts, completions, ground_truth, **columns):
+    """Rank by length in the group; this needs all of it."""
+    assert len(completions) == 4 and len(set(prompts)) == 1, (prompts, completions)
+    return [sum(len(other) < len(mine) for other in completions) / 3 for mine in completions]
+'''
+
+
+def test_a_function_ranks_groups_and_judges_compare_them_one_behind_a_url(tmp_path: Path) -> None:
+    folder = make_scripted_model(tmp_path / "judge", mean_tokens=4)
+    (Path(folder) / "model.safetensors").write_bytes(b"")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    service = Service(lambda number: (503, {}, b"") if number % 9 == 0 else says(f"[[{'AB'[number % 2]}]]"))
+    pair = {
+        "judging": "pairwise", "template": "{prompt}|{completion_a}|{completion_b}", "pairs": "circular",
+        "on_unparsable": "score", "unparsable_score": 0.5,
+    }  # fmt: skip
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "rewards": [{"name": "rank", "path": str(tmp_path / "ranks.py"), "style": "trl"}],
+        "genrms": [
+            {"name": "near", "model": folder, "engine": "scripted", "max_model_tokens": 128, "max_tokens": 8,
+             **pair, "verdict": {"pattern": "([a-z])", "scores": {"e": 1.0, "t": 0.0}}},
+            {"name": "far", "model": "big", "api": {"url": service.url, "retries": 3},
+             **pair, "verdict": {"pattern": "\\[\\[([AB])\\]\\]", "scores": {"A": 1.0, "B": 0.0}}},
+        ],
+        "trainer": {"total_iterations": 2},
+    })  # fmt: skip
+    try:
+        written = finished(run)
+    finally:
+        service.close()
+    for row in written:
+        assert row["genrm/near/asked"] >= 32 and row["genrm/far/asked"] >= 32, "4 groups x 4 pairs x 2 orders"
+        for name in ("rank", "near", "far"):
+            assert 0 <= row[f"critic/score/{name}/mean"] <= 1
+    assert len(service.got) > 64 and {body["model"] for _, body, _ in service.got} == {"big"}
+    workers = {e["worker"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "worker.start"}
+    assert any("genrm-near" in name for name in workers) and not any("far" in name for name in workers)

@@ -54,7 +54,13 @@ class Bench:
         cpus=(),
         **lease,
     ):
-        timing = {"release_s": 2.0, "term_s": 0.5, "kill_s": 5.0, "prove_s": 0.6, "slack_bytes": 64 * MIB}
+        timing = {
+            "release_s": 2.0,
+            "term_s": 0.5,
+            "kill_s": 5.0,
+            "memory_check_s": 0.6,
+            "slack_bytes": 64 * MIB,
+        }
         paths = make_run(
             tmp_path, lease={**timing, **lease}, launch={"scratch_dir": short_folder(), "gpus_per_node": 1}
         )

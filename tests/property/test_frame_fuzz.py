@@ -83,7 +83,7 @@ def same(left: list[m.Message], right: list[m.Message]) -> bool:
     return list(map(repr, left)) == list(map(repr, right))
 
 
-@pytest.mark.parametrize("is_hub", [True, False], ids=["to a hub", "to a line"])
+@pytest.mark.parametrize("is_hub", [True, False], ids=["to a server", "to a line"])
 def test_a_channel_acts_on_valid_messages_alone_and_counts_all_others(tmp_path: Path, is_hub: bool) -> None:
     expected = Expected(list(frames(ATTEMPT, COUNT, random.Random(SEED))))
     acted: list[m.Message] = []
@@ -101,7 +101,7 @@ def test_a_channel_acts_on_valid_messages_alone_and_counts_all_others(tmp_path: 
         hub_socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
         address = hub_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         line_socket = calling_socket(context, address, "node1", keys)
-        line_socket.send(b"")  # the hub knows the line from now on
+        line_socket.send(b"")  # the server knows the line from now on
         assert hub_socket.recv_multipart() == [b"node1", b""]
         receiver, raw = (hub_socket, line_socket) if is_hub else (line_socket, hub_socket)
         channel = Channel(receiver, attempt=ATTEMPT, handler=act, peer="" if is_hub else "node0")
@@ -142,13 +142,13 @@ async def answered(raw: zmq.Socket, seq: int) -> None:
 
 def test_a_worker_takes_valid_orders_alone(tmp_path: Path) -> None:
     expected = Expected(list(frames(ATTEMPT, COUNT, random.Random(SEED + 1))))
-    context, endpoint = zmq.Context(), f"ipc://{tmp_path}/hub"
-    hub = listening_socket(context, endpoint)
+    context, endpoint = zmq.Context(), f"ipc://{tmp_path}/server"
+    server = listening_socket(context, endpoint)
     link = WorkerLink(endpoint, worker="engine", attempt=ATTEMPT)
     link.send(m.Done())
-    hub.recv_multipart()
+    server.recv_multipart()
     for parts in [*expected.sent, [encode_frame(ATTEMPT, expected.next_seq, 0, m.Stop())]]:
-        hub.send_multipart([b"engine", *parts])
+        server.send_multipart([b"engine", *parts])
     taken, last, until_s = [], None, time.monotonic() + BOUND_S
     while last != expected.next_seq and time.monotonic() < until_s:
         order = link.receive(0.1)
@@ -156,7 +156,7 @@ def test_a_worker_takes_valid_orders_alone(tmp_path: Path) -> None:
             taken.append(order.body)
             last = order.seq
     link.close()
-    hub.close(linger=0)
+    server.close(linger=0)
     context.term()
     assert last == expected.next_seq and taken.pop() == m.Stop(), SEED
     answers = len(taken) - len(expected.acted)  # to what it never asked: its owner does not know them
@@ -203,7 +203,7 @@ def test_the_ranks_key_value_service_goes_on_serving(tmp_path: Path) -> None:
 
 
 def swapped(keys: CurveKeys, folder: Path) -> Path:
-    """Keys with which a caller shows the hub's own key."""
+    """Keys with which a caller shows the server's own key."""
     shutil.copytree(keys.folder, folder)
     shutil.copy(keys.secret("server"), folder / "client.key_secret")
     return folder
@@ -224,7 +224,7 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
         gate = Gate(context, own)
         socket = listening_socket(context, "tcp://127.0.0.1:*", own)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        hub = Channel(socket, attempt=ATTEMPT, handler=lambda _, body: heard.append(body) or m.Done())
+        server = Channel(socket, attempt=ATTEMPT, handler=lambda _, body: heard.append(body) or m.Done())
         lines = []
 
         async def asked(keys: CurveKeys, limit_s: float) -> m.Message:
@@ -234,11 +234,11 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
 
         with pytest.raises(DeadlineExceeded):
             await asked(strangers[whose], 1.0)
-        with pytest.raises(DeadlineExceeded):  # a hub's key is no caller's
+        with pytest.raises(DeadlineExceeded):  # a server's key is no caller's
             await asked(CurveKeys(swapped(own, tmp_path / "swapped")), 1.0)
         assert not heard
         assert await asked(own, BOUND_S) == m.Done()
-        await asyncio.gather(hub.close(), *(line.close() for line in lines))
+        await asyncio.gather(server.close(), *(line.close() for line in lines))
         gate.close()
         context.destroy(linger=0)
 
@@ -249,7 +249,7 @@ def test_a_message_of_a_higher_attempt_ends_the_reading_and_is_not_acted_on(tmp_
     acted: list[m.Message] = []
 
     async def scene() -> None:
-        context, endpoint = zmq.Context(), f"ipc://{tmp_path}/hub"
+        context, endpoint = zmq.Context(), f"ipc://{tmp_path}/server"
         channel = Channel(
             listening_socket(context, endpoint), attempt=ATTEMPT, handler=lambda _, b: acted.append(b)
         )

@@ -13,7 +13,7 @@ import pytest
 from yatt.core import lease as rules
 from yatt.core.lease import SlabLease, Stage, Timing
 
-TIMING = Timing(ttl_s=2, stall_s=4, release_s=1, term_s=1, kill_s=1, prove_s=1)
+TIMING = Timing(ttl_s=2, stall_s=4, release_s=1, term_s=1, kill_s=1, memory_check_s=1)
 LAST_TICK = 6
 Step = Callable[[SlabLease, rules.Event, float, Timing], rules.Result]
 
@@ -86,7 +86,7 @@ def measured(world: World, step: Step) -> Iterator[World]:
     """The measurement is true: clean iff nobody but the wanted role keeps memory, nobody works or dies."""
     if world.measuring:
         clean = not (world.memory - {world.lease.wanted}) and not world.using and not world.doomed
-        yield feed(replace(world, measuring=False), rules.Proof(clean), step)
+        yield feed(replace(world, measuring=False), rules.MemoryChecked(clean), step)
 
 
 def obeyed(world: World, step: Step) -> Iterator[World]:
@@ -129,7 +129,7 @@ def test_no_schedule_gives_a_slab_to_two() -> None:
 def test_every_wait_of_the_arbiter_ends() -> None:
     """Left alone with a holder that never answers and never dies, it quarantines; it never waits for ever."""
     lease, _ = rules.step(SlabLease(), rules.Want("A"), 0.0, TIMING)
-    lease, _ = rules.step(lease, rules.Proof(True), 0.0, TIMING)
+    lease, _ = rules.step(lease, rules.MemoryChecked(True), 0.0, TIMING)
     for tick in range(20):
         lease, _ = rules.step(lease, rules.Tick(), float(tick), TIMING)
     assert lease.stage is Stage.QUARANTINED
@@ -142,7 +142,7 @@ def test_memory_that_never_comes_back_is_quarantined_after_the_sleepers_were_kil
     for tick in range(20):
         lease, actions = rules.step(lease, rules.Tick(), float(tick), TIMING)
         purged |= rules.Purge("A") in actions
-        lease, _ = rules.step(lease, rules.Proof(False, "genrm keeps 16 GiB"), float(tick), TIMING)
+        lease, _ = rules.step(lease, rules.MemoryChecked(False, "genrm keeps 16 GiB"), float(tick), TIMING)
     assert purged
     assert lease.stage is Stage.QUARANTINED
     assert "genrm keeps 16 GiB" in lease.cause
@@ -153,15 +153,15 @@ def test_memory_that_never_comes_back_is_quarantined_after_the_sleepers_were_kil
 
 def grants_without_proof(lease, event, now_s, timing):
     after, actions = rules.step(lease, event, now_s, timing)
-    if after.stage is Stage.PROVING and after.wanted:
-        return rules.step(after, rules.Proof(True), now_s, timing)
+    if after.stage is Stage.CHECKING and after.wanted:
+        return rules.step(after, rules.MemoryChecked(True), now_s, timing)
     return after, actions
 
 
 def takes_the_word_of_a_releaser(lease, event, now_s, timing):
     if isinstance(event, rules.Released) and lease.wanted:
         after, _ = rules.step(lease, event, now_s, timing)
-        return rules.step(after, rules.Proof(True), now_s, timing)
+        return rules.step(after, rules.MemoryChecked(True), now_s, timing)
     return rules.step(lease, event, now_s, timing)
 
 
@@ -169,7 +169,7 @@ def believes_kill_is_death(lease, event, now_s, timing):
     after, actions = rules.step(lease, event, now_s, timing)
     if any(isinstance(a, rules.Kill) for a in actions):
         after, more = rules.step(after, rules.Died(after.holder), now_s, timing)
-        after, last = rules.step(after, rules.Proof(True), now_s, timing)
+        after, last = rules.step(after, rules.MemoryChecked(True), now_s, timing)
         return after, (*actions, *more, *last)
     return after, actions
 
@@ -177,8 +177,8 @@ def believes_kill_is_death(lease, event, now_s, timing):
 def grants_on_expiry(lease, event, now_s, timing):
     after, actions = rules.step(lease, event, now_s, timing)
     if after.stage is Stage.TERMINATED and lease.stage is not Stage.TERMINATED and after.wanted:
-        proving = replace(after, stage=Stage.PROVING)
-        return rules.step(proving, rules.Proof(True), now_s, timing)
+        checking = replace(after, stage=Stage.CHECKING)
+        return rules.step(checking, rules.MemoryChecked(True), now_s, timing)
     return after, actions
 
 
@@ -191,15 +191,15 @@ def reuses_a_token(lease, event, now_s, timing):
 
 def forgets_whom_it_kills(lease, event, now_s, timing):
     """Takes memory alone as proof, as the first version of the rules did."""
-    if isinstance(event, rules.Proof) and lease.purged and lease.stage is Stage.PROVING:
-        return rules.step(lease, rules.Proof(True), now_s, timing)
+    if isinstance(event, rules.MemoryChecked) and lease.purged and lease.stage is Stage.CHECKING:
+        return rules.step(lease, rules.MemoryChecked(True), now_s, timing)
     return rules.step(lease, event, now_s, timing)
 
 
-def gives_up_proving_and_grants(lease, event, now_s, timing):
-    overdue = lease.stage is Stage.PROVING and now_s - lease.since_s >= timing.prove_s
+def gives_up_checking_and_grants(lease, event, now_s, timing):
+    overdue = lease.stage is Stage.CHECKING and now_s - lease.since_s >= timing.memory_check_s
     if overdue and lease.wanted and isinstance(event, rules.Tick):
-        return rules.step(lease, rules.Proof(True), now_s, timing)
+        return rules.step(lease, rules.MemoryChecked(True), now_s, timing)
     return rules.step(lease, event, now_s, timing)
 
 
@@ -212,7 +212,7 @@ def gives_up_proving_and_grants(lease, event, now_s, timing):
         grants_on_expiry,
         reuses_a_token,
         forgets_whom_it_kills,
-        gives_up_proving_and_grants,
+        gives_up_checking_and_grants,
     ],
 )
 def test_a_planted_mistake_is_caught(wrong: Step) -> None:
@@ -230,7 +230,7 @@ def test_a_beat_of_an_old_token_does_not_renew() -> None:
 
 def test_a_holder_that_is_heard_of_but_makes_no_progress_loses_its_lease() -> None:
     lease, _ = rules.step(SlabLease(), rules.Want("A"), 0.0, TIMING)
-    lease, _ = rules.step(lease, rules.Proof(True), 0.0, TIMING)
+    lease, _ = rules.step(lease, rules.MemoryChecked(True), 0.0, TIMING)
     for tick in range(1, 6):
         lease, _ = rules.step(lease, rules.Beat(1, 7), float(tick), TIMING)
         lease, actions = rules.step(lease, rules.Tick(), float(tick), TIMING)

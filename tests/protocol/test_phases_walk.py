@@ -1,7 +1,8 @@
 """Every order in which answers of nodes, acts of the leader, requests to stop and losses of nodes can come.
 
-Two settings: slabs that change hands on two nodes over two iterations; and one trainer node with two
-engine nodes, of which two may be lost at any moment, dead or only standing still.
+Three settings: slabs that change hands on two nodes over two iterations; one trainer node with two engine
+nodes, of which two may be lost at any moment, dead or only standing still; and one node that saves each of
+three iterations, whose uploads end or fail at any moment, are reported twice, and late.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from yatt.core import phases
 from yatt.core.nodeset import NodeSet
 from yatt.core.phases import Phase, PhasePart, Program, RunState
+from yatt.core.saving import MAX_FAILURES, NO_SAVES
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
@@ -32,8 +34,18 @@ ELASTIC = Program(
     validates=False,
     num_scorings=0,
 )
+SAVING = Program(
+    nodes=frozenset({0}),
+    trainer_nodes=frozenset({0}),
+    total_iterations=3,
+    save_every=1,
+    validate_every=0,
+    validates=False,
+    num_scorings=0,
+    exports=True,
+)
 Step = Callable[[RunState, phases.Event, Program], phases.Result]
-NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH}
+NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH, Phase.EXPORT}
 TRAINER, ENGINES, JUDGES = "trainer", "engines", "judges"
 
 
@@ -50,8 +62,13 @@ class World:
     again_left: int = 1
     stop_left: int = 1
     acts_after_stop: tuple[Phase, ...] = ()
+    fails_after_stop: int = 0
     trained: tuple[int, ...] = ()
-    saved: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+    in_flight: int = 0
+    committed: tuple[int, ...] = ()
+    fail_left: int = 0
+    exported: bool = False
     validated: tuple[int, ...] = ()  # to the end
     end: phases.End | None = None
 
@@ -78,6 +95,8 @@ def apply(world: World, program: Program, result: phases.Result) -> World:
                 world = replace(world, acting=None)
             case phases.Exclude():
                 world = replace(world, lost=world.lost | {action.node})
+            case phases.PostponeSave():
+                assert action.in_flight == world.in_flight, "a save is postponed for nothing"
             case phases.End():
                 world = replace(world, end=action)
     return world
@@ -101,15 +120,20 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         assert (node, act.seq - 1) in world.done, f"{act.phase} acts before node {node} has entered"
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
-        assert after_stop == (Phase.SAVE,), f"the work after a request to stop is not bounded: {after_stop}"
+        saves = (Phase.SAVE,) * len(after_stop)
+        assert after_stop == saves and len(saves) <= 1 + world.fails_after_stop, (
+            f"the work after a request to stop is not bounded: {after_stop}"
+        )
         world = replace(world, acts_after_stop=after_stop)
     if act.phase is Phase.TRAIN:
         assert world.trained == tuple(range(1, act.iteration)), f"iteration {act.iteration} out of turn"
         world = replace(world, trained=(*world.trained, act.iteration))
     if act.phase is Phase.SAVE:
-        assert act.iteration not in world.saved, f"iteration {act.iteration} is saved twice"
+        assert not world.in_flight, "two saves are in flight"
+        assert act.iteration not in world.committed, f"iteration {act.iteration} is saved twice"
         assert world.trained[-1:] == (act.iteration,), "a save of something that was not trained"
-        world = replace(world, saved=(*world.saved, act.iteration))
+    if act.phase is Phase.EXPORT:
+        assert not world.exported and world.committed[-1:] == (program.total_iterations,), "an early export"
     return replace(world, acting=act)
 
 
@@ -155,7 +179,33 @@ def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> 
         done = replace(world, acting=None, again_left=world.again_left - again)
         if act.phase is Phase.VALIDATE:
             done = replace(done, validated=(*world.validated, act.iteration))
+        if act.phase is Phase.SAVE:
+            done = replace(done, in_flight=act.iteration, taken=(*world.taken, act.iteration))
+        if act.phase is Phase.EXPORT:
+            done = replace(done, exported=True)
         yield apply(done, program, step(world.state, phases.Acted(act.seq, again=again), program))
+
+
+def ends_of_upload(world: World, step: Step, program: Program) -> Iterator[World]:
+    """The save in flight is committed, or fails, at any moment; each may be reported again."""
+    for iteration in {world.in_flight} - {0}:
+        done = replace(world, in_flight=0, committed=(*world.committed, iteration))
+        yield heard(done, phases.Committed(iteration), step, program)
+        if world.fail_left:
+            is_late = int(bool(world.state.stop))
+            failed = replace(
+                world, in_flight=0, fail_left=world.fail_left - 1,
+                fails_after_stop=world.fails_after_stop + is_late,
+            )  # fmt: skip
+            yield heard(failed, phases.SaveFailed(iteration, "the disk is full"), step, program)
+
+
+def heard(world: World, event: phases.Event, step: Step, program: Program) -> World:
+    """After this event came twice."""
+    once = apply(world, program, step(world.state, event, program))
+    again, actions = step(once.state, event, program)
+    assert (again, actions) == (once.state, ()), f"{event} counts twice"
+    return once
 
 
 def moves(world: World, step: Step, program: Program) -> Iterator[World]:
@@ -168,15 +218,21 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
             yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
     if world.acting is not None:
         yield from ends_of_act(world, world.acting, step, program)
+    yield from ends_of_upload(world, step, program)
     if world.stop_left:
         stopped = replace(world, stop_left=0)
         yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
     yield from losses(world, step, program)
 
 
-def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1) -> list[World]:
+def walk(
+    step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1, fail_left: int = 0
+) -> list[World]:
     nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
-    first = World(nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left)
+    first = World(
+        nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left,
+        fail_left=fail_left,
+    )  # fmt: skip
     todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
     while todo:
@@ -187,7 +243,9 @@ def walk(step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_lef
         kept_turns = 2 if len(program.nodes) == 2 else 1
         made = (without_old_mail(w, kept_turns) for w in moves(world, step, program))
         after = [w for w in made if w not in seen]
-        calm = replace(world, stop_left=0, lose_left=0)  # what disturbs a run is not what moves it on
+        calm = replace(
+            world, stop_left=0, lose_left=0, fail_left=0
+        )  # what disturbs a run is not what moves it on
         assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
         seen.update(after)
         todo.extend(after)
@@ -204,7 +262,8 @@ def without_old_mail(world: World, turns: int) -> World:
 def check_end(world: World, program: Program) -> None:
     assert world.end is not None
     if world.end.exit_code == 1:
-        assert program.cause_without(world.lost), "a run that can go on does"
+        has_given_up = world.state.saving.failures == MAX_FAILURES
+        assert program.cause_without(world.lost) or has_given_up, "a run that can go on does"
         return
     if world.end.exit_code == 0:
         assert len(world.trained) == program.total_iterations, (
@@ -213,7 +272,9 @@ def check_end(world: World, program: Program) -> None:
         assert not program.validates or world.validated[-1:] == (program.total_iterations,), (
             "a run that says it is finished validated what it ends with"
         )
-    assert world.trained[-1:] == world.saved[-1:], f"the end of the run is not saved: {world}"
+        assert world.exported == program.exports, "a run that says it is finished wrote its model"
+    assert world.trained[-1:] == world.committed[-1:], f"the end of the run is not saved: {world}"
+    assert not world.in_flight, "the run ends during an upload"
 
 
 def test_no_order_of_events_breaks_a_run() -> None:
@@ -357,7 +418,67 @@ def test_a_failure_ends_the_run_with_its_exit_code() -> None:
 def test_a_resumed_run_goes_on_after_its_checkpoint() -> None:
     state = RunState(phase=Phase.BUILD, part=PhasePart.ACT, seq=3, owed=NodeSet())
     after, _ = phases.step(state, phases.Acted(3, resumed=1), PROGRAM)
-    assert (after.trained, after.saved, after.phase) == (1, 1, Phase.PUBLISH)
+    assert (after.trained, after.saving.committed, after.phase) == (1, 1, Phase.PUBLISH)
+
+
+def test_no_end_of_an_upload_breaks_a_run() -> None:
+    ends = walk(phases.step, SAVING, fail_left=MAX_FAILURES)
+    assert {world.end.exit_code for world in ends if world.end} == {0, 1, 75}
+    finished = {(world.taken, world.committed) for world in ends if world.end and world.end.exit_code == 0}
+    assert ((1, 2, 3), (1, 2, 3)) in finished, "each iteration is saved when uploads are quick"
+    assert ((1, 3), (1, 3)) in finished, "a slow upload postpones the next save"
+    assert any(taken.count(3) > 1 for taken, _ in finished), "a failed last save is taken again"
+
+
+def ends_without_the_commit(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if after.phase is Phase.COMMIT and state.phase is not Phase.COMMIT:
+        return phases.step(replace(after, saving=replace(after.saving, in_flight=0)), event, program)
+    return after, actions
+
+
+def counts_any_commit(state, event, program):
+    if isinstance(event, phases.Committed):
+        state = replace(state, saving=replace(state.saving, in_flight=event.iteration))
+    return phases.step(state, event, program)
+
+
+def forgets_what_was_postponed(state, event, program):
+    after, actions = phases.step(state, event, program)
+    return replace(after, saving=replace(after.saving, is_postponed=False, failures=0)), actions
+
+
+def takes_two_at_once(state, event, program):
+    if isinstance(event, phases.Acted) and state.phase is Phase.TRAIN:
+        state = replace(state, saving=replace(state.saving, in_flight=0))
+    return phases.step(state, event, program)
+
+
+def calls_a_taken_save_a_commit(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.Acted) and state.phase is Phase.SAVE:
+        return replace(after, saving=replace(NO_SAVES, committed=after.trained)), actions
+    return after, actions
+
+
+def exports_before_the_commit(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if after.phase is Phase.COMMIT and after.trained == program.total_iterations and not after.stop:
+        return after, (*actions, phases.Act(Phase.EXPORT, 0, after.trained, after.seq))
+    return after, actions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ends_without_the_commit, counts_any_commit, takes_two_at_once, calls_a_taken_save_a_commit,
+        exports_before_the_commit, forgets_what_was_postponed,
+    ],
+)  # fmt: skip
+def test_a_planted_mistake_about_saves_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        ends = walk(wrong, SAVING, fail_left=MAX_FAILURES)
+        assert 1 in {world.end.exit_code for world in ends if world.end}
 
 
 SYMPTOM = phases.Failure("trainer-n0r0: connection closed by peer", 1, is_symptom=True)

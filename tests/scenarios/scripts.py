@@ -46,7 +46,7 @@ def _changed(before: str, after: str) -> list[str]:
 
 
 def lease_play(settings: dict[str, str]) -> Play:
-    """`at S want ROLE|nobody`; also `beat TOKEN PROGRESS`, `released TOKEN`, `died ROLE`, `proof clean|TEXT`,
+    """`at S want ROLE|nobody`; also `beat TOKEN PROGRESS`, `released TOKEN`, `died ROLE`, `memory free|TEXT`,
     `tick`."""
     timing = lease.Timing(**{f"{name}_s": float(value) for name, value in settings.items()})
     state = lease.SlabLease()
@@ -60,7 +60,7 @@ def lease_play(settings: dict[str, str]) -> Play:
             "beat": lambda: lease.Beat(int(words[0]), int(words[1])),
             "released": lambda: lease.Released(int(rest)),
             "died": lambda: lease.Died(rest),
-            "proof": lambda: lease.Proof(rest == "clean", "" if rest == "clean" else rest),
+            "memory": lambda: lease.MemoryChecked(rest == "free", "" if rest == "free" else rest),
             "tick": lease.Tick,
         }[name]()
         state, actions = lease.step(state, event, float(now_s), timing)
@@ -108,31 +108,31 @@ def phases_play(settings: dict[str, str]) -> Play:
 def _phase_events(line: str, state: phases.RunState) -> list[phases.Event]:
     name, _, rest = line.partition(" ")
     first, _, why = rest.partition(" ")
-    match name:
-        case "all":
-            return [phases.OrderAnswered(node, state.seq) for node in state.owed]
-        case "answer":
-            return [phases.OrderAnswered(int(rest), state.seq)]
-        case "acted":
-            resumed = re.search(r"resumed=(\d+)", rest)
-            number = int(resumed[1]) if resumed else 0
-            return [phases.Acted(state.seq, again="again" in rest, resumed=number)]
-        case "stop":
-            return [phases.StopWanted(rest)]
-        case "fail" | "symptom":
-            return [phases.Failure(why, int(first), is_symptom=name == "symptom")]
-        case "patience":
-            return [phases.PatienceOver()]
-        case "lose":
-            return [phases.NodeLost(int(first), why)]
-    raise AssertionError(f"{line}: no event of this protocol")
+    resumed = re.search(r"resumed=(\d+)", rest)
+    acted = phases.Acted(state.seq, again="again" in rest, resumed=int(resumed[1]) if resumed else 0)
+    made: dict[str, Callable[[], list[phases.Event]]] = {
+        "all": lambda: [phases.OrderAnswered(node, state.seq) for node in state.owed],
+        "answer": lambda: [phases.OrderAnswered(int(rest), state.seq)],
+        "acted": lambda: [acted],
+        "stop": lambda: [phases.StopWanted(rest)],
+        "fail": lambda: [phases.Failure(why, int(first))],
+        "symptom": lambda: [phases.Failure(why, int(first), is_symptom=True)],
+        "committed": lambda: [phases.Committed(int(first))],
+        "save_failed": lambda: [phases.SaveFailed(int(first), why)],
+        "patience": lambda: [phases.PatienceOver()],
+        "lose": lambda: [phases.NodeLost(int(first), why)],
+    }
+    return made[name]()
 
 
 def _phase_words(state: phases.RunState | None) -> str:
     if state is None:
         return ""
     owed = f", waiting for {', '.join(f'node{n}' for n in sorted(state.owed))}" if len(state.owed) else ""
-    return f"{state.phase.value} {state.part.value}, trained {state.trained}, saved {state.saved}{owed}"
+    saving = state.saving
+    flying = f", save {saving.in_flight} in flight" if saving.in_flight else ""
+    done = f"trained {state.trained}, saved {saving.committed}"
+    return f"{state.phase.value} {state.part.value}, {done}{flying}{owed}"
 
 
 def _phase_actions(actions: list[phases.Action]) -> list[str]:

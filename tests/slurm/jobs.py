@@ -19,6 +19,7 @@ from yatt.adapters.files import temporaries, unsealed_any
 from yatt.adapters.job_note import noted_job
 from yatt.adapters.ledger import attempts, newest_attempt, run_is_finished
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.pieces import checksum
 from yatt.checkpoint.store import FolderStore
 from yatt.obs.metrics import STEP, results
 from yatt.paths import RunPaths
@@ -44,21 +45,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """The reward of `tests.runs`, with eight completions in about 1.6 s until `SubmittedRun.hurry`."""
 
 
+PACED_REWARD = SLOW_REWARD.replace("wait(0.2)", "wait(0.05)")
+"""Saves and iterations of a tiny run take no time: a test that disturbs it must come before its end."""
+
+
 class SubmittedRun:
     """One run on a cluster. `site` is laid over configs/sites/testcluster.yaml.
 
     Args:
-        reward: the text of the user's reward function; None is that of `tests.runs`.
+        reward: the text of the user's reward function.
     """
 
     def __init__(
         self, cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None,
-        reward: str | None = None, **site: Any,
+        reward: str = PACED_REWARD, **site: Any,
     ) -> None:  # fmt: skip
         self.cluster = cluster
-        if reward is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "reward.py").write_text(reward)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "reward.py").write_text(reward)
         merged = {**HET, **(settings or {})}
         for section, values in HET.items():
             merged[section] = {**values, **(settings or {}).get(section, {})}
@@ -212,9 +216,7 @@ class SubmittedRun:
         assert len(steps) - len(found.stale) == len(set(steps)), "one committed manifest a step"
         for name in set(f"manifests/{name}" for name in names) - set(found.stale):
             for file in Checkpoints(store, 0).read(name).files:
-                assert hashlib.sha256(store.read(file.path)).hexdigest() == file.sha256, (
-                    f"{name}: {file.path}"
-                )
+                assert checksum(store.read(file.path)) == file.checksum, f"{name}: {file.path}"
 
     def check_leases(self) -> None:
         """Tokens of a slab rise, and a grant follows only what was given up or lost."""

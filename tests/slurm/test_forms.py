@@ -141,5 +141,5 @@ def test_a_run_lives_its_life(formed: Cluster, form: Form, reference: dict[str, 
     if "ACCOUNTS" in form.settings:
         done = run.yatt("report", str(run.paths.root))
         assert done.returncode == 0, done.stderr
-        assert "GPU hours in Slurm&#x27;s accounts" in run.paths.report.read_text()
+        assert "GPU hours in Slurm&#x27;s accounting" in run.paths.report.read_text()
     run.check(reference)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SubmittedRun, ends
+from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.ledger import attempts
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
@@ -28,12 +28,13 @@ def hosts(run: SubmittedRun) -> list[str]:
 def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
     cluster: Cluster, reference, tmp_path
 ):
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     cluster.crash(hosts(run)[3])
     began_s = time.monotonic()
     lost = run.wait_event("node.lost", node=3)
+    run.hurry()
     assert time.monotonic() - began_s < DETECTED_S
     assert lost["goes_on"] is True
     run.wait_finished(job_id)
@@ -43,12 +44,13 @@ def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
 
 
 def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, reference, tmp_path):
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     gone = hosts(run)[1]
     cluster.crash(gone)
     run.wait_event("node.lost", timeout_s=DETECTED_S, node=1)
+    run.hurry()
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 1
     assert "node1 is gone" in ends(run.paths)[0][1]
@@ -58,13 +60,14 @@ def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, refere
 
 def test_a_lost_batch_node_leaves_no_zombie(cluster: Cluster, reference, tmp_path):
     """The launcher and the leader die with it; a survivor asks Slurm for the next start, once."""
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     gone = hosts(run)[0]
     began_s = time.monotonic()
     cluster.crash(gone)
     asked = run.wait_event("requeue", timeout_s=ZOMBIE_S)
+    run.hurry()
     assert time.monotonic() - began_s < ZOMBIE_S
     assert asked["reason"] == "the leader is gone"
     run.wait_finished(job_id)
@@ -79,12 +82,13 @@ def test_a_lost_batch_node_where_nothing_is_requeued_leaves_one_successor(
     cluster: Cluster, reference, tmp_path
 ):
     """A survivor submits the next job in the dead launcher's place, and ends this one."""
-    run = SubmittedRun(cluster, tmp_path, requeue="chain")
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, requeue="chain")
     first_id = run.submit()
     run.wait_step(2)
     gone = hosts(run)[0]
     cluster.crash(gone)
     asked = run.wait_event("requeue", timeout_s=ZOMBIE_S)
+    run.hurry()
     assert (asked["reason"], asked["code"]) == ("the leader is gone", 0)
     run.wait_attempts(2)
     next_id = attempts(run.paths)[1].started["job"]
@@ -100,7 +104,7 @@ def test_a_lost_batch_node_where_nothing_is_requeued_leaves_one_successor(
 
 def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference, tmp_path):
     """slurmd of the batch node stands still: its launcher and leader live on beside the new start."""
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     paused_node, stale = hosts(run)[0], attempts(run.paths)[0].started["pid"]
@@ -112,6 +116,7 @@ def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference,
     assert paused_node not in hosts(run)
     run.wait_step(attempts(run.paths)[1].started["committed"] + 2)
     os.kill(leader, signal.SIGCONT)
+    run.hurry()
     run.wait_finished(job_id)
     wait_for(
         lambda: not os.path.exists(f"/proc/{leader}"), timeout_s=30, what="the stale attempt to end itself"
@@ -132,10 +137,11 @@ def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference,
 
 @pytest.mark.parametrize("node", [0, 1], ids=["leader", "trainer"])
 def test_a_lost_controller_costs_an_attempt_but_no_requeue(cluster: Cluster, reference, tmp_path, node):
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     os.kill(run.controller(node), signal.SIGKILL)
+    run.hurry()
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0
     assert [code for code, _ in ends(run.paths)] == [1, 0]
@@ -144,10 +150,11 @@ def test_a_lost_controller_costs_an_attempt_but_no_requeue(cluster: Cluster, ref
 
 
 def test_a_lost_engine_controller_costs_nothing(cluster: Cluster, reference, tmp_path):
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     os.kill(run.controller(2), signal.SIGKILL)
+    run.hurry()
     run.wait_finished(job_id)
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
     run.check(reference)
@@ -172,7 +179,7 @@ def test_a_holder_that_wakes_after_its_lease_ran_out_is_refused(cluster: Cluster
 def test_after_a_lost_engine_node_a_restart_in_the_same_start_does_without_it(
     cluster: Cluster, reference, tmp_path
 ):
-    run = SubmittedRun(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     cluster.crash(hosts(run)[3])

@@ -75,7 +75,7 @@ def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster,
     foreign = [f"yatt-{os.getuid()}-0123456789-7-0", "yatt-4711-0123456789-7-0", "data"]
     for name in (*own, *foreign):
         (shared / name).mkdir()
-        (shared / name / "hub").touch()
+        (shared / name / "server").touch()
     for name in own:
         (shared / name / OWNER).write_text(json.dumps({"owner": asdict(dead)}))
     jobs = [run.submit() for run in runs]

@@ -19,10 +19,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.media import media_of
 from yatt.adapters.patience import LIMIT_S, is_passing, patiently
 from yatt.config.schema import DataSection
 from yatt.errors import ConfigError, WorkerFailed
-from yatt.records.message import RowRef
+from yatt.records.message import MediaRef, RowRef
 
 BATCH_ROWS = 1024
 COMPRESSED = {
@@ -45,6 +46,7 @@ class Row:
     ground_truth: Any
     data_source: str
     raw: dict[str, Any]
+    media: tuple[MediaRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,7 @@ def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         ground_truth=truth,
         data_source=origin,
         raw=raw,
+        media=media_of(_descend(raw, data.media_key), place) if data.media_key else (),
     )
 
 

@@ -50,7 +50,7 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
     return replace(
         config,
         model=replace(config.model, path=place(config.model.path)),
-        genrms=tuple(replace(genrm, model=place(genrm.model)) for genrm in config.genrms),
+        genrms=tuple(replace(g, model=place(g.model)) if g.has_engine else g for g in config.genrms),
         data=replace(
             config.data,
             train_files=tuple(map(place, config.data.train_files)),

@@ -95,6 +95,30 @@ class Tokenizer:
             at = match.end()
         return ids + list(self._plain.encode(text[at:], add_special_tokens=False).ids)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Returns the ids of untrusted text that continues other text."""
+        return self.encode_parts([TextPart(text, False)], adds_special=False)
+
+    def encode_answer(self, role: str, text: str) -> list[int]:
+        """Returns the ids of a message with untrusted text that follows the policy's turn, in the model's
+        template: from the end of the policy's turn to the beginning of its next one.
+
+        Raises:
+            ConfigError: see `render_chat`; or the template does not show the policy's turns.
+        """
+        said, mark = _mark(), _mark()
+        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": said}]
+        rendered = self.render_chat([*before, {"role": role, "content": text}])
+        marked = self.render_chat([*before, {"role": role, "content": mark}])
+        if said not in marked or said not in rendered:
+            raise ConfigError(f"the chat template of {self._folder} does not show the assistant's messages.")
+        tail = marked.rpartition(said)[2]
+        parts = _unhidden(tail, {mark: text})
+        plain = rendered.partition(said)[2]
+        if "".join(part.text for part in parts) != plain and not self.has_special(text):
+            return self.encode_rendered(plain)  # the template trims or inspects the contents
+        return self.encode_parts(parts, adds_special=False)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the ids of chat messages with untrusted contents, in the model's template.
 
@@ -107,7 +131,7 @@ class Tokenizer:
         hidden: dict[str, str] = {}
 
         def hide(text: str) -> str:
-            mark = f"\ue000{secrets.token_hex(8)}\ue001"
+            mark = _mark()
             hidden[mark] = text
             return mark
 
@@ -122,6 +146,11 @@ class Tokenizer:
         if "".join(part.text for part in parts) != rendered and not self._spells_special(hidden.values()):
             return self.encode_rendered(rendered)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be rendered."""
+        return bool(self._template_text)
 
     def _spells_special(self, texts: Iterable[str]) -> bool:
         return self._special is not None and any(self._special.search(text) for text in texts)
@@ -182,6 +211,11 @@ def eos_ids(folder: str) -> tuple[int, ...]:
             f"{root} names no end-of-sequence token; write eos_token_id into its generation_config.json."
         )
     return tuple(sorted(found))
+
+
+def _mark() -> str:
+    """Returns a text that is in no template and no data."""
+    return f"\ue000{secrets.token_hex(8)}\ue001"
 
 
 def _special_pattern(fast: tokenizers.Tokenizer) -> "re.Pattern[str] | None":

@@ -1,4 +1,4 @@
-"""Imports Python files that a config names: reward functions, algorithms."""
+"""Imports Python files that a config names: reward functions, environments, algorithms, model families."""
 
 import importlib.util
 import sys
@@ -19,10 +19,10 @@ def load_module(path: Path, key: str) -> ModuleType:
         ConfigError: there is no such file, or it cannot be imported.
     """
     if not path.is_file():
-        raise ConfigError(f"{key}.path: no file {path}; write the path of a Python file, or builtin:NAME.")
+        raise ConfigError(f"{key}: no file {path}; write the path of a Python file.")
     spec = importlib.util.spec_from_file_location(f"yatt_user_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}.path: {path} is not a Python file.")
+        raise ConfigError(f"{key}: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     if str(path.parent) not in sys.path:
@@ -30,14 +30,14 @@ def load_module(path: Path, key: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"{key}.path: {error.filename}:{error.lineno}: {error.msg}.") from error
+        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}.") from error
     except SystemExit as error:
         raise ConfigError(
-            f"{key}.path: {where_raised(error, path)}: loading the file ends the process "
+            f"{key}: {where_raised(error, path)}: loading the file ends the process "
             f"({words_of(error)}). Leave that to `if __name__ == '__main__':`."
         ) from error
     except Exception as error:
-        raise ConfigError(f"{key}.path: {where_raised(error, path)}: {words_of(error)}.") from error
+        raise ConfigError(f"{key}: {where_raised(error, path)}: {words_of(error)}.") from error
     return module
 
 

@@ -14,7 +14,7 @@ from yatt.algo.advantage import RewardTable, advantages
 from yatt.algo.loss import ClipRange, TokenLosses
 from yatt.algo.policy_loss import loss_of
 from yatt.algo.view import LossView
-from yatt.config.schema import AlgorithmSection
+from yatt.config.algorithm import GROUP_BASELINES, AlgorithmSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,13 @@ class Needs:
 
     Args:
         old_logprobs: log-probs before the first update, also where a batch is trained on once.
+        reference: log-probs under the reference model (`LossView.reference_T`), also without a KL term.
+        group_baseline: several completions per prompt.
     """
 
     old_logprobs: bool = False
+    reference: bool = False
+    group_baseline: bool = False
 
 
 class Algorithm(Protocol):
@@ -56,8 +60,9 @@ class ConfiguredAlgorithm:
 
     @property
     def needs(self) -> Needs:
-        """Nothing: where a batch is trained on once, the policy is its own old policy."""
-        return Needs()
+        """Several completions per prompt for a group estimator. Where a batch is trained on once, the policy
+        is its own old policy."""
+        return Needs(group_baseline=self._section.adv_estimator in GROUP_BASELINES)
 
     def advantages(self, table: RewardTable) -> Tensor:
         """See `yatt.algo.advantage.advantages`."""

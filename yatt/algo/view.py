@@ -27,18 +27,22 @@ class LossView:
     Args:
         logprobs_T: log-probs under the policy, float32, differentiable.
         old_T: log-probs before the first update of this batch, float32.
+        sampler_T: log-probs of the engine that sampled the tokens, float32.
         advantages_T: float32.
         samples_T: the sample of each token, int64, from 0 on; the same numbers on every rank.
-        lengths_S: completion tokens of each sample on all ranks, int64.
+        lengths_S: completion tokens of each sample on all ranks, int64. Rejected tokens are in none of these.
+        reference_T: log-probs under the reference model, float32; None if there is none.
         sum_over_ranks: adds a tensor [S] over the ranks that hold parts of the same samples. Its gradient is
             the sum of theirs.
     """
 
     logprobs_T: Tensor
     old_T: Tensor
+    sampler_T: Tensor
     advantages_T: Tensor
     samples_T: Tensor
     lengths_S: Tensor
+    reference_T: Tensor | None = None
     sum_over_ranks: SumOverRanks = alone
 
     def sample_sums(self, values_T: Tensor) -> Tensor:

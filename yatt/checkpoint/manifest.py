@@ -19,7 +19,9 @@ resumed. Resume lists manifests, newest first, and reports why one was skipped; 
 import contextlib
 import hashlib
 import secrets
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -31,7 +33,7 @@ from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
 
@@ -96,6 +98,20 @@ class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempt: int
 
 
+@dataclass(slots=True)
+class Leftovers:
+    """Files of deleted checkpoints that may still exist, as this process knows (`checkpoint.retention`)."""
+
+    is_searched: bool = False
+    """Whether files of earlier attempts were looked for; they write no more, so once is enough."""
+
+    commits: set[Commit] = field(default_factory=set)
+    """Commits whose manifest is deleted, and some files perhaps not."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by a retention: the next commit may come before a slow store has deleted the files of the last."""
+
+
 class Checkpoints:
     """The committed checkpoints of one run.
 
@@ -106,14 +122,14 @@ class Checkpoints:
     """
 
     def __init__(self, store: Store, attempt: int, run_id: str = "", folder_id: str = "") -> None:
-        self._store, self._attempt, self._run_id, self._folder_id = store, attempt, run_id, folder_id
-        self._has_looked = False
+        self.store, self.attempt, self._run_id, self._folder_id = store, attempt, run_id, folder_id
+        self.leftovers = Leftovers()
         self.parent = (0, 0)
         """(iteration, attempt) of the commit that this start adopted."""
 
     def prefix(self, iteration: int) -> str:
         """Returns a new folder for one save: only this attempt and this try use it."""
-        return f"global_step_{iteration}/{self._attempt:06d}-{secrets.token_hex(4)}"
+        return f"global_step_{iteration}/{self.attempt:06d}-{secrets.token_hex(4)}"
 
     def commit(self, manifest: Manifest) -> None:
         """Commits the checkpoint.
@@ -123,17 +139,21 @@ class Checkpoints:
             StoreTakenOver: another folder holds the store now.
         """
         if self._folder_id:
-            check_held(self._store, self._folder_id, self._run_id)
-        reason = self._fault(manifest)
+            check_held(self.store, self._folder_id, self._run_id)
+        reason = self.fault(manifest)
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
-        name = _name(Commit(manifest.iteration, manifest.attempt))
-        if not self._store.create(name, sealed(manifest)):
+        name = name_of(Commit(manifest.iteration, manifest.attempt))
+        if not self.store.create(name, sealed(manifest)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
             )
         with contextlib.suppress(OSError, StoreUnreachable):  # the checkpoint exists without it
-            self._store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
+            self.store.write(LATEST_HINT, f"{manifest.iteration}\n".encode())
+
+    def discard(self, prefix: str) -> None:
+        """Removes the files of a save that was not committed."""
+        self.store.delete_folder(prefix)
 
     def newest(self) -> ResumePoint:
         """Returns the newest valid checkpoint whose files exist."""
@@ -148,11 +168,11 @@ class Checkpoints:
 
     def candidates(self) -> Candidates:
         """Returns everything that can be resumed from, by names and adoptions alone."""
-        commits = self._commits()  # read first, so that a stale attempt's commit always has its refusal
-        adopted = self._adopted(commits)
+        commits = self.commits()  # read first, so that a stale attempt's commit always has its refusal
+        adopted = self.adopted(commits)
         return Candidates(
-            tuple(_name(commit) for commit in lineage(commits, adopted)),
-            tuple(_name(commit) for commit in refused(commits, adopted)),
+            tuple(name_of(commit) for commit in lineage(commits, adopted)),
+            tuple(name_of(commit) for commit in refused(commits, adopted)),
         )
 
     def whole(self, name: str) -> Manifest:
@@ -162,7 +182,7 @@ class Checkpoints:
             CheckpointError: as `read`, or a file is missing or has another size.
         """
         manifest = self.read(name)
-        if reason := self._fault(manifest):
+        if reason := self.fault(manifest):
             raise CheckpointError(f"{name}: {reason}")
         return manifest
 
@@ -173,9 +193,8 @@ class Checkpoints:
             CheckpointError: this start has recorded another one before.
         """
         commit = Commit(manifest.iteration, manifest.attempt) if manifest else BEGINNING
-        data = msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))
-        if not self._store.create(f"{ADOPTED}/{self._attempt:06d}.json", data):
-            raise CheckpointError(f"attempt {self._attempt} went on from another checkpoint before")
+        if not self.store.create(f"{ADOPTED}/{self.attempt:06d}.json", adoption(commit)):
+            raise CheckpointError(f"attempt {self.attempt} went on from another checkpoint before")
         self.parent = (commit.iteration, commit.attempt)
 
     def read(self, name: str) -> Manifest:
@@ -184,7 +203,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it is missing, differs from its seal or its name, or has an unknown version.
         """
-        data = self._store.read(name)
+        data = self.store.read(name)
         try:
             version = msgspec.json.decode(data, type=_Version).schema_version
             if version != SCHEMA_VERSION:
@@ -198,7 +217,7 @@ class Checkpoints:
             raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
         if data != sealed(manifest):
             raise CheckpointError(f"{name}: its content is not what was sealed")
-        if _name(Commit(manifest.iteration, manifest.attempt)) != name:
+        if name_of(Commit(manifest.iteration, manifest.attempt)) != name:
             raise CheckpointError(
                 f"{name}: holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
             )
@@ -208,12 +227,12 @@ class Checkpoints:
 
     def name(self, manifest: Manifest) -> str:
         """Returns the manifest's name in the store."""
-        return _name(Commit(manifest.iteration, manifest.attempt))
+        return name_of(Commit(manifest.iteration, manifest.attempt))
 
     def origin(self) -> str:
         """Returns the manifest, in another run's store, that this run started from; empty if from none."""
         try:
-            return self._store.read(STARTED_FROM).decode(errors="replace").strip()
+            return self.store.read(STARTED_FROM).decode(errors="replace").strip()
         except CheckpointError:
             return ""
 
@@ -223,74 +242,49 @@ class Checkpoints:
         Raises:
             CheckpointError: another attempt started from a different one.
         """
-        if not self._store.create(STARTED_FROM, f"{name}\n".encode()):
+        if not self.store.create(STARTED_FROM, f"{name}\n".encode()):
             raise CheckpointError(
                 f"{STARTED_FROM} holds another name than {name}: two attempts started at once"
             )
 
     def newest_attempt(self) -> int:
         """Returns the highest attempt with a commit or an adoption; 0 if there is none."""
-        commits = self._commits()
-        notes = (name.removesuffix(".json") for name in self._store.names(ADOPTED))
+        commits = self.commits()
+        notes = (name.removesuffix(".json") for name in self.store.names(ADOPTED))
         return max(
             (*(commit.attempt for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
         )
 
-    def retain(self, keep: int) -> list[int]:
-        """Deletes all but the newest `keep` of the committed checkpoints, older commits of stale attempts,
-        and uncommitted files of earlier starts. Returns the deleted iterations."""
-        commits = self._commits()
-        adopted = self._adopted(commits)
-        line = lineage(commits, adopted)
-        superseded = line[keep:]
-        floor = line[:keep][-1].iteration if len(line) >= keep else 0
-        stale = {c for c in refused(commits, adopted) if c.iteration < floor and c.attempt < self._attempt}
-        gone = stale.union(superseded)
-        for commit in gone:
-            self._store.delete(_name(commit))
-        iterations = {commit.iteration for commit in gone}
-        if not self._has_looked:  # earlier starts write no more, so one look is enough
-            iterations |= self._iterations()
-            self._has_looked = True
-        for iteration in sorted(iterations):
-            self._clear(iteration, commits - gone, gone)
-        return [commit.iteration for commit in reversed(superseded)]
-
-    def _clear(self, iteration: int, kept: set[Commit], gone: set[Commit]) -> None:
-        """Deletes one iteration's folders of `gone` commits, and of earlier starts that did not commit it."""
-        folder = f"global_step_{iteration}"
-        names = self._store.names(folder)
-        for name in names:
-            attempt = name.partition("-")[0]
-            if not attempt.isdigit():
-                continue  # not ours
-            commit = Commit(iteration, int(attempt))
-            if commit in gone or (commit.attempt < self._attempt and commit not in kept):
-                self._store.delete_folder(f"{folder}/{name}")
-        if not self._store.names(folder):
-            self._store.delete_folder(folder)
-
-    def _iterations(self) -> set[int]:
+    def iterations(self) -> set[int]:
         """Returns the iterations that have a folder in the store."""
-        parts = (name.rpartition("_") for name in self._store.names(""))
+        parts = (name.rpartition("_") for name in self.store.names(""))
         return {int(number) for stem, _, number in parts if stem == "global_step" and number.isdigit()}
 
-    def _commits(self) -> set[Commit]:
+    def saves(self, iteration: int = 0) -> Iterator[tuple[Commit, str]]:
+        """Yields the folders of saves, also of unfinished ones, of one iteration or (0) of all."""
+        for number in sorted({iteration} if iteration else self.iterations()):
+            folder = f"global_step_{number}"
+            for name in self.store.names(folder):
+                if (attempt := name.partition("-")[0]).isdigit():  # else it is not ours
+                    yield Commit(number, int(attempt)), f"{folder}/{name}"
+
+    def commits(self) -> set[Commit]:
+        """Returns all commits, also those of stale attempts, by the manifests' names alone."""
         found = set()
-        for name in self._store.names(MANIFESTS):
+        for name in self.store.names(MANIFESTS):
             iteration, _, attempt = name.removesuffix(".json").partition(".")
             if iteration.isdigit() and attempt.isdigit():
                 found.add(Commit(int(iteration), int(attempt)))
         return found
 
-    def _adopted(self, commits: set[Commit]) -> dict[int, Commit]:
+    def adopted(self, commits: set[Commit]) -> dict[int, Commit]:
         """Maps each start's attempt to the commit that it resumed from.
 
         If a record is damaged, the manifests of that start have the commit too. If there are none, the start
         wrote no checkpoint and is ignored.
         """
         found: dict[int, Commit] = {}
-        for name in self._store.names(ADOPTED):
+        for name in self.store.names(ADOPTED):
             number = name.removesuffix(".json")
             if not number.isdigit():
                 continue
@@ -302,7 +296,7 @@ class Checkpoints:
 
     def _noted(self, name: str) -> Commit | None:
         try:
-            note = msgspec.json.decode(self._store.read(f"{ADOPTED}/{name}"), type=_Adoption)
+            note = msgspec.json.decode(self.store.read(f"{ADOPTED}/{name}"), type=_Adoption)
         except (msgspec.DecodeError, UnicodeDecodeError, CheckpointError):
             return None
         return Commit(note.iteration, note.attempt)
@@ -311,21 +305,28 @@ class Checkpoints:
         for commit in sorted(commits):
             if commit.attempt == attempt:
                 with contextlib.suppress(CheckpointError):
-                    return Commit(*self.read(_name(commit)).parent)
+                    return Commit(*self.read(name_of(commit)).parent)
         return None
 
-    def _fault(self, manifest: Manifest) -> str:
+    def fault(self, manifest: Manifest) -> str:
+        """Returns which file is missing or has another size; empty if all are there."""
         files: list[ShardFile | StateFile] = [*manifest.files, *manifest.nodes]
         for file in files:
-            size = self._store.size(file.path)
+            size = self.store.size(file.path)
             if size != file.size_bytes:
                 there = "is missing" if size is None else f"has {size} bytes instead of {file.size_bytes}"
                 return f"{file.path} {there}"
         return ""
 
 
-def _name(commit: Commit) -> str:
+def name_of(commit: Commit) -> str:
+    """Returns the name of a commit's manifest in the store."""
     return f"{MANIFESTS}/{commit.iteration:08d}.{commit.attempt:06d}.json"
+
+
+def adoption(commit: Commit) -> bytes:
+    """Returns the record that a start resumed from this commit."""
+    return msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))
 
 
 def sealed(manifest: Manifest) -> bytes:

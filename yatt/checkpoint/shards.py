@@ -1,32 +1,29 @@
-"""Writes boxes of global tensors to files and reads them: any layout can read files of any other.
+"""Cuts boxes of global tensors into pieces and reads them: any layout can read files of any other.
 
-A rank writes one safetensors file with its boxes, piece by piece. Reading intersects the wanted boxes with
-the saved ones, in any number of dimensions, and fetches only the byte ranges of those pieces. Each piece has
-its own digest, so a part of a file is verified without reading the rest.
+A rank's boxes become safetensors files, piece by piece (`yatt.checkpoint.writing`). Reading intersects the
+wanted boxes with the saved ones, in any number of dimensions, and fetches only the byte ranges of those
+pieces. Each piece has its own checksum, so a part of a file is verified without reading the rest.
 """
 
-import hashlib
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from yatt.checkpoint.pieces import check_piece
 from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
-from yatt.records.message import ShardFile, TensorPiece
+from yatt.records.message import PlannedPiece, ShardFile, TensorPiece
 
 PIECE_BYTES = 16 << 20
 """Maximum bytes of a piece, except a single longer row one element wide; a writer holds one at a time."""
+FILE_BYTES = 512 << 20
+"""Maximum bytes of the pieces of a file, if no single piece has more."""
 FETCH_BYTES = 64 << 20
 """Bytes that a reader requests in one call, if no single piece has more."""
-SAFETENSORS_DTYPES = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8",
-}  # fmt: skip
 
 
 def _nothing() -> None:
@@ -43,31 +40,46 @@ class Shard:
     tensor: Tensor
 
 
-def write_shards(
-    store: Store, path: str, shards: Sequence[Shard], tick: Callable[[], None] = _nothing
-) -> ShardFile:
-    """Writes these boxes as one safetensors file whose tensors are named by their index.
+def parts_of(shard: Shard) -> Iterator[Shard]:
+    """Yields the box in pieces of at most PIECE_BYTES, cut along its first dimension that can be cut."""
+    tensor = shard.tensor
+    axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
+    if tensor.nbytes <= PIECE_BYTES or axis is None:
+        yield shard
+        return
+    step = max(1, PIECE_BYTES * tensor.shape[axis] // tensor.nbytes)
+    for first in range(0, tensor.shape[axis], step):
+        offset = list(shard.offset)
+        offset[axis] += first
+        part = tensor.narrow(axis, first, min(step, tensor.shape[axis] - first))
+        yield from parts_of(replace(shard, offset=tuple(offset), tensor=part))
 
-    Args:
-        tick: called after each piece.
-    """
-    parts = [part for shard in shards for part in _parts(shard)]
-    header = _header(parts)
-    pieces: list[TensorPiece] = []
 
-    def chunks() -> Iterator[bytes | memoryview]:
-        pieces.clear()  # pieces of an interrupted stream
-        yield header
-        begin = len(header)
-        for part in parts:
-            data = _bytes_of(part.tensor)
-            pieces.append(_piece(part, begin, data))
-            begin += len(data)
-            yield data
-            tick()
+def planned(part: Shard, area: str, at: int) -> PlannedPiece:
+    """The piece of a part that is in the host copy's segment `area`, from byte `at` of its data on."""
+    return PlannedPiece(
+        key=part.key,
+        dtype=_dtype_name(part.tensor),
+        global_shape=part.global_shape,
+        global_offset=part.offset,
+        local_shape=tuple(part.tensor.shape),
+        area=area,
+        at=at,
+        size_bytes=part.tensor.nbytes,
+    )
 
-    written = store.write_stream(path, chunks)
-    return ShardFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256, tensors=tuple(pieces))
+
+def in_files(pieces: Iterable[PlannedPiece]) -> tuple[tuple[PlannedPiece, ...], ...]:
+    """Deals pieces, in order, to files of at most `FILE_BYTES`: a file is what is uploaded and retried."""
+    files: list[list[PlannedPiece]] = []
+    room = 0
+    for piece in pieces:
+        if not files or piece.size_bytes > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(piece)
+        room -= piece.size_bytes
+    return tuple(map(tuple, files))
 
 
 @torch.no_grad()
@@ -101,59 +113,6 @@ def read_shards(
             raise CheckpointError(f"the checkpoint lacks {missing[id(shard)]} elements of {shard.key}")
 
 
-def _parts(shard: Shard) -> Iterator[Shard]:
-    """Yields the box in pieces of at most PIECE_BYTES, cut along its first dimension that can be cut."""
-    tensor = shard.tensor
-    axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
-    if tensor.nbytes <= PIECE_BYTES or axis is None:
-        yield shard
-        return
-    step = max(1, PIECE_BYTES * tensor.shape[axis] // tensor.nbytes)
-    for first in range(0, tensor.shape[axis], step):
-        offset = list(shard.offset)
-        offset[axis] += first
-        part = tensor.narrow(axis, first, min(step, tensor.shape[axis] - first))
-        yield from _parts(replace(shard, offset=tuple(offset), tensor=part))
-
-
-def _header(parts: Sequence[Shard]) -> bytes:
-    """Returns the beginning of a safetensors file: its length, and JSON of names, dtypes, shapes and offsets.
-
-    Source: the format's description, https://huggingface.co/docs/safetensors.
-    """
-    table, begin = {}, 0
-    for index, part in enumerate(parts):
-        end = begin + part.tensor.nbytes
-        table[str(index)] = {
-            "dtype": SAFETENSORS_DTYPES[part.tensor.dtype],
-            "shape": list(part.tensor.shape),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    body = json.dumps(table).encode()
-    body += b" " * (-len(body) % 8)
-    return len(body).to_bytes(8, "little") + body
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Copies the tensor's bytes to CPU, since a storage that numpy has used can no longer be resized."""
-    flat = tensor.detach().to("cpu", copy=True).contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
-def _piece(part: Shard, begin: int, data: memoryview) -> TensorPiece:
-    return TensorPiece(
-        key=part.key,
-        dtype=_dtype_name(part.tensor),
-        global_shape=part.global_shape,
-        global_offset=part.offset,
-        local_shape=tuple(part.tensor.shape),
-        begin=begin,
-        size_bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-    )
-
-
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -171,17 +130,9 @@ def _fetched(
 
 
 def _verified(file: ShardFile, piece: TensorPiece, data: bytes) -> Tensor:
-    """Returns the piece as a tensor, if its bytes match the digest."""
-    digest = hashlib.sha256(data).hexdigest()
-    if len(data) != piece.size_bytes or digest != piece.sha256:
-        raise CheckpointError(
-            f"{file.path} is not what was saved: of {piece.key} at byte {piece.begin} there are {len(data)} "
-            f"of {piece.size_bytes} bytes, sha256 {digest[:12]} instead of {piece.sha256[:12]}"
-        )
-    dtype = getattr(torch, piece.dtype, None)
-    if dtype not in SAFETENSORS_DTYPES:
-        raise CheckpointError(f"{file.path}: {piece.key} has the unknown dtype '{piece.dtype}'")
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(piece.local_shape)
+    """Returns the piece as a tensor, if its bytes match the checksum."""
+    check_piece(file, piece, data)
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, piece.dtype)).view(piece.local_shape)
 
 
 def _fill(shard: Shard, piece: TensorPiece, saved: Tensor) -> int:

@@ -5,13 +5,14 @@ for one writer only, also when two try at once.
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import xxhash
 
 from yatt.adapters import files
 from yatt.checkpoint.store_errors import reaching
@@ -23,10 +24,10 @@ UPLOAD_PART_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Size and digest of a streamed file."""
+    """Size and XXH3-128 checksum of a streamed file."""
 
     size_bytes: int
-    sha256: str
+    checksum: str
 
 
 class Store(Protocol):
@@ -250,10 +251,10 @@ def _pread(descriptor: int, begin: int, end: int) -> bytes:
 
 
 class _Measured:
-    """Passes chunks on; counts and digests their bytes."""
+    """Passes chunks on; counts their bytes and computes their checksum."""
 
     def __init__(self, chunks: Iterable[files.Buffer]) -> None:
-        self._chunks, self._digest, self._size_bytes = chunks, hashlib.sha256(), 0
+        self._chunks, self._digest, self._size_bytes = chunks, xxhash.xxh3_128(), 0
 
     def __iter__(self) -> Iterator[files.Buffer]:
         for chunk in self._chunks:
@@ -263,5 +264,5 @@ class _Measured:
 
     @property
     def written(self) -> Written:
-        """Size and digest of the chunks so far."""
+        """Size and checksum of the chunks so far."""
         return Written(self._size_bytes, self._digest.hexdigest())

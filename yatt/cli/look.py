@@ -97,7 +97,12 @@ def _print_progress(summary: dict[str, Any]) -> None:
         _say(f"  throughput  {summary['throughput']:.0f} tokens/s per GPU, step {summary['step_s']:.1f} s")
     if summary["eta_s"]:
         _say(f"  left        {duration(summary['eta_s'])}")
-    _say(f"  checkpoint  {summary['committed'] or 'none yet'}")
+    uploading = f"; {summary['uploading']} is being uploaded" if summary["uploading"] else ""
+    _say(f"  checkpoint  {summary['committed'] or 'none yet'}{uploading}")
+    if failed := summary["failed_saves"]:
+        _say(
+            f"  ALARM       the last {failed} saves failed; the log of the uploader and events.jsonl say why"
+        )
 
 
 def _say(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from yatt import __version__
 from yatt.adapters.patience import is_passing
+from yatt.cli.ckpt import add_ckpt, add_convert
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.printable import printable_lines
 
@@ -92,25 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(action=_run)
     _add_take_over(run)
     _add_slurm(commands)
-    for name, action, text in (
-        ("status", _status, "show the state of a run"),
-        ("watch", _watch, "follow a run on the terminal"),
-        ("report", _report, "write one self-contained HTML page about a run"),
-        ("logs", _logs, "print the logs of a run's processes"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("run", type=Path, help="run folder")
-        command.set_defaults(action=action)
-        if name == "status":
-            command.add_argument("--json", action="store_true", help="print one JSON object")
-        if name == "report":
-            command.add_argument("--out", type=Path, help="output file (default: RUN/report.html)")
-        if name == "logs":
-            command.add_argument("--role", default="", help="only processes whose name begins with ROLE")
-            command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
-            command.add_argument(
-                "-n", "--lines", type=int, default=20, help="last lines of each log (default: 20)"
-            )
+    add_ckpt(commands)
+    add_convert(commands)
+    _add_looking(commands)
     cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
     cleaning.add_argument(
         "folders", type=Path, nargs="*", help="node-local folders (default: /tmp, /dev/shm)"
@@ -130,6 +115,29 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--nodes", type=int, default=0, help="run a short test job on this many nodes")
     diagnose.set_defaults(action=_diagnose)
     return parser
+
+
+def _add_looking(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands that only read a run folder."""
+    for name, action, text in (
+        ("status", _status, "show the state of a run"),
+        ("watch", _watch, "follow a run on the terminal"),
+        ("report", _report, "write one self-contained HTML page about a run"),
+        ("logs", _logs, "print the logs of a run's processes"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run", type=Path, help="run folder")
+        command.set_defaults(action=action)
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="print one JSON object")
+        if name == "report":
+            command.add_argument("--out", type=Path, help="output file (default: RUN/report.html)")
+        if name == "logs":
+            command.add_argument("--role", default="", help="only processes whose name begins with ROLE")
+            command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
+            command.add_argument(
+                "-n", "--lines", type=int, default=20, help="last lines of each log (default: 20)"
+            )
 
 
 def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -7,9 +7,10 @@ import os
 import re
 from collections.abc import Iterator
 
-from yatt.config.algorithms import GROUP_BASELINES
+from yatt.config.algorithm import GROUP_BASELINES
 from yatt.config.schema import RunConfig
-from yatt.paths import HUB, LOCAL_NAME_BYTES
+from yatt.paths import LOCAL_NAME_BYTES, LOCAL_SOCKET
+from yatt.records.episode import ENVIRONMENT
 
 SOCKET_PATH = 107
 """Maximum bytes of a socket's path on Linux."""
@@ -26,6 +27,7 @@ def relations(config: RunConfig) -> list[Fault]:
         *_layout(config),
         *_placement(config),
         *_rewards(config),
+        *_media(config),
         *_batches(config),
         *_learning(config),
         *_modes(config),
@@ -56,7 +58,10 @@ def _nodes(config: RunConfig) -> Iterator[Fault]:
 
 def _sockets(config: RunConfig) -> Iterator[Fault]:
     launch = config.launch
-    size, room = len(os.fsencode(launch.scratch_dir)), SOCKET_PATH - LOCAL_NAME_BYTES - len(f"//{HUB}")
+    size, room = (
+        len(os.fsencode(launch.scratch_dir)),
+        SOCKET_PATH - LOCAL_NAME_BYTES - len(f"//{LOCAL_SOCKET}"),
+    )
     if size > room:
         yield (
             "launch.scratch_dir",
@@ -107,7 +112,8 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
 def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
     yield "rollout.tp_size", config.rollout.tp_size
     for index, genrm in enumerate(config.genrms):
-        yield f"genrms[{index}].tp_size", genrm.tp_size
+        if genrm.has_engine:
+            yield f"genrms[{index}].tp_size", genrm.tp_size
 
 
 def slab_gpus(config: RunConfig) -> int:
@@ -126,19 +132,20 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
         yield "placement.genrm_slabs", "colocated does not split GPUs; remove it, or write mode: partial."
     if place.mode == "colocated":
         return
-    if not config.genrms:
+    genrms = config.engine_genrms
+    if not genrms:
         if place.mode == "partial":
             yield (
                 "placement.mode",
-                "partial splits GPUs between rollout and GenRM, but genrms is empty; write colocated.",
+                "partial splits GPUs between rollout and GenRM, but no GenRM has an engine; write colocated.",
             )
         elif place.genrm_slabs:
-            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but genrms is empty; remove it."
-    elif not len(config.genrms) <= place.genrm_slabs < num_slabs(config):
+            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but no GenRM has an engine; remove it."
+    elif not len(genrms) <= place.genrm_slabs < num_slabs(config):
         yield (
             "placement.genrm_slabs",
-            f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(config.genrms)} GenRM(s): each GenRM "
-            f"needs at least one slab and rollout at least one; write {len(config.genrms)} to "
+            f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(genrms)} GenRM(s): each GenRM "
+            f"needs at least one slab and rollout at least one; write {len(genrms)} to "
             f"{num_slabs(config) - 1}, or use more nodes or GPUs.",
         )
 
@@ -147,15 +154,45 @@ def _rewards(config: RunConfig) -> Iterator[Fault]:
     names = [r.name for r in config.rewards] + [g.name for g in config.genrms]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield "rewards", f"the name '{name}' is used twice among rewards and genrms; rename one."
+    if ENVIRONMENT in names:
+        yield "rewards", f"the name '{ENVIRONMENT}' is that of the environment; use another one."
     weights = [r.weight for r in config.rewards] + [g.weight for g in config.genrms]
     if not any(weights):
         yield "rewards", "no reward has a weight other than 0; add one under rewards or genrms."
+    yield from _judging(config)
     wanted = config.validation.reward
     if wanted and wanted not in [r.name for r in config.rewards]:
         known = ", ".join(r.name for r in config.rewards) or "none"
         yield "validation.reward", f"'{wanted}' is not the name of a reward; write one of: {known}."
     if wanted and not config.data.val_files:
         yield "data.val_files", "validation.reward is set, but val_files is empty; write at least one file."
+
+
+def _judging(config: RunConfig) -> Iterator[Fault]:
+    for index, genrm in enumerate(config.genrms):
+        if genrm.judging != "pointwise" and config.rollout.n < 2:
+            yield (
+                f"genrms[{index}].judging",
+                f"{genrm.judging} compares completions; write rollout.n: 2 or more.",
+            )
+        if genrm.judging == "pairwise" and genrm.pairs == "ground_truth" and not config.data.ground_truth_key:
+            yield f"genrms[{index}].pairs", "ground_truth needs data.ground_truth_key; name the column."
+        if genrm.api.url and config.run.deterministic:
+            yield (
+                f"genrms[{index}].api",
+                "a service may answer a rerun differently; write run.deterministic: false.",
+            )
+
+
+def _media(config: RunConfig) -> Iterator[Fault]:
+    data = config.data
+    if data.media_key and not data.media_root:
+        yield "data.media_root", "is empty, but media_key is set; write the folder of these files."
+    if data.media_key and config.rollout.engine != "scripted":
+        yield (
+            "data.media_key",
+            "no supported model takes images or other media yet; leave the key out.",
+        )
 
 
 def _batches(config: RunConfig) -> Iterator[Fault]:
@@ -181,6 +218,7 @@ def _learning(config: RunConfig) -> Iterator[Fault]:
         yield "algorithm.clip_ratio_c", f"only ppo has a dual clip, not {which}; leave the key out."
     if a.kl_in != "none" and a.kl_coef == 0:
         yield "algorithm.kl_coef", "kl_in is set but kl_coef is 0; write a coefficient, or kl_in: none."
+    yield from _adaptive_kl(config)
     if a.kl_in == "loss" and a.kl_type == "k1":
         yield (
             "algorithm.kl_type",
@@ -195,12 +233,33 @@ def _learning(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _adaptive_kl(config: RunConfig) -> Iterator[Fault]:
+    a, samples = config.algorithm, config.trainer.train_batch_size * config.rollout.n
+    if not a.kl_target:
+        return
+    if a.kl_in == "none":
+        yield "algorithm.kl_target", "is set but kl_in is none; write kl_in: reward, or loss."
+    if a.kl_horizon <= samples / 5:
+        yield (
+            "algorithm.kl_horizon",
+            f"{a.kl_horizon:g} with {samples} completions per iteration: the coefficient could become 0 or "
+            f"negative; write more than {samples / 5:g}.",
+        )
+
+
 def _modes(config: RunConfig) -> Iterator[Fault]:
     origin = config.run.from_checkpoint.url
     if origin and origin.rstrip("/") == config.checkpoint.url.rstrip("/"):
         yield (
             "run.from_checkpoint.url",
             "equals checkpoint.url; a new run needs its own store: change one of them.",
+        )
+    metric = config.checkpoint.best_metric
+    if metric.startswith(("val-core/", "val-aux/")) and not config.validation.reward:
+        yield (
+            "checkpoint.best_metric",
+            f"{metric} is a metric of validation, but validation.reward is empty; write the name of a "
+            "reward, or another metric.",
         )
     if config.validation.every and not config.validation.reward:
         yield "validation.reward", "is empty, but validation.every is set; write the name of a reward."

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from yatt.config.algorithms import SEQUENCE_LOSSES
+from yatt.config.algorithm import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
 
 Doubt = tuple[str, str]  # key, consequence of its value
@@ -51,8 +51,11 @@ def _learning(config: RunConfig) -> Iterator[Doubt]:
         )
     if a.entropy_coeff < 0:
         yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: the loss reduces the entropy."
-    if 0 < a.tis_clip < 1:
-        yield "algorithm.tis_clip", f"is {a.tis_clip:g}: below 1 it scales down every update."
+    if a.correction.rule == "truncate" and a.correction.high < 1:
+        yield (
+            "algorithm.correction.high",
+            f"is {a.correction.high:g}: below 1 it scales down every update.",
+        )
     warmed = config.trainer.total_iterations * config.trainer.ppo_epochs
     warmed *= config.trainer.train_batch_size // config.trainer.mini_batch_size
     if o.lr_warmup_steps >= warmed:
@@ -67,6 +70,10 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
     weighed += [(f"genrms[{i}]", g.weight) for i, g in enumerate(config.genrms)]
     limits = [(f"rewards[{i}]", r.timeout_s) for i, r in enumerate(config.rewards)]
     limits += [(f"genrms[{i}]", g.timeout_s) for i, g in enumerate(config.genrms) if g.path]
+    yield from _services(config)
+    for index, genrm in enumerate(config.genrms):
+        if genrm.template and genrm.judging == "pointwise" and "{completion}" not in genrm.template:
+            yield f"genrms[{index}].template", "has no {completion}: the GenRM does not see what it judges."
     again = ", up to four times that when a call is repeated" if config.run.deterministic else ""
     for key, timeout_s in limits:
         longest_s = 4 * timeout_s if again else timeout_s
@@ -84,3 +91,15 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
             "algorithm.filter_groups",
             "with rollout.n: 1, all rewards of a group are equal, so every group is replaced.",
         )
+
+
+def _services(config: RunConfig) -> Iterator[Doubt]:
+    for index, genrm in enumerate(config.genrms):
+        longest_s = genrm.api.timeout_s * (genrm.api.retries + 1)
+        if genrm.api.url and longest_s >= config.launch.phase_timeout_s:
+            yield (
+                f"genrms[{index}].api",
+                f"timeout_s and retries allow {longest_s:g} s for a verdict; launch.phase_timeout_s is "
+                f"{config.launch.phase_timeout_s:g}: while the service is down, the attempt ends before its "
+                "groups are dropped.",
+            )

@@ -88,6 +88,16 @@ def load_resolved(path: Path) -> RunConfig:
     return load([path], [])
 
 
+def parse_resolved(text: str) -> RunConfig:
+    """Reads what `resolved_text` returned.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    faults: list[str] = []
+    return _finish(RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, relations)
+
+
 def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
     """Returns the config of one attempt: the run's config, unless its launcher wrote another one.
 

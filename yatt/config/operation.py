@@ -152,13 +152,40 @@ class CheckpointSection:
     """Iterations between checkpoints; 0 saves only at the end."""
 
     keep: Annotated[int, COUNT] = 2
-    """Number of committed checkpoints that are kept."""
+    """Number of newest committed checkpoints that are kept."""
+
+    keep_every: Annotated[int, COUNT_OR_NONE] = 0
+    """Keep the first checkpoint at or after every multiple of this number of iterations for ever; 0: none."""
+
+    keep_best: Annotated[int, COUNT_OR_NONE] = 0
+    """Number of checkpoints with the best value of `best_metric` that are kept; 0: none. A checkpoint whose
+    iteration has no finite value of this metric is not one of them: it stays only by `keep` or
+    `keep_every`."""
+
+    best_metric: Annotated[str, LINE] = ""
+    """keep_best: key of the metric in metrics.jsonl, for example critic/rewards/mean."""
+
+    best_mode: Literal["max", "min"] = "max"
+    """keep_best: max if a larger value is better, min if a smaller one is."""
 
     export_final: bool = True
     """Write the trained policy as a Hugging Face folder, `model` in the run folder, at the end."""
 
+    max_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
+    """Limit of each trainer node's uploads, in bytes per second; 0: none."""
+
     storage_options: dict[str, Free] = field(default_factory=dict)
     """Options passed to fsspec: endpoint_url, profile ... Keep secrets in the driver's own files."""
+
+    def __post_init__(self) -> None:
+        rule(
+            bool(self.best_metric) or not self.keep_best,
+            "keep_best is set, but best_metric is empty; write a key of metrics.jsonl.",
+        )
+        rule(
+            bool(self.keep_best) or not self.best_metric,
+            "best_metric is set, but keep_best is 0; write how many checkpoints to keep by it.",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +210,7 @@ class LeaseSection:
     kill_s: Annotated[float, SECONDS] = 30.0
     """Time limit for its processes to end after SIGKILL; then the slab is quarantined."""
 
-    prove_s: Annotated[float, SECONDS] = 50.0
+    memory_check_s: Annotated[float, SECONDS] = 50.0
     """Time limit for measured memory to become free, before the GPU is quarantined."""
 
     slack_bytes: Annotated[int, SIZE_BYTES] = 512 << 20

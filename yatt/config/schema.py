@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Literal
 
-from yatt.config.algorithms import AggregationMode, Estimator, KlType, PolicyLoss
+from yatt.config.algorithm import (
+    AlgorithmSection as AlgorithmSection,
+    CorrectionSection as CorrectionSection,
+    RejectionSection as RejectionSection,
+)
+from yatt.config.environment import EnvironmentSection as EnvironmentSection
 from yatt.config.operation import (
     CheckpointSection as CheckpointSection,
     FromCheckpointSection as FromCheckpointSection,
@@ -25,7 +30,6 @@ from yatt.config.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FILE,
-    FINITE,
     FREE,
     LINE,
     MOST,
@@ -75,6 +79,13 @@ class DataSection:
     """The current time for chat templates that use the date, as 2026-01-31T12:00:00; filled in when the run
     is created, so that prompts do not change at midnight. Empty in older runs: the system clock."""
 
+    media_key: Annotated[str, LINE] = ""
+    """Column of the files that belong to a prompt: a path relative to `media_root`, {path, sha256}, or a list
+    of these. Empty: there are none. Only references travel; engines read the files."""
+
+    media_root: Annotated[str, FILE] = ""
+    """Folder of these files, on every node with engines."""
+
     allow_special_tokens: bool = False
     """Parse the model's control tokens in plain text prompts (for prompts rendered beforehand). Otherwise
     they are ordinary text. The contents of chat messages never become control tokens."""
@@ -105,7 +116,10 @@ class ModelSection:
     """The policy."""
 
     path: Annotated[str, FILE]
-    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3 and Llama families."""
+    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama, or `family`."""
+
+    family: Annotated[str, FILE] = ""
+    """Python file with a model family of your own (docs/extending.md), for models of other types."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of parameters and activations; the optimizer's main copy is always float32."""
@@ -185,77 +199,6 @@ class PlacementSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmSection:
-    """The loss and the advantages."""
-
-    adv_estimator: Estimator = "grpo"
-    """Estimator of advantages from a group's rewards."""
-
-    policy_loss: PolicyLoss = "ppo"
-    """Policy loss. ppo clips the ratio of each token. gspo clips one ratio per sequence: use
-    seq-mean-token-mean and clip ratios of about 3e-4. cispo clips the weight, not the gradient. gmpo takes
-    the geometric mean of a sequence's ratios: clip ratios bound log-ratios, 0.4 is common."""
-
-    path: Annotated[str, FILE] = ""
-    """Python file with an algorithm of your own (docs/extending.md); it replaces adv_estimator and
-    policy_loss."""
-
-    factory: Annotated[str, LINE] = "make_algorithm"
-    """Name in that file: a function from the algorithm section of the config to the algorithm."""
-
-    clip_ratio_low: Annotated[float, between(0, 1)] = 0.2
-    """Lower clip range: PPO clips the probability ratio below 1 minus this."""
-
-    clip_ratio_high: Annotated[float, at_least(0)] = 0.2
-    """Upper clip range. DAPO's clip-higher: a value above clip_ratio_low."""
-
-    clip_ratio_c: Annotated[float, Range(low=1, high=MOST, low_open=True, also=0, also_means="off")] = 0.0
-    """Lower bound of dual clip for negative advantages; 0 is off, 3.0 is common."""
-
-    loss_agg_mode: AggregationMode = "token-mean"
-    """Aggregation of token losses to the loss of a mini-batch, as in verl."""
-
-    loss_scale_factor: Annotated[int, COUNT_OR_NONE] = 0
-    """Divisor of seq-mean-token-sum-norm; 0 is max_response_tokens (Dr. GRPO's constant)."""
-
-    kl_in: Literal["none", "loss", "reward"] = "none"
-    """Where the KL penalty to the reference model is applied."""
-
-    kl_type: KlType = "k3"
-    """Estimator of the KL divergence (http://joschu.net/blog/kl-approx.html)."""
-
-    kl_coef: Annotated[float, at_least(0)] = 0.001
-    """Coefficient of the KL penalty."""
-
-    entropy_coeff: Annotated[float, FINITE] = 0.0
-    """Coefficient of the entropy bonus."""
-
-    gamma: Annotated[float, SHARE] = 1.0
-    """Discount per token, of reinforce_plus_plus."""
-
-    tis_clip: Annotated[float, at_least(0)] = 2.0
-    """Limit of the truncated importance weight between sampler and trainer; 0 turns the correction off."""
-
-    mask_truncated: bool = False
-    """Do not train on completions truncated at max_response_tokens; their reward still counts for their
-    group."""
-
-    overlong_buffer_tokens: Annotated[int, COUNT_OR_NONE] = 0
-    """Length of DAPO's soft overlong punishment: over this many last tokens of max_response_tokens the reward
-    falls linearly, by `overlong_penalty_factor` at full length. 0 is off."""
-
-    overlong_penalty_factor: Annotated[float, at_least(0)] = 1.0
-    """Penalty of a completion of maximum length."""
-
-    filter_groups: bool = False
-    """Dynamic sampling: replace prompt groups whose rewards are all equal."""
-
-    max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
-    """Maximum number of opened prompt groups per batch size; then the run stops and reports how many were
-    accepted. If the recent acceptance rate needs at most twice as many, up to four times are allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
     """AdamW, by megatron-core's distributed optimizer."""
 
@@ -295,7 +238,8 @@ class TrainerSection:
     """Ranks that share each layer's matrices (TP)."""
 
     pipeline_model_parallel_size: Annotated[int, COUNT] = 1
-    """Ranks that each have a part of the layers (PP)."""
+    """Ranks that each have a part of the layers (PP). If they do not divide, the first and the last stage
+    differ."""
 
     virtual_pipeline_model_parallel_size: Annotated[int, COUNT] = 1
     """Model chunks per pipeline rank (interleaved schedule)."""
@@ -378,6 +322,7 @@ class RunConfig:
     rollout: RolloutSection = field(default_factory=RolloutSection)
     rewards: tuple[RewardSection, ...] = ()
     genrms: tuple[GenRMSection, ...] = ()
+    environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     placement: PlacementSection = field(default_factory=PlacementSection)
     algorithm: AlgorithmSection = field(default_factory=AlgorithmSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
@@ -385,3 +330,8 @@ class RunConfig:
     lease: LeaseSection = field(default_factory=LeaseSection)
     sync: SyncSection = field(default_factory=SyncSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+
+    @property
+    def engine_genrms(self) -> tuple[GenRMSection, ...]:
+        """The GenRMs that run on the run's GPUs."""
+        return tuple(genrm for genrm in self.genrms if genrm.has_engine)

@@ -9,7 +9,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 
@@ -94,6 +94,11 @@ def parse_tree(text: str, name: str, faults: list[str]) -> YamlNode:
 class _Loader(yaml.SafeLoader):
     """A YAML loader that refuses deep nesting while it parses."""
 
+    # lm-format-enforcer, which vLLM imports, turns dates into text in PyYAML's own table.
+    yaml_constructors: ClassVar = {
+        **yaml.SafeLoader.yaml_constructors,
+        "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp,
+    }
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

@@ -7,6 +7,7 @@ from yatt.control.gpus.arbiter import Arbiter, Holding
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.uploads import Uploads
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
@@ -29,6 +30,7 @@ class Components:
     progress: Progress
     publications: Publications
     workers: Workers
+    uploads: Uploads
     rewards: RewardPool
     router: Router
     rooms: RoomAnnouncer
@@ -36,25 +38,26 @@ class Components:
 
 
 def build_components(
-    node: Node, hub: Channel, peers: Peers, events: EventLog, reports: FailureReports
+    node: Node, channel: Channel, peers: Peers, events: EventLog, reports: FailureReports
 ) -> Components:
     """Creates the components; starts nothing.
 
     Args:
-        hub: the channel to this node's workers.
+        channel: the channel to this node's workers.
     """
     supervisor = Supervisor(node, events)
-    engines = LocalEngines(hub, node.config)
+    engines = LocalEngines(channel, node.config)
     progress = Progress(supervisor.work)
     publications = Publications(node, peers, events, progress)
     workers = Workers(node, supervisor, engines, publications, events, reports.failed)
-    rewards = RewardPool(node.config, supervisor, hub, events, reports.failed, progress.done)
+    uploads = Uploads(node, supervisor, channel, events)
+    rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
     holding = Holding(wake=workers.wake, sleep=workers.sleep)
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
-        publications=publications, workers=workers, rewards=rewards, router=router, rooms=rooms,
-        arbiter=arbiter,
+        publications=publications, workers=workers, uploads=uploads, rewards=rewards, router=router,
+        rooms=rooms, arbiter=arbiter,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from yatt.adapters.patience import exit_code_of
 from yatt.control.components import Components
 from yatt.control.gpus.engines import Bounced
-from yatt.control.gpus.worker_plan import REWARD, Worker
+from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
 from yatt.control.trainer_node import TrainerNode
@@ -63,7 +63,7 @@ class Controller:
         except YattError as error:
             return m.Failed(error=str(error), exit_code=exit_code_of(error))
         except asyncio.CancelledError:
-            error_text = f"{type(body).__name__} from {sender} was broken off"
+            error_text = f"{type(body).__name__} from {sender} was interrupted"
             return m.Failed(error=error_text, exit_code=EXIT_FAILED)
         except OSError as error:  # a filesystem failed: another attempt may succeed
             says = f"{error.filename or 'writing'}: {error.strerror or error}"
@@ -141,6 +141,7 @@ class Controller:
         return m.Done()
 
     async def _publish(self, order: c.PublishOrder) -> m.Message:
+        await self._parts.uploads.detach(order.policy_version)
         return await self._parts.workers.publish(order.policy_version, order.probe)
 
     async def _sync(self, _: c.SyncWeights) -> m.Message:
@@ -196,6 +197,8 @@ class Controller:
         if worker.role == TRAINER:
             error, is_symptom = lost_rank(self._node, worker, how)
             self._parts.reports.failed(error, EXIT_FAILED, is_symptom)
+        elif worker.role == UPLOADER:
+            self._parts.uploads.ended(worker)
         elif worker.slab is None:
             self._parts.rewards.ended(worker, how)
             task = asyncio.get_running_loop().create_task(self._parts.supervisor.start(worker))

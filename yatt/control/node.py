@@ -7,7 +7,7 @@ from yatt.adapters.local_folder import new_name
 from yatt.adapters.requeue import Requeue
 from yatt.config.schema import RunConfig
 from yatt.core.placement import Placement, Slab
-from yatt.paths import HUB, RunPaths
+from yatt.paths import LOCAL_SOCKET, RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Node:
     @property
     def endpoint(self) -> str:
         """Address of the controller for this node's workers."""
-        return f"ipc://{self.scratch}/{HUB}"
+        return f"ipc://{self.scratch}/{LOCAL_SOCKET}"
 
     @property
     def weights_root(self) -> Path:

@@ -66,7 +66,7 @@ class PeerMessages:
     async def _refuse(self, index: int, body: m.Message) -> None:
         """Orders a node to end that was declared lost but had only been suspended."""
         if self.node.is_leader and isinstance(body, c.Alive):
-            reason = "the leader goes on without this node: it was silent too long"
+            reason = "the leader continues without this node: it was silent too long"
             await self.peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
 
     async def _carry_out(self, sender: str, body: m.Message) -> Answer:

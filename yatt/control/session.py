@@ -25,6 +25,7 @@ from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
 from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
 from yatt.control.leader.alarms import Alarms
+from yatt.control.leader.commits import Commits
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
@@ -41,6 +42,8 @@ from yatt.control.membership.rendezvous import meet
 from yatt.control.node import Node
 from yatt.control.peer_messages import Handle, PeerMessages
 from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
+from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
@@ -78,11 +81,11 @@ class Session:
         self._reports = FailureReports(self._events, partial(_deliver, node, self._peers, self._inbox))
         self._liveness = Liveness(node, self._peers, self._inbox.silent if self._inbox else _tell_nobody)
         self.stop_requests = StopRequests(node, self._events, self._inbox)
-        self._hub = Channel(
+        self._channel = Channel(
             listening_socket(context, node.endpoint), attempt=node.attempt,
             resend_s=0,  # inside a node messages are lost only by a process's end
         )  # fmt: skip
-        self._parts = build_components(node, self._hub, self._peers, self._events, self._reports)
+        self._parts = build_components(node, self._channel, self._peers, self._events, self._reports)
 
     def give_up(self) -> None:
         """Handles the launcher's signal: ends the lost attempt and removes all leftovers."""
@@ -91,7 +94,7 @@ class Session:
     async def run(self) -> int:
         """Runs until the leader sends Quit; returns the exit code."""
         node, lasting = self._node, list[asyncio.Future[None]]()
-        channels = [self._hub]
+        channels = [self._channel]
         gate = Gate(self._context, CurveKeys(node.paths.keys))
         self._events.emit("attempt.start", nodes=node.config.launch.nodes)
         try:
@@ -102,11 +105,13 @@ class Session:
                 sender=self._sender, inbox=self._inbox, controller=controller,
             )  # fmt: skip
             progress = self._parts.progress.told_to
-            peer_hub, dial = await self._unless_given_up(meet(node, self._context, messages.handle, progress))
-            channels.append(peer_hub)
+            peer_channel, dial = await self._unless_given_up(
+                meet(node, self._context, messages.handle, progress)
+            )
+            channels.append(peer_channel)
             self._peers.dial_with(dial)
             lasting.append(asyncio.ensure_future(self._liveness.run()))
-            return await self._serve(peer_hub, controller, lasting)
+            return await self._serve(peer_channel, controller, lasting)
         finally:
             for task in lasting:
                 task.cancel()
@@ -115,7 +120,7 @@ class Session:
             self._context.term()
 
     async def _serve(
-        self, peer_hub: Channel, orders: "asyncio.Future[Handle]", lasting: Sequence[asyncio.Future[None]]
+        self, peer_channel: Channel, orders: "asyncio.Future[Handle]", lasting: Sequence[asyncio.Future[None]]
     ) -> int:
         """Creates the components that read files, then carries out orders until Quit."""
         node, parts = self._node, self._parts
@@ -126,7 +131,7 @@ class Session:
             made = partial(_trainer_node, node, parts, self._events, self._writer, sayer)
             trainer_node = await call_in_thread(made)
         controller = Controller(node, parts, trainer_node)
-        self._hub.serve(controller.from_worker, parts.progress.told_to)
+        self._channel.serve(controller.from_worker, parts.progress.told_to)
         coordinator = None
         if self._inbox is not None:
             coordinator = await self._coordinator(controller, self._inbox, sayer)
@@ -134,7 +139,7 @@ class Session:
         orders.set_result(controller.handle)
         works = [
             controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
-            self._hub.failure(), peer_hub.failure(), parts.peers.failure(), parts.reports.run(),
+            self._channel.failure(), peer_channel.failure(), parts.peers.failure(), parts.reports.run(),
             watch_newer_attempt(node.paths, node.attempt, node.index), self._watch_launcher(),
             watch_writer(self._writer, self._events),
             parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
@@ -154,7 +159,8 @@ class Session:
         checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
         row = MetricsRow(node, self._writer, Alarms(node.config, events))
         num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
-        work = PhaseWork(node, clients, checkpoints, events, num_tokens, row)
+        commits = Commits(node, clients, checkpoints, events, inbox, row)
+        work = PhaseWork(node, clients, commits, events, num_tokens, row)
         return Coordinator(node, clients, work, row, events, inbox)
 
     async def _stand_in(self) -> None:
@@ -215,18 +221,19 @@ def _trainer_node(
     opened = partial(RowFiles, data=config.data, limit_s=limit_s)
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
     tokenizer = patiently(partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s)
-    scorer = Scorer(config, parts.router.complete, parts.rewards.call)
+    num_nodes = len(node.placement.trainer_nodes)
+    judge = Judge(config, parts.router.complete, parts.rewards.call, num_nodes)
+    scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
-    sampler = patiently(  # it also reads the tokenizer
-        partial(Sampler, node, shard, scorer, parts.router, events, writer), limit_s=limit_s
-    )
+    episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
+    sampler = Sampler(node, shard, scorer, episodes(rollout_sampling(config)), events, writer)
     validator = None
     if config.validation.reward:
         held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
-        validator = Validator(node, held_out, scorer, parts.router)
-    training = NodeTraining(node, parts.workers, parts.peers)
+        validator = Validator(node, held_out, scorer, episodes(validation_sampling(config)))
+    training = NodeTraining(node, parts.workers, parts.peers, parts.uploads)
     stores = Stores(config, node.paths.root, sayer, parts.progress.done)
-    return TrainerNode(node, sampler, validator, training, scorer, stores)
+    return TrainerNode(node, sampler, validator, training, judge, stores)
 
 
 async def _lead(coordinator: Coordinator) -> None:

@@ -14,12 +14,13 @@ from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
 from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
 from yatt.control.rollouts.groups import NodeState
+from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.sampling import Sampler
-from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, CheckpointError, YattError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, CheckpointError, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
+from yatt.records.judged import REFUSED
 
 Answer = Awaitable[m.Message | None]
 
@@ -35,18 +36,19 @@ class TrainerNode:
 
     def __init__(
         self, node: Node, sampler: Sampler, validator: Validator | None, training: NodeTraining,
-        scorer: Scorer, stores: Stores,
+        judge: Judge, stores: Stores,
     ) -> None:  # fmt: skip
         self._stores = stores
+        self._frozen = 0, NodeState(next_number=0, accepted=[], unfinished=[])
         self._node, self._sampler, self._validator = node, sampler, validator
-        self._scorer = scorer
+        self._judge = judge
         self.training = training
         self._acting: asyncio.Task[m.Message] | None = None
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
             c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.SampleTransfer: training.receive,
-            c.CommitNotice: self._commit, c.SaveOrder: self._save,
+            c.CommitNotice: self._commit, c.SnapshotOrder: self._take_snapshot, c.UploadOrder: self._upload,
             c.ExportOrder: training.export,
         }  # fmt: skip
 
@@ -57,17 +59,16 @@ class TrainerNode:
             return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", exit_code=EXIT_USER_MISTAKE)
         try:
             # The function's text contains a completion, so it must not become control tokens.
-            completed = await self._scorer.ask_genrm(genrm, ask, [TextPart(ask.text, False)])
+            said = await self._judge.ask(genrm, ask, [TextPart(ask.text, False)])
         except YattError as error:
             return m.Failed(error=str(error))
-        if completed.finish_reason in ("error", ABORTED):
-            is_refused = completed.finish_reason == "error"
+        if said.finish_reason in (REFUSED, ABORTED):
+            is_refused = said.finish_reason == REFUSED
             return m.Failed(
-                error=completed.error or "the GenRM was broken off",
+                error=said.error or "the GenRM was interrupted",
                 exit_code=EXIT_USER_MISTAKE if is_refused else EXIT_FAILED,
             )
-        text = self._scorer.text_of(genrm, completed)
-        return m.Answered(text=text, finish_reason=completed.finish_reason)
+        return m.Answered(text=said.text, finish_reason=said.finish_reason)
 
     async def _build(self, order: c.BuildTrainer) -> m.Message:
         await self.training.build(order)
@@ -130,11 +131,20 @@ class TrainerNode:
         self._sampler.trained(set(order.numbers))
         return m.Done()
 
-    async def _save(self, order: c.SaveOrder) -> m.Message:
-        state = frozen(self._sampler.state())
+    async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:
+        """Takes the state of ranks and prompt groups after an iteration; can be repeated."""
+        self._frozen = order.iteration, frozen(self._sampler.state())
+        return await self.training.take_snapshot(order)
+
+    async def _upload(self, order: c.UploadOrder) -> m.Message:
+        """Writes the last snapshot to the store, in the background of later phases."""
+        iteration, state = self._frozen
+        if iteration != order.iteration:
+            raise WorkerFailed(f"there is no snapshot of iteration {order.iteration}, but of {iteration}")
         path = state_path(order.url, self._node.index)
 
         def write() -> c.StateFile:
             return write_state(self._stores.of(is_origin=False), path, state)
 
-        return await self.training.save(order, await call_in_thread(write))
+        files = await self.training.upload(order)
+        return c.UploadedNode(files=files, state=await call_in_thread(write))

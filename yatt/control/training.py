@@ -7,6 +7,7 @@ rank of each dp_rank's model-parallel group receives them from its own controlle
 import asyncio
 import signal
 
+from yatt.control.gpus.uploads import Uploads, host_stem
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.peers import Peers
@@ -25,10 +26,11 @@ class NodeTraining:
 
     Args:
         peers: connections to the other controllers.
+        uploads: this node's uploader.
     """
 
-    def __init__(self, node: Node, workers: Workers, peers: Peers) -> None:
-        self._node, self._workers, self._peers = node, workers, peers
+    def __init__(self, node: Node, workers: Workers, peers: Peers, uploads: Uploads) -> None:
+        self._node, self._workers, self._peers, self._uploads = node, workers, peers, uploads
         self._transfers: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
 
@@ -45,7 +47,13 @@ class NodeTraining:
 
         joins = (self._workers.order(worker, join(rank)) for rank, worker in self._local_ranks())
         await asyncio.gather(*joins)
-        await self._workers.order_trainers(m.Build())
+
+        async def build(rank: int, worker: Worker) -> None:
+            stem = str(host_stem(self._node, rank))
+            built = await self._workers.order(worker, m.Build(stem=stem, attempt=self._node.attempt))
+            worker.host_bytes = built.host_bytes
+
+        await asyncio.gather(*(build(rank, worker) for rank, worker in self._local_ranks()))
 
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
         """Makes every local rank restore itself from a checkpoint; returns the first fault."""
@@ -77,15 +85,16 @@ class NodeTraining:
         costs = tuple(cost for answer in trained for cost in answer.costs)
         return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs)
 
-    async def save(self, order: c.SaveOrder, state: c.StateFile) -> m.Message:
-        """Makes every local rank write its shards; `state` was written before."""
-        body = m.SaveShards(iteration=order.iteration, url=order.url)
-        saved = await self._workers.order_trainers(body)
-        common = next((s.common for s in saved if s.common != b"{}"), b"{}")
-        return c.SavedNode(
-            files=tuple(file for s in saved for file in s.files), common=common, state=state,
-            stall_s=max(s.stall_s for s in saved),
-        )  # fmt: skip
+    async def take_snapshot(self, order: c.SnapshotOrder) -> c.NodeSnapshot:
+        """Makes every local rank bring its host copy up to date, when no upload reads it any more."""
+        await self._uploads.detach(order.iteration)
+        taken = await self._workers.order_trainers(m.TakeSnapshot(iteration=order.iteration))
+        common = next((s.common for s in taken if s.common != b"{}"), b"{}")
+        return c.NodeSnapshot(common=common, size_bytes=sum(s.size_bytes for s in taken))
+
+    async def upload(self, order: c.UploadOrder) -> tuple[m.ShardFile, ...]:
+        """Uploads the host copies of the local ranks; returns the files."""
+        return (await self._uploads.upload(order.iteration, order.url)).files
 
     async def export(self, order: c.ExportOrder) -> m.Message:
         """Makes the local ranks take part in writing the policy as a Hugging Face folder."""
@@ -186,7 +195,7 @@ def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -
     cut: list[list[m.Rollout]] = []
     room = 0
     for rollout in rollouts:
-        size = len(rollout.prompt_ids) + len(rollout.completion_ids) + len(rollout.sampler_logprobs)
+        size = rollout.size_bytes
         if not cut or size > room:
             cut.append([])
             room = most_bytes

@@ -107,7 +107,7 @@ def plan_iteration(
 
 def deal(samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: Cost) -> MiniBatchPlan:
     """Splits one mini-batch over `dp_size` ranks."""
-    lengths = {s.sample_id: s.num_prompt_tokens + s.num_completion_tokens for s in samples}
+    lengths = {s.sample_id: s.num_tokens for s in samples}
     longest = max(lengths.values(), default=0)
     assert longest <= cap_tokens, f"a sample of {longest} tokens is above the cap of {cap_tokens}"
     total = sum(lengths.values())

@@ -21,7 +21,8 @@ START_UP, LOST, NOT_RUNNING, OTHER = "start-up", "lost to restarts", "not runnin
 ROLLOUT_PHASE = "rollout"
 OF_PHASE = {
     "rollout": "sampling", "score": "scoring", "train": "training", "publish": "weight transfer",
-    "sync": "weight transfer", "save": "checkpoint", "validate": "validation",
+    "sync": "weight transfer", "save": "checkpoint", "commit": "checkpoint", "export": "checkpoint",
+    "validate": "validation",
 }  # fmt: skip
 CATEGORIES = (
     *dict.fromkeys(OF_PHASE.values()), START_UP, LOST, NOT_RUNNING, OTHER

@@ -3,13 +3,13 @@
 There is one `SlabLease` per slab and one arbiter per node, so one process decides, by its own clock.
 A role *holds* the slab by a grant. Each grant has a fencing token one higher than the one before.
 
-- A slab is granted only after a memory check: after the last holder released it or died, a `Proof`
-  measured since then must be clean. While a process of the slab is being killed and not yet reaped,
-  no proof is clean, so that a role whose process is dying cannot receive the grant.
+- A slab is granted only after a memory check: a `MemoryChecked` measured after the last holder released the
+  slab or died must find the memory free. While a process of the slab is being killed and not yet reaped, no
+  check finds it free, so that a role whose process is dying cannot receive the grant.
 - A holder that is no longer wanted gets a release request, then is terminated, then killed. A holder
   without a heartbeat for ``ttl_s`` or without progress for ``stall_s`` is terminated, then killed.
   From its termination on, its token is refused.
-- If memory is not released within ``prove_s``, the processes of roles that sleep on this slab are
+- If memory is not released within ``memory_check_s``, the processes of roles that sleep on this slab are
   killed. If that does not help, or a process cannot be killed, the slab is quarantined for the rest
   of the attempt and is not granted again.
 
@@ -33,7 +33,7 @@ class Stage(Enum):
     RELEASING = "releasing"
     TERMINATED = "terminated"
     KILLED = "killed"
-    PROVING = "proving"
+    CHECKING = "checking"
     QUARANTINED = "quarantined"
 
 
@@ -46,7 +46,7 @@ class Timing:
     release_s: float
     term_s: float
     kill_s: float
-    prove_s: float
+    memory_check_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """Result of a memory check that was made after the stage PROVING began."""
+class MemoryChecked:
+    """Result of a memory check that was made after the stage CHECKING began."""
 
     clean: bool
     detail: str = ""
@@ -112,7 +112,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Want | Beat | Released | Died | Proof | Tick
+Event = Want | Beat | Released | Died | MemoryChecked | Tick
 
 # ---- actions ------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Measure memory now; a Proof follows."""
+    """Measure memory now; a MemoryChecked follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def step(lease: SlabLease, event: Event, now_s: float, timing: Timing) -> Result
         case Died(role):
             gone = role == lease.holder and lease.stage is not Stage.QUARANTINED
             return _prove(lease, now_s) if gone else (lease, ())
-        case Proof(clean, detail):
-            return _proved(lease, clean=clean, detail=detail, now_s=now_s)
+        case MemoryChecked(clean, detail):
+            return _after_check(lease, clean=clean, detail=detail, now_s=now_s)
         case Tick():
             return _tick(lease, now_s, timing)
 
@@ -252,18 +252,18 @@ def _pursue(lease: SlabLease, now_s: float) -> Result:
             RequestRelease(lease.holder, lease.token),
         )
     if lease.stage is Stage.FREE and lease.wanted:
-        return replace(lease, stage=Stage.PROVING, since_s=now_s, purged=False), (Measure(),)
+        return replace(lease, stage=Stage.CHECKING, since_s=now_s, purged=False), (Measure(),)
     return lease, ()
 
 
 def _prove(lease: SlabLease, now_s: float) -> Result:
     """Begins the memory check after the last holder has ended or released the slab."""
-    freed = replace(lease, stage=Stage.PROVING, holder="", since_s=now_s, purged=False)
+    freed = replace(lease, stage=Stage.CHECKING, holder="", since_s=now_s, purged=False)
     return freed, (Measure(),)
 
 
-def _proved(lease: SlabLease, *, clean: bool, detail: str, now_s: float) -> Result:
-    if lease.stage is not Stage.PROVING:
+def _after_check(lease: SlabLease, *, clean: bool, detail: str, now_s: float) -> Result:
+    if lease.stage is not Stage.CHECKING:
         return lease, ()
     if not clean:
         return replace(lease, cause=detail), ()
@@ -291,8 +291,8 @@ def _tick(lease: SlabLease, now_s: float, timing: Timing) -> Result:
         return replace(lease, stage=Stage.KILLED, since_s=now_s), (Kill(lease.holder),)
     if lease.stage is Stage.KILLED and waited_s >= timing.kill_s:
         return _quarantine(lease, f"{lease.holder} could not be killed within {timing.kill_s:g} s", now_s)
-    if lease.stage is Stage.PROVING:
-        return _keep_proving(lease, waited_s, now_s, timing)
+    if lease.stage is Stage.CHECKING:
+        return _keep_checking(lease, waited_s, now_s, timing)
     return lease, ()
 
 
@@ -304,8 +304,8 @@ def _lost(lease: SlabLease, now_s: float, timing: Timing) -> str:
     return ""
 
 
-def _keep_proving(lease: SlabLease, waited_s: float, now_s: float, timing: Timing) -> Result:
-    if waited_s < timing.prove_s:
+def _keep_checking(lease: SlabLease, waited_s: float, now_s: float, timing: Timing) -> Result:
+    if waited_s < timing.memory_check_s:
         return lease, (Measure(),)
     if not lease.purged:
         return replace(lease, purged=True, since_s=now_s), (Purge(lease.wanted),)

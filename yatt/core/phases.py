@@ -10,6 +10,10 @@ that ends without all answers is a `Failure`. A request for an early stop is `St
 act is cancelled where this is possible, only a save may still begin, unsaved iterations are saved, and
 the run ends so that it can be continued.
 
+SAVE takes the host copy of an iteration; it is uploaded in the background while the run continues, and
+`Committed` or `SaveFailed` comes at any time (`yatt.core.saving`). COMMIT waits for the save in flight: at
+the end of the run, at an early stop, and before the last iteration is saved. It transfers no slabs.
+
 A failure may be a symptom of another one (`Failure.is_symptom`): when a trainer node dies, ranks on the other
 nodes fail too, and may be reported first. A symptom waits for its cause for a limited time.
 
@@ -17,218 +21,39 @@ A node that only runs engines may be lost (`NodeLost`): it gets no more orders a
 awaited, and the run continues while every role has a node left. The loss of a trainer node is a failure.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 from yatt.core.nodeset import NodeSet
+from yatt.core.phase_types import (
+    Act as Act,
+    Acted as Acted,
+    Action as Action,
+    AwaitCause as AwaitCause,
+    BreakOff as BreakOff,
+    Committed as Committed,
+    End as End,
+    Event as Event,
+    Exclude as Exclude,
+    Failure as Failure,
+    NodeLost as NodeLost,
+    OrderAnswered as OrderAnswered,
+    PatienceOver as PatienceOver,
+    Phase as Phase,
+    PhaseOrder as PhaseOrder,
+    PhasePart as PhasePart,
+    PostponeSave as PostponeSave,
+    Program as Program,
+    Result as Result,
+    RunState as RunState,
+    SaveFailed as SaveFailed,
+    StopWanted as StopWanted,
+)
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 
-
-class Phase(Enum):
-    """The current phase of the run."""
-
-    JOIN = "join"
-    BUILD = "build"
-    ROLLOUT = "rollout"
-    SCORE = "score"
-    TRAIN = "train"
-    SAVE = "save"
-    PUBLISH = "publish"
-    SYNC = "sync"
-    VALIDATE = "validate"
-    ENDED = "ended"
-
-
-class PhasePart(Enum):
-    """The parts of a phase."""
-
-    PREPARE = "prepare"
-    ENTER = "enter"
-    ACT = "act"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """Constants of an attempt. Iterations count from 1; 0 is before the first.
-
-    The run cannot continue without its `trainer_nodes`. `pools` maps each engine role to the nodes that can
-    run it. `absent` nodes take no part from the start.
-    """
-
-    nodes: frozenset[int]
-    trainer_nodes: frozenset[int]
-    pools: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    absent: frozenset[int] = frozenset()
-    total_iterations: int
-    save_every: int
-    validate_every: int
-    validates: bool
-    num_scorings: int
-
-    def is_save_due(self, iteration: int) -> bool:
-        """Whether the state after `iteration` has to be saved."""
-        last = iteration == self.total_iterations
-        return last or (self.save_every > 0 and iteration % self.save_every == 0)
-
-    def is_validation_due(self, iteration: int) -> bool:
-        """Whether the policy after `iteration` has to be validated."""
-        edge = iteration in (0, self.total_iterations)
-        regular = self.validate_every > 0 and iteration % self.validate_every == 0
-        return self.validates and (edge or regular)
-
-    def cause_without(self, lost: frozenset[int]) -> str:
-        """Returns why the run cannot continue without these nodes; '' if it can."""
-        for node in sorted(lost & self.trainer_nodes):
-            return f"node{node} has trainer ranks, and the run cannot do without them"
-        for role, pool in self.pools.items():
-            if pool <= lost:
-                return f"no node is left that can run {role}"
-        return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """State of the run. `trained` iterations are done, `saved` of them are committed. `validated`: the number
-    of iterations of the policy that this attempt validated last. `owed`: nodes whose answer is awaited."""
-
-    phase: Phase
-    part: PhasePart
-    seq: int
-    owed: NodeSet
-    trained: int = 0
-    saved: int = 0
-    validated: int = -1
-    scoring: int = 0
-    stop: str = ""
-    failure: str = ""
-    lost: frozenset[int] = frozenset()
-    symptom: "Failure | None" = None
-    """A failure that waits for its cause; until then other events are ignored."""
-
-    def is_finished(self, program: Program) -> bool:
-        """Whether all iterations and a due validation are done."""
-        is_owed = program.is_validation_due(self.trained) and self.validated < self.trained
-        return self.trained >= program.total_iterations and not is_owed
-
-    @property
-    def iteration(self) -> int:
-        """The current iteration in the phases of rollout, scoring and training; else the last trained one."""
-        return self.trained + (self.phase in (Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN))
-
-
-# ---- events -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OrderAnswered:
-    """`node` carried out its order with this `seq`."""
-
-    node: int
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acted:
-    """The act with this `seq` is done. `again`: more must be sampled before training.
-
-    `resumed` is the iteration that BUILD resumed from.
-    """
-
-    seq: int
-    again: bool = False
-    resumed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StopWanted:
-    """A request to end early; the run can be continued."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """This attempt cannot continue; `exit_code` shows whether another one could.
-
-    `is_symptom`: the failure may follow from a cause that is not known yet.
-    """
-
-    error: str
-    exit_code: int
-    is_symptom: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PatienceOver:
-    """No cause of the symptom was reported within its time limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost:
-    """A node is lost; `why` is the end of a sentence about it."""
-
-    node: int
-    why: str
-
-
-Event = OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver
-
-# ---- actions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseOrder:
-    """Send PREPARE or ENTER of `phase` to `node`."""
-
-    node: int
-    part: PhasePart
-    phase: Phase
-    scoring: int
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """Carry out the phase's own work."""
-
-    phase: Phase
-    scoring: int
-    iteration: int
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class BreakOff:
-    """Cancel the act with this `seq`."""
-
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exclude:
-    """Send no more orders to this node; `goes_on`: whether the run continues without it."""
-
-    node: int
-    why: str
-    goes_on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitCause:
-    """Wait for the symptom's cause for a limited time, then put `PatienceOver`."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End the attempt."""
-
-    exit_code: int
-    reason: str
-
-
-Action = PhaseOrder | Act | BreakOff | Exclude | AwaitCause | End
-Result = tuple[RunState, tuple[Action, ...]]
+_FOLLOWING = {
+    Phase.JOIN: Phase.BUILD, Phase.BUILD: Phase.PUBLISH, Phase.SAVE: Phase.PUBLISH, Phase.PUBLISH: Phase.SYNC,
+}  # fmt: skip
+"""What always comes after these phases, unless the run has to stop."""
 
 _INTERRUPTIBLE = (Phase.ROLLOUT, Phase.SCORE, Phase.VALIDATE)
 
@@ -250,8 +75,17 @@ def step(state: RunState, event: Event, program: Program) -> Result:
             return _lost(state, event, program)
         case _ if state.symptom:
             return state, ()
+        case _:
+            return _undisturbed(state, event, program)
+
+
+def _undisturbed(state: RunState, event: Event, program: Program) -> Result:
+    """Handles the events of a run without failures."""
+    match event:
         case StopWanted(reason):
             return _stop(state, reason, program)
+        case Committed() | SaveFailed():
+            return _save_ended(state, event, program)
         case OrderAnswered(node, seq):
             return _answered(state, node, seq, program)
         case Acted() if event.seq == state.seq and state.part is PhasePart.ACT:
@@ -277,12 +111,11 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         is_finished = state.is_finished(program)
         end = End(EXIT_FINISHED, "finished") if is_finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
-    # JOIN transfers no slabs, so it has only the part ACT: all nodes join.
-    there = NodeSet(program.nodes - state.lost)
-    part, owed = (PhasePart.ACT, NodeSet()) if phase is Phase.JOIN else (PhasePart.PREPARE, there)
-    now = replace(state, phase=phase, part=part, seq=state.seq + 1, owed=owed, scoring=scoring)
-    if part is PhasePart.ACT:
-        return now, (_act(now),)
+    now = replace(state, phase=phase, seq=state.seq + 1, scoring=scoring)
+    if phase in (Phase.JOIN, Phase.COMMIT):  # they transfer no slabs
+        now = replace(now, part=PhasePart.ACT, owed=NodeSet())
+        return now, (_act(now),) if phase is Phase.JOIN else ()
+    now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - state.lost))
     return now, _orders(now)
 
 
@@ -336,40 +169,81 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
 def _acted(state: RunState, event: Acted, program: Program) -> Result:
     match state.phase:
         case Phase.BUILD:
-            after = replace(state, trained=event.resumed, saved=event.resumed)
+            after = replace(state, trained=event.resumed, saving=state.saving.resumed(event.resumed))
         case Phase.TRAIN:
             after = replace(state, trained=state.trained + 1)
         case Phase.SAVE:
-            after = replace(state, saved=state.trained)
+            after = replace(state, saving=state.saving.taken(state.trained))
         case Phase.VALIDATE:
             after = replace(state, validated=state.trained)
+        case Phase.EXPORT:
+            after = replace(state, exported=True)
         case _:
             after = state
     phase, scoring = _next(state, event, after, program)
+    if state.phase is Phase.TRAIN and phase is Phase.PUBLISH and _wants_save(after, program):
+        postponed = replace(after, saving=after.saving.postponed())
+        now, actions = _begin(postponed, phase, program, scoring)
+        return now, (PostponeSave(after.trained, after.saving.in_flight), *actions)
     return _begin(after, phase, program, scoring)
+
+
+def _save_ended(state: RunState, event: Committed | SaveFailed, program: Program) -> Result:
+    """Handles the end of an upload: only COMMIT waits for it."""
+    saving = state.saving.ended(event.iteration, is_committed=isinstance(event, Committed))
+    if saving == state.saving:
+        return state, ()
+    after = replace(state, saving=saving)
+    if isinstance(event, SaveFailed) and saving.has_given_up:
+        error = f"{saving.failures} saves in a row have failed; the last one: {event.error}"
+        return replace(after, phase=Phase.ENDED, failure=error), (End(EXIT_FAILED, error),)
+    if state.phase is not Phase.COMMIT:
+        return after, ()
+    return _begin(after, _stopping(after) if after.stop else _closing(after, program), program)
 
 
 def _stopping(state: RunState) -> Phase:
     """Returns the next phase of a run that has to stop."""
-    return Phase.SAVE if state.trained > state.saved else Phase.ENDED
+    if state.saving.in_flight:
+        return Phase.COMMIT
+    return Phase.SAVE if state.trained > state.saving.committed else Phase.ENDED
+
+
+def _closing(state: RunState, program: Program) -> Phase:
+    """Returns the next phase after the last iteration."""
+    waiting = _stopping(state)
+    if waiting is not Phase.ENDED:
+        return waiting
+    return Phase.EXPORT if program.exports and not state.exported else Phase.ENDED
+
+
+def _wants_save(state: RunState, program: Program) -> bool:
+    """Whether the state after the last training has to be saved."""
+    return program.is_save_due(state.trained) or state.saving.is_postponed
+
+
+def _after_training(state: RunState, program: Program) -> Phase:
+    if not _wants_save(state, program):
+        return Phase.PUBLISH
+    if not state.saving.in_flight:
+        return Phase.SAVE
+    return Phase.COMMIT if state.trained >= program.total_iterations else Phase.PUBLISH
 
 
 def _next(state: RunState, event: Acted, after: RunState, program: Program) -> tuple[Phase, int]:
     if after.stop:
         return _stopping(after), 0
     match state.phase:
-        case Phase.JOIN:
-            return Phase.BUILD, 0
-        case Phase.TRAIN if program.is_save_due(after.trained):
-            return Phase.SAVE, 0
-        case Phase.BUILD | Phase.TRAIN | Phase.SAVE:
-            return Phase.PUBLISH, 0
-        case Phase.PUBLISH:
-            return Phase.SYNC, 0
-        case Phase.SYNC if program.is_validation_due(after.trained):
+        case phase if phase in _FOLLOWING:
+            return _FOLLOWING[phase], 0
+        case Phase.TRAIN:
+            return _after_training(after, program), 0
+        case Phase.SYNC if program.is_validation_due(after.trained) and after.validated < after.trained:
             return Phase.VALIDATE, 0
-        case Phase.SYNC | Phase.VALIDATE:
-            return (Phase.ENDED if after.trained >= program.total_iterations else Phase.ROLLOUT), 0
+        case Phase.SYNC | Phase.VALIDATE if after.trained < program.total_iterations:
+            return Phase.ROLLOUT, 0
+        case Phase.SYNC | Phase.VALIDATE | Phase.EXPORT:
+            return _closing(after, program), 0
         case _:
             return _after_sampling(state, event, program)
 

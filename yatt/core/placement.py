@@ -137,7 +137,7 @@ def place(config: RunConfig) -> Placement:
         slabs += [
             Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
         ]
-    names = [genrm_role(genrm.name) for genrm in config.genrms]
+    names = [genrm_role(genrm.name) for genrm in config.engine_genrms]
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
         training = dict.fromkeys(slabs, TRAINER)

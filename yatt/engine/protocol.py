@@ -99,8 +99,21 @@ class EngineOptions:
     deterministic: bool = False
     """One request at a time and no prefix cache: a completion depends on weights, prompt and seed only."""
 
+    media_root: str = ""
+    """Folder of the files that belong to prompts."""
+
     weights_are_replaced: bool = False
     """New weights are loaded after every wake, so sleep need not keep the old ones."""
+
+
+def refuse_structure(sample: Sample) -> None:
+    """Refuses a request whose answer must have a structure, for engines that cannot keep to one.
+
+    Raises:
+        ValueError: it has one.
+    """
+    if sample.structure:
+        raise ValueError("verdict.choices and verdict.json_schema need the vllm engine")
 
 
 def prompt_and_room(sample: Sample, options: EngineOptions) -> tuple[list[int], int]:
@@ -134,6 +147,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         deterministic=config.run.deterministic,
+        media_root=config.data.media_root,
         weights_are_replaced=True,
     )
 

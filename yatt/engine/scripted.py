@@ -4,10 +4,12 @@ A token takes one call of `step` (or `steps_per_token` calls) and no time. The e
 suite of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room
+from yatt.engine.media import request_media
+from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
 from yatt.engine.published import read_publication
 from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs
 from yatt.records import message as m
@@ -47,11 +49,12 @@ class ScriptedEngine:
         assert self._script is not None, "start() comes first"
         if sample.request_id in self._running:
             return
+        refuse_structure(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
         token_ids, logprobs, reason = scripted_completion(
             self._script,
             policy_version=self._policy_version,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt_ids + [_number_of(data) for data in request_media(sample, self._options)],
             seed=sample.seed if sample.temperature else 0,
             max_tokens=max_tokens,
             ignore_eos=sample.ignore_eos,
@@ -129,3 +132,8 @@ class ScriptedEngine:
                 del scripted.token_ids[end:], scripted.logprobs[end:]
                 scripted.reason = "stop"
                 return
+
+
+def _number_of(data: bytes) -> int:
+    """A number that depends on every byte: the completion depends on the file."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

@@ -6,7 +6,7 @@ not use `generate`, because a request has its own seed, can be aborted with its 
 must leave the process's loop free between tokens. It has about 0.9 of the speed of `generate`, and half of
 vLLM's on CPU.
 
-Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama).
+Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3).
 """
 
 from collections import deque
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.engine.compare import compare_weights, verified
-from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room
+from yatt.engine.media import refuse_media
+from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -77,6 +78,8 @@ class TransformersEngine:
         """See Engine.add."""
         if any(request.sample.request_id == sample.request_id for request in self._all_requests()):
             return
+        refuse_media(sample)
+        refuse_structure(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
         if max(prompt_ids) >= self._model.config.vocab_size:
             raise ValueError(

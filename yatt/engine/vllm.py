@@ -9,9 +9,11 @@ On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 """
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from yatt.engine.media import refuse_media
 from yatt.engine.protocol import CPU_KV_CACHE_BYTES, Comparison, EngineOptions, prompt_and_room
 from yatt.engine.published import read_publication
 from yatt.errors import ConfigError, WorkerFailed
@@ -63,6 +65,7 @@ class VllmEngine:
         if sample.request_id in self._running:
             return
         self._refuse_without_weights()
+        refuse_media(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
         parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
         try:
@@ -226,8 +229,9 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
 
 def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens: int) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    structure = StructuredOutputsParams(**json.loads(sample.structure)) if sample.structure else None
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=sample.temperature,
@@ -240,6 +244,7 @@ def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens
         ignore_eos=sample.ignore_eos,
         detokenize=bool(sample.stop),
         output_kind=RequestOutputKind.DELTA,
+        structured_outputs=structure,
     )
 
 

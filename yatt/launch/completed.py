@@ -38,15 +38,21 @@ def completed(config: RunConfig) -> RunConfig:
             or (known.data.template_time if known else clock.wall_iso()),
             train_files=tuple(map(_absolute, config.data.train_files)),
             val_files=tuple(map(_absolute, config.data.val_files)),
+            media_root=_absolute_or_none(config.data.media_root),
         ),
-        model=replace(config.model, path=_absolute(config.model.path)),
+        model=replace(
+            config.model,
+            path=_absolute(config.model.path),
+            family=_absolute_or_none(config.model.family),
+        ),
+        environment=replace(config.environment, path=_absolute_or_none(config.environment.path)),
         algorithm=replace(config.algorithm, path=_absolute_or_none(config.algorithm.path)),
         genrms=tuple(
             replace(
                 g,
-                model=_absolute(g.model),
+                model=_absolute(g.model) if g.has_engine else g.model,
                 path=_absolute_or_none(g.path),
-                max_model_tokens=g.max_model_tokens or model_limit(g.model),
+                max_model_tokens=g.max_model_tokens or (model_limit(g.model) if g.has_engine else 0),
             )
             for g in config.genrms
         ),

@@ -12,26 +12,23 @@ from pathlib import Path
 
 from yatt.adapters.dataset import check_rows
 from yatt.adapters.descriptors import hard_limit
+from yatt.adapters.judge_api import check_api
 from yatt.adapters.ledger import known_commit
 from yatt.adapters.patience import is_passing
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import open_store
-from yatt.config.check import num_trainer_nodes
 from yatt.config.doubts import doubts
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
-from yatt.launch.user_code import check_algorithm, check_function
+from yatt.launch.policy_check import check_policy
+from yatt.launch.user_code import check_algorithm, check_environment, check_function
 from yatt.paths import RunPaths
-from yatt.trainer.layout import check_layout
-from yatt.weights.shape import read_shape
-
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
 
 def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True) -> None:
@@ -72,32 +69,42 @@ def _fault(check: Callable[[], object]) -> ConfigError | None:
 
 def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    yield partial(check_policy, config.model.path, "model.path")
-    yield partial(_check_fits, config)
+    yield partial(check_model, config.model.path, "model.path")
+    yield partial(check_policy, config)
     yield partial(
         check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
     )
     yield partial(_check_data, config, config.data.train_files)
     if config.data.val_files:
         yield partial(_check_data, config, config.data.val_files)
-    for index, genrm in enumerate(config.genrms):
-        key = f"genrms[{index}]"
-        yield partial(check_model, genrm.model, f"{key}.model")
-        yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
-        yield partial(Tokenizer, genrm.model)
-        if genrm.template:
-            yield partial(check_template, genrm.template, f"{key}.template")
-            yield partial(check_verdict, genrm.verdict, f"{key}.verdict")
-        else:
-            yield partial(check_function, config, genrm)
-    for reward in config.rewards:
-        yield partial(check_function, config, reward)
-    if config.algorithm.path:
-        yield partial(check_algorithm, config.algorithm)
+    yield from _judges_and_user_code(config)
     if config.checkpoint.url:
         yield partial(check_store, config)
     if config.run.from_checkpoint.url and known_commit(RunPaths(Path(config.run.dir))) == (0, 0):
         yield partial(check_origin, config)
+
+
+def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
+    for index, genrm in enumerate(config.genrms):
+        key = f"genrms[{index}]"
+        if genrm.has_engine:
+            yield partial(check_model, genrm.model, f"{key}.model")
+            yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
+            yield partial(Tokenizer, genrm.model)
+        else:
+            yield partial(check_api, genrm, f"{key}.api")
+        if genrm.template:
+            yield partial(check_template, genrm.template, f"{key}.template", genrm.judging)
+            yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging)
+            yield partial(check_structured, genrm, key)
+        else:
+            yield partial(check_function, config, genrm)
+    for reward in config.rewards:
+        yield partial(check_function, config, reward)
+    if config.environment.path:
+        yield partial(check_environment, config)
+    if config.algorithm.path:
+        yield partial(check_algorithm, config.algorithm)
 
 
 def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
@@ -120,9 +127,23 @@ def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
 def _needs_truth(config: RunConfig) -> bool:
     return (
         any(reward.style == "verl" for reward in config.rewards)
+        or any(genrm.pairs == "ground_truth" and genrm.judging == "pairwise" for genrm in config.genrms)
         or any(genrm.path for genrm in config.genrms)
         or any("{ground_truth}" in genrm.template for genrm in config.genrms)
     )
+
+
+def check_structured(genrm: GenRMSection, key: str) -> None:
+    """Checks that the engine can keep to `verdict.choices` or `verdict.json_schema`.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    is_structured = bool(genrm.verdict.choices or genrm.verdict.json_schema)
+    if genrm.has_engine and is_structured and genrm.engine not in ("auto", "vllm"):
+        raise ConfigError(
+            f"{key}.verdict: choices and json_schema need engine vllm, not {genrm.engine}; write a pattern."
+        )
 
 
 def check_model(folder: str, key: str) -> dict[str, object]:
@@ -182,38 +203,6 @@ def check_length(folder: str, key: str, num_tokens: int) -> None:
         )
     if limit and num_tokens > limit:
         raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
-
-
-def check_policy(folder: str, key: str) -> None:
-    """Checks that the policy can be trained and has a tokenizer.
-
-    Raises:
-        ConfigError: its architecture is not supported, or files are missing.
-    """
-    architectures = check_model(folder, key).get("architectures") or ["none named"]
-    named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
-    if not set(named) & set(ARCHITECTURES):
-        raise ConfigError(
-            f"{key}: architecture {', '.join(named)} cannot be trained; use {', '.join(ARCHITECTURES)}."
-        )
-    Tokenizer(folder)
-
-
-def _check_fits(config: RunConfig) -> None:
-    """Checks that the policy's sizes fit the layout of trainer and engines.
-
-    Raises:
-        ConfigError: the model has a feature that cannot be trained, or sizes that do not divide.
-    """
-    if not Path(config.model.path).is_dir():
-        return  # `check_policy` reports it
-    shape = read_shape(config.model.path)
-    check_layout(shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
-    if shape.num_heads % config.rollout.tp_size:
-        raise ConfigError(
-            f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.num_heads} heads of "
-            f"{config.model.path}; write a divisor."
-        )
 
 
 def check_store(config: RunConfig) -> None:
@@ -279,7 +268,7 @@ def check_descriptors(config: RunConfig, limit: int) -> None:
 
 
 def _engines_installed(config: RunConfig) -> None:
-    wanted = {config.rollout.engine, *(g.engine for g in config.genrms)}
+    wanted = {config.rollout.engine, *(g.engine for g in config.engine_genrms)}
     for engine, module in (("vllm", "vllm"), ("transformers", "transformers"), ("auto", "transformers")):
         if engine in wanted and importlib.util.find_spec(module) is None:
             raise ConfigError(f"rollout.engine: '{engine}' needs {module}; pip install 'yatt[engine]'.")

@@ -3,8 +3,10 @@
 import symtable
 from pathlib import Path
 
+from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.schema import AlgorithmSection, GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError
+from yatt.records.episode import ENVIRONMENT
 from yatt.reward.functions import is_builtin, load_reward
 from yatt.reward.trial import try_function
 
@@ -19,6 +21,22 @@ def check_function(config: RunConfig, section: RewardSection | GenRMSection) -> 
         Path(section.path).absolute(), section.function,
         f"{'genrms' if is_genrm else 'rewards'}[{section.name}]",
         must_be_async=is_genrm, limit_s=config.launch.start_timeout_s,
+    )  # fmt: skip
+
+
+def check_environment(config: RunConfig) -> None:
+    """Loads the environment's function in a separate process, and renders an answer.
+
+    Raises:
+        ConfigError: one of them is not possible.
+    """
+    section = config.environment
+    tokenizer = Tokenizer(config.model.path)
+    if tokenizer.has_chat_template:
+        tokenizer.encode_answer(section.role, "an answer")
+    try_function(
+        Path(section.path).absolute(), section.function, ENVIRONMENT, must_be_async=False,
+        limit_s=config.launch.start_timeout_s,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ _PREFIXES = (
     "reward.kill",
 )
 _BAD = {
-    "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.unproven": "not proved free"
+    "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.not_free": "memory not free"
 }  # fmt: skip
 _GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
 

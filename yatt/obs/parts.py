@@ -25,7 +25,8 @@ CATEGORY_COLOURS = {
 }  # fmt: skip
 CATEGORY_SOURCES = {
     "sampling": "phase rollout, including concurrent scoring", "scoring": "phase score",
-    "training": "phase train", "weight transfer": "phases publish and sync", "checkpoint": "phase save",
+    "training": "phase train", "weight transfer": "phases publish and sync",
+    "checkpoint": "phases save, commit, export",
     "validation": "phase validate", "start-up": "first attempt, before its first rollout",
     "lost to restarts": "start-ups of later attempts, and repeated iterations",
     "not running": "between attempts", "other": "in an attempt, outside of all phases",

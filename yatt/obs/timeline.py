@@ -17,7 +17,8 @@ TICKS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 9
            28800, 86400, 604800)  # fmt: skip
 PHASE_COLOURS = {
     "join": "p-start", "build": "p-start", "rollout": "p-rollout", "score": "p-genrm", "train": "p-trainer",
-    "publish": "p-weights", "sync": "p-weights", "save": "p-save", "validate": "p-validate",
+    "publish": "p-weights", "sync": "p-weights", "save": "p-save", "commit": "p-save", "export": "p-save",
+    "validate": "p-validate",
 }  # fmt: skip
 
 

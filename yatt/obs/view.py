@@ -41,6 +41,12 @@ class RunView:
     rows: list[dict[str, Any]] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
     committed: int = 0
+    uploading: int = 0
+    """The iteration whose save is in flight; 0: none."""
+
+    failed_saves: int = 0
+    """Number of saves in a row that failed."""
+
     workers: dict[str, str] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
     """Sentences for the user from the last refresh."""
@@ -131,6 +137,8 @@ class RunView:
             "step_s": last.get("timing_s/step"),
             "eta_s": self.eta_s(),
             "committed": self.committed,
+            "uploading": self.uploading,
+            "failed_saves": self.failed_saves,
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
             "unreadable_lines": self.unreadable,
@@ -163,7 +171,7 @@ def _were(count: int) -> str:
 
 
 def _start(view: RunView, event: dict[str, Any]) -> None:
-    view.nodes = event["nodes"]
+    view.nodes, view.uploading = event["nodes"], 0
 
 
 def _end(view: RunView, event: dict[str, Any]) -> None:
@@ -229,8 +237,30 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _commit(view: RunView, event: dict[str, Any]) -> None:
-    view.committed = event["iteration"]
+    view.committed, view.uploading, view.failed_saves = event["iteration"], 0, 0
     view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
+
+
+def _save_begins(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading = event["iteration"]
+
+
+def _save_fails(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading, view.failed_saves = 0, view.failed_saves + 1
+    view.news.append(f"checkpoint {event['iteration']} failed, training goes on: {event['error']}")
+
+
+def _postponed(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(
+        f"checkpoint {event['iteration']} is postponed: {event['in_flight']} is still being uploaded"
+    )
+
+
+def _backpressure(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(
+        f"the checkpoint store is slow: {event['size_bytes'] / 1e6:.1f} MB of checkpoint "
+        f"{event['iteration']} were copied aside in {event['seconds']:.1f} s"
+    )
 
 
 def _store_wait(view: RunView, event: dict[str, Any]) -> None:
@@ -292,14 +322,18 @@ _FOLDS = {
     "lease.grant": _grant,
     "lease.release": _release,
     "lease.expire": _expire,
-    "lease.unproven": _unproven,
+    "lease.not_free": _unproven,
     "lease.quarantine": _quarantine,
     "node.lost": _node_lost,
     "worker.start": _worker_start,
     "worker.delay": _worker_delay,
     "worker.end": _worker_end,
     "store.wait": _store_wait,
+    "ckpt.begin": _save_begins,
     "ckpt.commit": _commit,
+    "ckpt.fail": _save_fails,
+    "ckpt.postpone": _postponed,
+    "ckpt.backpressure": _backpressure,
     "ckpt.skip": _skip,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,

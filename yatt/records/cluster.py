@@ -49,7 +49,7 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     size_bytes: int
-    sha256: str
+    checksum: str
 
 
 class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
@@ -128,17 +128,28 @@ class SampleTransfer(Order[Done], frozen=True, kw_only=True):
     rollouts: tuple[Rollout, ...]
 
 
-class SavedNode(Message, frozen=True, kw_only=True):
-    """The files that were written: shards, and this controller's own state."""
+class NodeSnapshot(Message, frozen=True, kw_only=True):
+    """This node's ranks and its controller have a snapshot of their state. Fields as in SnapshotTaken."""
+
+    common: bytes
+    size_bytes: int
+
+
+class SnapshotOrder(Order[NodeSnapshot], frozen=True, kw_only=True):
+    """Order to take a snapshot of this node's state after the iteration."""
+
+    iteration: int
+
+
+class UploadedNode(Message, frozen=True, kw_only=True):
+    """The files that were written: shards, and the controller's own state."""
 
     files: tuple[ShardFile, ...]
-    common: bytes
     state: StateFile
-    stall_s: float
 
 
-class SaveOrder(Order[SavedNode], frozen=True, kw_only=True):
-    """Order to write this node's shards."""
+class UploadOrder(Order[UploadedNode], frozen=True, kw_only=True):
+    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`."""
 
     iteration: int
     url: str

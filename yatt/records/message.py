@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
+from yatt.records.episode import MediaRef as MediaRef, Turn as Turn
 from yatt.records.order import (
     Done as Done,
     Failed as Failed,
@@ -23,6 +24,31 @@ from yatt.records.packing import (
     pack_ids as pack_ids,
     unpack_floats as unpack_floats,
     unpack_ids as unpack_ids,
+)
+from yatt.records.scores import (
+    Answered as Answered,
+    Ask as Ask,
+    RewardsLoaded as RewardsLoaded,
+    RewardsStuck as RewardsStuck,
+    RowRef as RowRef,
+    Score as Score,
+    Scored as Scored,
+    ScoredMany as ScoredMany,
+    ScoreMany as ScoreMany,
+    Step as Step,
+    Stepped as Stepped,
+)
+from yatt.records.shards import (
+    Detach as Detach,
+    Detached as Detached,
+    PlannedPiece as PlannedPiece,
+    SavePlan as SavePlan,
+    ShardFile as ShardFile,
+    SnapshotTaken as SnapshotTaken,
+    TakeSnapshot as TakeSnapshot,
+    TensorPiece as TensorPiece,
+    Upload as Upload,
+    Uploaded as Uploaded,
 )
 
 # ---- any worker ---------------------------------------------------------------------------------
@@ -65,7 +91,12 @@ class Stop(Order[Done], frozen=True, kw_only=True):
 
 
 class Sample(Message, frozen=True, kw_only=True):
-    """Request for one completion of one prompt. `seed` alone decides it, given weights and parameters."""
+    """Request for one completion of one prompt. `seed` alone decides it, given weights and parameters.
+
+    `structure`: what the engine may write, {"choice": [...]} or {"json": schema} as JSON; empty: anything.
+    `media`: files that belong to the prompt; the engine reads them. `group`: requests of one group share a
+    prompt, so one engine should serve them.
+    """
 
     under_lease: ClassVar[bool] = True
     request_id: str
@@ -77,9 +108,9 @@ class Sample(Message, frozen=True, kw_only=True):
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    media: tuple[MediaRef, ...] = ()
+    structure: str = ""
     group: str = ""
-    """Requests of one group share a prompt, so one engine should serve them."""
-
     suspicion: int = 0
     """Number of engines that died with this request in them (`yatt.core.dispatch`)."""
 
@@ -154,10 +185,20 @@ class Join(Order[Done], frozen=True, kw_only=True):
     world_size: int
 
 
-class Build(Order[Done], frozen=True, kw_only=True):
-    """Order to build model and optimizer from the Hugging Face folder."""
+class Built(Message, frozen=True, kw_only=True):
+    """Bytes of host memory that the rank keeps while it sleeps."""
+
+    host_bytes: int
+
+
+class Build(Order[Built], frozen=True, kw_only=True):
+    """Order to build model and optimizer from the Hugging Face folder, and the host copy at `stem`, whose
+    stamps have this attempt."""
 
     under_lease: ClassVar[bool] = True
+
+    stem: str
+    attempt: int
 
 
 class Restored(Message, frozen=True, kw_only=True):
@@ -180,14 +221,15 @@ class Restore(Order[Restored], frozen=True, kw_only=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sample to train on. `policy_versions` are spans (version, first token, end token)."""
+    """One sample to train on: its prompt and all later turns."""
 
     sample_id: int
-    prompt_ids: bytes
-    completion_ids: bytes
-    sampler_logprobs: bytes
-    policy_versions: tuple[tuple[int, int, int], ...]
-    finish_reason: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of token ids and log-probs."""
+        return sum(len(turn.token_ids) + len(turn.logprobs) for turn in self.turns)
 
 
 class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -198,11 +240,24 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     reward: float
     num_prompt_tokens: int
     num_completion_tokens: int
+    """Number of tokens that the policy sampled."""
+
     is_masked: bool = False
     """Whether only its reward is used, in its group's baseline, and its tokens are not trained on."""
 
     is_cut: bool = False
     """Whether it was cut by a limit of tokens."""
+
+    num_observation_tokens: int = 0
+    """Number of tokens between the policy's turns."""
+
+    num_turns: int = 1
+    """Number of the policy's turns."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of all tokens."""
+        return self.num_prompt_tokens + self.num_completion_tokens + self.num_observation_tokens
 
 
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -258,119 +313,9 @@ class Publish(Order[Published], frozen=True, kw_only=True):
     probe: tuple[bytes, ...] = ()
 
 
-class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
-
-    `begin` and `size_bytes` are its place in the file; `sha256` is the digest of these bytes.
-    """
-
-    key: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    global_offset: tuple[int, ...]
-    local_shape: tuple[int, ...]
-    begin: int
-    size_bytes: int
-    sha256: str
-
-
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a checkpoint; `path` is relative to the checkpoint store."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-    tensors: tuple[TensorPiece, ...] = ()
-
-
-class ShardsSaved(Message, frozen=True, kw_only=True):
-    """The files that this rank wrote. `common` is JSON of values that all ranks share (rank 0 fills it)."""
-
-    files: tuple[ShardFile, ...]
-    common: bytes = b"{}"
-    stall_s: float = 0.0
-
-
-class SaveShards(Order[ShardsSaved], frozen=True, kw_only=True):
-    """Order to write this rank's shards under `url`, a prefix that only this attempt uses."""
-
-    under_lease: ClassVar[bool] = True
-
-    iteration: int
-    url: str
-
-
 class ExportHF(Order[Done], frozen=True, kw_only=True):
     """Order to write the policy as a Hugging Face folder."""
 
     under_lease: ClassVar[bool] = True
 
     folder: str
-
-
-# ---- reward worker ------------------------------------------------------------------------------
-
-
-class RewardsLoaded(Message, frozen=True, kw_only=True):
-    """From a reward process, before its Hello: its asynchronous functions."""
-
-    asynchronous: tuple[str, ...]
-
-
-class RewardsStuck(Message, frozen=True, kw_only=True):
-    """From a reward process: the number of asynchronous calls that continue after their cancellation. All of
-    them are answered as failed. `limit_s` is the limit of the newest."""
-
-    calls: int
-    limit_s: float
-
-
-class RowRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Place of a data row: number of the file; offset and length of a line, or number of a parquet row."""
-
-    file: int
-    at: int
-    size: int
-
-
-class Scored(Message, frozen=True, kw_only=True):
-    """The function's score, its other numbers, and how often it called its GenRM."""
-
-    score: float
-    extra: dict[str, float] = msgspec.field(default_factory=dict)
-    asked: int = 0
-
-
-class Score(Order[Scored], frozen=True, kw_only=True):
-    """Order to call one reward function, or parse one verdict, on one completion.
-
-    The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
-    template `completion` is the GenRM's text. The function's limit is `limit_factor` times its `timeout_s`.
-    """
-
-    reward: str
-    prompt: str
-    completion: str
-    row: RowRef
-    is_held_out: bool = False
-    limit_factor: int = 1
-    finish_reason: str = ""
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-
-
-class Answered(Message, frozen=True, kw_only=True):
-    """The GenRM's text."""
-
-    text: str
-    finish_reason: str
-
-
-class Ask(Order[Answered], frozen=True, kw_only=True):
-    """Request of a reward function's GenRM client: complete `text` with this GenRM."""
-
-    genrm: str
-    text: str
-    seed: int
-    max_tokens: int
-    temperature: float

@@ -14,10 +14,11 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -31,36 +32,40 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.user_module import where_raised
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.worker_loop import serve_until_stopped
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
-from yatt.core.verdict import parse
+from yatt.core.verdict import parse, parse_ranking
 from yatt.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
     EXIT_USER_MISTAKE,
     ConfigError,
     DeadlineExceeded,
-    StaleAttempt,
     WorkerFailed,
     words_of,
 )
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
+from yatt.records.episode import ENVIRONMENT
+from yatt.reward.environment import Episode, call_step, load_environment
 from yatt.reward.functions import (
     CallStuck,
     RewardFunction,
     ScoredSample,
     call_reward,
-    encodable,
     load_rewards,
+    messages_of,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
+from yatt.reward.results import encodable
 
-PARENT_CHECK_S = 1.0
+T = TypeVar("T")
 ROW_S = 0.5
 """Longest time to read a data row; the controller repeats the request after it."""
 
-MOST_READING = 256
-"""Maximum number of concurrent reads, each in a thread; reads that hang count too."""
+MOST_READING = 64
+"""Maximum number of concurrent reads, each in a thread; others wait."""
+
+MOST_HUNG = 256
+"""Maximum number of reads that have not ended; beyond it, reads are refused until some end."""
 
 _SHOWN_CHARACTERS = 60
 _LOG = logging.getLogger("yatt.reward")
@@ -84,6 +89,7 @@ class RewardWorker:
         self._channel: Channel | None = None
         self._stuck: set[asyncio.Task[Any]] = set()
         self._reading: set[object] = set()
+        self._room = asyncio.Semaphore(MOST_READING)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopped = asyncio.Event()
 
@@ -96,10 +102,12 @@ class RewardWorker:
         if isinstance(body, m.Stop):
             self.stopped.set()
             return m.Done()
-        if not isinstance(body, m.Score):
+        if isinstance(body, m.Step):
+            return await self._step(self._functions[ENVIRONMENT], body)
+        if not isinstance(body, m.Score | m.ScoreMany):
             return m.Failed(error=f"{type(body).__name__} is no order for a reward process")
-        if body.reward in self._verdicts:
-            return read_verdict(body.completion, self._verdicts[body.reward])
+        if isinstance(body, m.Score) and body.reward in self._verdicts:
+            return read_verdict(body.completion, self._verdicts[body.reward], body.num_ranked)
         function = self._functions.get(body.reward)
         if function is None:
             known = ", ".join(self._functions) or "none"
@@ -109,33 +117,79 @@ class RewardWorker:
             )
         return await self._score(function, body)
 
-    async def _score(self, function: RewardFunction, order: m.Score) -> m.Message:
-        client = self._client(function)
+    async def _step(self, function: RewardFunction, order: m.Step) -> m.Message:
         function = replace(function, limit_factor=order.limit_factor)
         try:
-            sample = await self._sample(order)
+            row = await self._row(order)
+        except WorkerFailed as error:
+            return m.Failed(error=str(error), waits=is_passing(error))
+        episode = Episode(
+            prompt=order.prompt, turns=order.turns, data_source=row.data_source,
+            ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
+            kwargs=function.kwargs,
+        )  # fmt: skip
+        shown = _shown(row.data_source, order.prompt)
+        answer = await self._result(function, shown, partial(call_step, function, episode))
+        if isinstance(answer, m.Failed):
+            return answer
+        return m.Stepped(observation=encodable(answer or ""), is_end=answer is None)
+
+    async def _score(self, function: RewardFunction, order: m.Score | m.ScoreMany) -> m.Message:
+        client = self._client(function)
+        function = replace(function, limit_factor=order.limit_factor)
+        items = (order,) if isinstance(order, m.Score) else order.items
+        try:
+            distinct = {item.row: item for item in items}  # a group has one row
+            found = await asyncio.gather(*map(self._row, distinct.values()))
         except WorkerFailed as error:  # a row that cannot be read
             return m.Failed(error=str(error), waits=is_passing(error))
-        answer = await self._answer(function, sample, client)
+        rows = dict(zip(distinct, found, strict=True))
+        samples = [self._sample(item, rows[item.row]) for item in items]
+        answer = await self._answer(function, samples, client, is_one=isinstance(order, m.Score))
         return client.failure if client is not None and client.failure is not None else answer
 
     async def _answer(
-        self, function: RewardFunction, sample: ScoredSample, client: GenRMClient | None
+        self,
+        function: RewardFunction,
+        samples: list[ScoredSample],
+        client: GenRMClient | None,
+        *,
+        is_one: bool,
     ) -> m.Message:
+        shown = _shown(samples[0].data_source, samples[0].prompt)
+        if len(samples) > 1:
+            shown += f" and {len(samples) - 1} more"
+        found = await self._result(function, shown, partial(call_reward, function, samples, client=client))
+        if isinstance(found, m.Failed):
+            return found
+        asked = client.asked if client else 0
+        scores = tuple(
+            m.Scored(score=each.score or 0.0, extra=each.extra, asked=asked, applies=each.score is not None)
+            for each in found
+        )
+        return scores[0] if is_one else m.ScoredMany(scores=scores)
+
+    async def _result(
+        self, function: RewardFunction, shown: str, call: Callable[[], Awaitable[T]]
+    ) -> "T | m.Failed":
+        """Returns the call's result, or why the function has none.
+
+        Args:
+            shown: names the sample in messages.
+        """
         try:
-            score, extra = await call_reward(function, sample, client=client)
+            return await call()
         except DeadlineExceeded as error:
             if isinstance(error, CallStuck):
                 self._tell_stuck(error)
-            return m.Failed(error=f"{error}, on {_shown(sample)}", exit_code=EXIT_USER_MISTAKE, overran=True)
+            return m.Failed(error=f"{error}, on {shown}", exit_code=EXIT_USER_MISTAKE, overran=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             place = where_raised(error, function.path)
-            says = f"{function.place} failed at {place} on {_shown(sample)}: {words_of(error)}"
+            says = f"{function.place} failed at {place} on {shown}: {words_of(error)}"
             trace = "".join(traceback.format_exception(error))
             return m.Failed(error=encodable(says), trace=encodable(trace), exit_code=EXIT_USER_MISTAKE)
-        return m.Scored(score=score, extra=extra, asked=client.asked if client else 0)
 
     def _tell_stuck(self, error: CallStuck) -> None:
         """Reports to the controller how many calls continue; in a task, so that the answer is sent first."""
@@ -147,8 +201,7 @@ class RewardWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _sample(self, order: m.Score) -> ScoredSample:
-        row = await self._row(order)
+    def _sample(self, order: m.Score, row: Row) -> ScoredSample:
         return ScoredSample(
             prompt=order.prompt, completion=order.completion, data_source=row.data_source,
             ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
@@ -156,10 +209,11 @@ class RewardWorker:
                 "finish_reason": order.finish_reason, "num_prompt_tokens": order.num_prompt_tokens,
                 "num_completion_tokens": order.num_completion_tokens,
                 "max_response_tokens": self._config.rollout.max_response_tokens,
-            },
+            } | ({"turns": messages_of(order.turns)} if order.turns else {}),
+            turns=order.turns,
         )  # fmt: skip
 
-    async def _row(self, order: m.Score) -> Row:
+    async def _row(self, order: m.Score | m.Step) -> Row:
         """Reads the data row with one bounded try, because it uses the call's time and other calls wait.
 
         Raises:
@@ -167,11 +221,12 @@ class RewardWorker:
         """
         path = self._rows[order.is_held_out].path(order.row)
         try:
-            if len(self._reading) >= MOST_READING:
-                raise OSError(errno.EAGAIN, f"{MOST_READING} reads hang")
-            self._reading.add(mark := object())
-            row: Row = await asyncio.wait_for(call_in_thread(partial(self._read, order, mark)), ROW_S)
-            return row
+            async with self._room:
+                if len(self._reading) >= MOST_HUNG:
+                    raise OSError(errno.EAGAIN, f"{MOST_HUNG} reads hang")
+                self._reading.add(mark := object())
+                row: Row = await asyncio.wait_for(call_in_thread(partial(self._read, order, mark)), ROW_S)
+                return row
         except TimeoutError:
             raise WorkerFailed(f"{path}: a row was not read within {ROW_S:g} s") from OSError(
                 errno.EAGAIN, ""
@@ -179,7 +234,7 @@ class RewardWorker:
         except OSError as error:
             raise WorkerFailed(f"{path}: a row cannot be read: {error}") from error
 
-    def _read(self, order: m.Score, mark: object) -> Row:
+    def _read(self, order: m.Score | m.Step, mark: object) -> Row:
         try:
             return self._rows[order.is_held_out].read(order.row, limit_s=0.0)
         finally:
@@ -198,12 +253,17 @@ class RewardWorker:
         )
 
 
-def read_verdict(text: str, verdict: VerdictSection) -> m.Message:
-    """Parses the score in a GenRM's text; Failed if there is none."""
+def read_verdict(text: str, verdict: VerdictSection, num_ranked: int = 0) -> m.Message:
+    """Parses the score, or the ranking of so many completions, in a GenRM's text; Failed without one."""
+    if num_ranked:
+        ranking = parse_ranking(text, verdict, num_ranked)
+        return _no_verdict() if ranking is None else m.Scored(score=0.0, ranking=ranking)
     score = parse(text, verdict)
-    return (
-        m.Failed(error="no verdict", exit_code=EXIT_USER_MISTAKE) if score is None else m.Scored(score=score)
-    )
+    return _no_verdict() if score is None else m.Scored(score=score)
+
+
+def _no_verdict() -> m.Failed:
+    return m.Failed(error="no verdict", exit_code=EXIT_USER_MISTAKE)
 
 
 def _is_cancelled() -> bool:
@@ -212,9 +272,9 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _shown(sample: ScoredSample) -> str:
-    end = "..." if len(sample.prompt) > _SHOWN_CHARACTERS else ""
-    return f"the {sample.data_source} sample with prompt {sample.prompt[:_SHOWN_CHARACTERS]!r}{end}"
+def _shown(data_source: str, prompt: str) -> str:
+    end = "..." if len(prompt) > _SHOWN_CHARACTERS else ""
+    return f"the {data_source} sample with prompt {prompt[:_SHOWN_CHARACTERS]!r}{end}"
 
 
 async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[str, RewardFunction]) -> int:
@@ -232,31 +292,10 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
         names = tuple(f.name for f in functions.values() if f.is_async)
         await channel.tell(CONTROLLER, m.RewardsLoaded(asynchronous=names))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
-        return await _until_stopped(worker, channel, arguments.controller)
+        return await serve_until_stopped(worker.stopped, channel, arguments.controller)
     finally:
         await channel.close()
         context.term()
-
-
-async def _until_stopped(worker: RewardWorker, channel: Channel, controller: int) -> int:
-    stopped = asyncio.create_task(worker.stopped.wait())
-    failure = asyncio.create_task(channel.failure())
-    try:
-        while os.getppid() == controller:
-            done, _ = await asyncio.wait(
-                {stopped, failure}, timeout=PARENT_CHECK_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if stopped in done:
-                return EXIT_FINISHED
-            if failure in done:
-                await failure
-    except StaleAttempt as error:
-        _LOG.warning("this attempt is over: %s", error)
-        return error.exit_code
-    finally:
-        stopped.cancel()
-        failure.cancel()
-    return EXIT_FAILED
 
 
 def main() -> int:
@@ -268,6 +307,8 @@ def main() -> int:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
         config = patiently(partial(load_on_node, *where))
         functions = patiently(partial(load_rewards, config))
+        if config.environment.path:
+            functions[ENVIRONMENT] = patiently(partial(load_environment, config.environment))
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)

@@ -2,15 +2,14 @@
 
 verl: ``compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` returns a number
 or a dict with `score`; its other numbers are metrics. TRL: ``fn(prompts, completions, **columns)`` returns a
-list of one number. A GenRM's function is `async`, in verl's style, and also receives `prompt` and `client`.
+list. A function whose scope is batch or group gets lists of several samples. A GenRM's function is `async`,
+in verl's style, and also receives `prompt` and `client`.
 """
 
 import asyncio
 import functools
 import inspect
-import math
-import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,15 +18,12 @@ from yatt.adapters.user_module import load_module
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError, DeadlineExceeded
 from yatt.reward.builtins import BUILTINS
+from yatt.reward.results import Result, read_list, read_one
 
 if TYPE_CHECKING:
     from yatt.reward.genrm_client import GenRMClient
 
 _BUILTIN = "builtin:"
-MOST_SCORE = 1e9
-"""Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
-
-
 CANCEL_S = 1.0
 """Longest time for an asynchronous function to end after it was cancelled."""
 
@@ -57,7 +53,10 @@ class ScoredSample:
     row: dict[str, Any]
     facts: dict[str, Any]
     """The sampler's `finish_reason`, `num_prompt_tokens`, `num_completion_tokens`, and
-    `max_response_tokens`."""
+    `max_response_tokens`; with an environment, the messages of all `turns`."""
+
+    turns: tuple[tuple[str, str], ...] = ()
+    """With an environment: role and text of all turns after the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,8 @@ class RewardFunction:
     path: Path | None
     """The user's file; None for a built-in function."""
 
-    style: Literal["verl", "trl", "genrm"]
+    style: Literal["verl", "trl", "genrm", "environment"]
+    scope: Literal["sample", "batch", "group"] = "sample"
     kwargs: dict[str, Any]
     timeout_s: float
     limit_factor: int = 1
@@ -121,6 +121,7 @@ def load_reward(reward: RewardSection) -> RewardFunction:
         place=f"{reward.path}:{name}",
         path=path,
         style=reward.style,
+        scope=reward.effective_scope,
         kwargs=dict(reward.kwargs),
         timeout_s=reward.timeout_s,
     )
@@ -154,7 +155,7 @@ def load_function(path: Path, name: str, key: str, *, must_be_async: bool = Fals
     Raises:
         ConfigError: the file cannot be loaded, or has no such function.
     """
-    module = load_module(path, key)
+    module = load_module(path, f"{key}.path")
     function = getattr(module, name, None)
     if not callable(function):
         known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
@@ -176,9 +177,30 @@ def is_async(call: Callable[..., Any]) -> bool:
 
 
 async def call_reward(
-    function: RewardFunction, sample: ScoredSample, *, client: "GenRMClient | None"
-) -> tuple[float, dict[str, float]]:
-    """Returns the score of one sample, and the function's other metrics.
+    function: RewardFunction, samples: Sequence[ScoredSample], *, client: "GenRMClient | None"
+) -> list[Result]:
+    """Calls the function once; returns one result per sample.
+
+    Args:
+        samples: one, unless the function's scope is batch or group.
+        client: passed to a GenRM's function; None for others.
+
+    Raises:
+        ValueError: its result is not a score.
+        Exception: as in `call_function`.
+    """
+    takes_lists = function.style == "trl" or function.scope != "sample"
+    arguments = (
+        _list_arguments(function, samples) if takes_lists else _arguments(function, samples[0], client)
+    )
+    result = await call_function(function, arguments, client)
+    return read_list(result, len(samples)) if takes_lists else [read_one(result)]
+
+
+async def call_function(
+    function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None"
+) -> Any:
+    """Calls the function and returns its result.
 
     A synchronous function runs in the process's main thread (some graders use signals) and blocks it; only
     the controller's SIGKILL limits its time. An asynchronous function has its own limit, without the time in
@@ -190,18 +212,15 @@ async def call_reward(
     Raises:
         DeadlineExceeded: an asynchronous function took longer than its limit; a late result is ignored.
         CallStuck: it took longer, caught its cancellation and continues.
-        ValueError: its result is not a score.
         Exception: any error that the function raises.
     """
-    arguments = _arguments(function, sample, client)
-    if not function.is_async:
-        result = function.call(**arguments)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise ValueError("it gives a coroutine, which is not awaited here; write it as `async def`")
-    else:
-        result = await _awaited(function, arguments, client)
-    return _read_trl(result) if function.style == "trl" else _read_verl(result)
+    if function.is_async:
+        return await _awaited(function, arguments, client)
+    result = function.call(**arguments)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ValueError("it gives a coroutine, which is not awaited here; write it as `async def`")
+    return result
 
 
 async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None") -> Any:
@@ -240,8 +259,6 @@ async def _outcome(function: RewardFunction, arguments: dict[str, Any]) -> tuple
 
 
 def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -> dict[str, Any]:
-    if function.style == "trl":
-        return _trl_arguments(sample) | function.kwargs
     plain = {
         "data_source": sample.data_source,
         "solution_str": sample.completion,
@@ -253,65 +270,43 @@ def _arguments(function: RewardFunction, sample: ScoredSample, client: object) -
     return plain | function.kwargs
 
 
+def _list_arguments(function: RewardFunction, samples: Sequence[ScoredSample]) -> dict[str, Any]:
+    if function.style == "trl":
+        return _trl_arguments(samples) | function.kwargs
+    return {
+        "data_sources": [sample.data_source for sample in samples],
+        "solution_strs": [sample.completion for sample in samples],
+        "ground_truths": [sample.ground_truth for sample in samples],
+        "extra_infos": [_extra_info(sample) for sample in samples],
+    } | function.kwargs
+
+
 def _extra_info(sample: ScoredSample) -> Any:
     """Adds the facts to the row's own `extra_info`, whose keys win. A value that is no dict is unchanged."""
     own = sample.extra_info
     return {**sample.facts, **(own or {})} if own is None or isinstance(own, dict) else own
 
 
-def _trl_arguments(sample: ScoredSample) -> dict[str, Any]:
-    """Arguments for a batch of one sample; chat rows have messages instead of text, as in TRL."""
-    columns = {"ground_truth": sample.ground_truth, "data_source": sample.data_source} | sample.row
-    messages = columns.pop("prompt", None)
-    columns.pop("completion", None)
-    is_chat = isinstance(messages, list)
-    return {name: [value] for name, value in columns.items()} | {
-        "prompts": [messages if is_chat else sample.prompt],
-        "completions": [
-            [{"role": "assistant", "content": sample.completion}] if is_chat else sample.completion
-        ],
+def _trl_arguments(samples: Sequence[ScoredSample]) -> dict[str, Any]:
+    """Lists as in TRL: chat rows have messages instead of text. A column that only some rows have is None for
+    the others."""
+    rows = [{"ground_truth": s.ground_truth, "data_source": s.data_source} | s.row for s in samples]
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("prompt", "completion"))
+    shown = [_trl_texts(sample) for sample in samples]
+    return {name: [row.get(name) for row in rows] for name in names} | {
+        "prompts": [prompt for prompt, _ in shown],
+        "completions": [completion for _, completion in shown],
     }
 
 
-def _read_verl(result: Any) -> tuple[float, dict[str, float]]:
-    if not isinstance(result, dict):
-        return _finite(result), {}
-    if "score" not in result:
-        raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
-    extra = {
-        encodable(str(name)): float(value)
-        for name, value in result.items()
-        if name != "score" and _is_measure(value)
-    }
-    return _finite(result["score"]), extra
+def _trl_texts(sample: ScoredSample) -> tuple[Any, Any]:
+    """Prompt and completion of one sample."""
+    messages = sample.row.get("prompt")
+    if not isinstance(messages, list):
+        return sample.prompt, sample.completion
+    return messages, messages_of(sample.turns or (("assistant", sample.completion),))
 
 
-def encodable(text: str) -> str:
-    """Replaces each lone surrogate (half a character) in `text` by ?, because messages are UTF-8."""
-    return text.encode(errors="replace").decode()
-
-
-def _is_measure(value: Any) -> bool:
-    try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # an int larger than any float
-        return False
-
-
-def _read_trl(result: Any) -> tuple[float, dict[str, float]]:
-    if not isinstance(result, list | tuple) or len(result) != 1:
-        raise ValueError(f"it must give a list of one number for one completion, not {result!r}")
-    return _finite(result[0]), {}
-
-
-def _finite(value: Any) -> float:
-    """Converts a score to a finite float; scalars of numpy and torch are accepted."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"its score is {value!r}, not a number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"its score is {number}")
-    if abs(number) > MOST_SCORE:
-        raise ValueError(f"its score is {number:g}; more than {MOST_SCORE:g} is no reward")
-    return number
+def messages_of(turns: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
+    """Turns as chat messages."""
+    return [{"role": role, "content": text} for role, text in turns]

@@ -27,19 +27,22 @@ from yatt.records.message import Rollout
 class TrainSample:
     """One sequence to train on.
 
-    `ids`: int64, prompt and completion. `sampler_logprobs`: float32, of the completion. `start`: index of its
-    first completion token among all completion tokens of the rollout batch.
+    Args:
+        ids: int64, all turns in sequence.
+        is_sampled: bool, the loss mask: which of them the policy sampled. The first is never one.
+        sampler_logprobs: float32, of the sampled tokens.
+        start: index of its first sampled token among those of the whole rollout batch.
     """
 
     ids: NDArray[np.int64]
-    num_prompt_tokens: int
+    is_sampled: NDArray[np.bool_]
     sampler_logprobs: NDArray[np.float32]
     start: int
 
     @property
     def num_completion_tokens(self) -> int:
         """Number of tokens to train on."""
-        return len(self.ids) - self.num_prompt_tokens
+        return int(np.count_nonzero(self.is_sampled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +89,21 @@ class MicroBatch:
 
 def sample_of(rollout: Rollout, start: int) -> TrainSample:
     """Decodes one received rollout into arrays."""
-    prompt = np.frombuffer(rollout.prompt_ids, dtype="<i4")
-    completion = np.frombuffer(rollout.completion_ids, dtype="<i4")
+    turns = rollout.turns
     return TrainSample(
-        ids=np.concatenate([prompt, completion]).astype(np.int64),
-        num_prompt_tokens=len(prompt),
-        sampler_logprobs=np.frombuffer(rollout.sampler_logprobs, dtype="<f4"),
+        ids=np.concatenate([np.frombuffer(turn.token_ids, dtype="<i4") for turn in turns]).astype(np.int64),
+        is_sampled=np.repeat([turn.is_sampled for turn in turns], [turn.num_tokens for turn in turns]),
+        sampler_logprobs=np.concatenate([np.frombuffer(turn.logprobs, dtype="<f4") for turn in turns]),
+        start=start,
+    )
+
+
+def one_turn(prompt: Sequence[int], completion: Sequence[int], start: int) -> TrainSample:
+    """A prompt and its completion; log-probs of the sampler are 0."""
+    return TrainSample(
+        ids=np.array([*prompt, *completion], np.int64),
+        is_sampled=np.repeat([False, True], [len(prompt), len(completion)]),
+        sampler_logprobs=np.zeros(len(completion), np.float32),
         start=start,
     )
 
@@ -183,7 +195,7 @@ class _Stream:
     def put(self, at: int, number: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
         """Writes one sequence from position `at` on; its last token is only a label."""
         last = at + len(sample.ids) - 1
-        completion = slice(at + sample.num_prompt_tokens - 1, last)
+        completion = at + np.flatnonzero(sample.is_sampled[1:])
         self.tokens[at : max(last, at + 1)] = sample.ids[: max(last - at, 1)]
         self.labels[at:last] = sample.ids[1:]
         self.flat[completion] = np.arange(sample.start, sample.start + sample.num_completion_tokens)

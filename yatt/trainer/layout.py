@@ -5,28 +5,49 @@ from collections.abc import Iterator
 
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
-from yatt.weights.shape import ModelShape
+from yatt.models.shape import Shape
 
 
-def check_layout(shape: ModelShape, layout: TrainerSection, world_size: int) -> None:
+def end_stages(num_layers: int, layout: TrainerSection) -> tuple[int | None, int | None]:
+    """Layers of the first and of the last pipeline stage if the layers do not divide; else None, None.
+
+    The stages between have the same number; the ends, which also have embedding and head, have fewer or as
+    many where possible.
+    """
+    pp = layout.pipeline_model_parallel_size
+    if num_layers % pp == 0:
+        return None, None
+    for middle in (-(-num_layers // pp), num_layers // pp):
+        rest = num_layers - middle * (pp - 2)
+        if rest >= 2:
+            return -(-rest // 2), rest // 2
+    raise AssertionError(f"{num_layers} layers in {pp} stages")
+
+
+def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
     """Refuses impossible layouts before anything is built.
 
     Raises:
         ConfigError: names the keys, the sizes that do not fit, and the fix; one line per fault.
     """
+    if not shape.is_uniform:
+        raise ConfigError(
+            "model.family: the model's layers differ, or it has none; the trainer needs equal layers."
+        )
     faults = [*_parallel_faults(shape, layout), *_size_faults(layout, world_size)]
     if faults:
         raise ConfigError("\n".join(f"trainer.{fault}" for fault in faults))
 
 
-def _parallel_faults(shape: ModelShape, layout: TrainerSection) -> Iterator[str]:
+def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
     """Faults of tensor parallelism, which splits heads and the FFN, and of pipelines, which split layers."""
     tp = layout.tensor_model_parallel_size
-    fits = math.gcd(shape.num_heads, shape.num_kv_heads, shape.ffn_size)
+    attention, ffn_size = shape.attention, shape.feed_forward.size
+    fits = math.gcd(attention.num_heads, attention.num_kv_heads, ffn_size)
     cut = (
-        (shape.num_heads, "heads"),
-        (shape.num_kv_heads, "key/value heads"),
-        (shape.ffn_size, "FFN columns"),
+        (attention.num_heads, "heads"),
+        (attention.num_kv_heads, "key/value heads"),
+        (ffn_size, "FFN columns"),
     )
     for size, called in cut:
         if size % tp:
@@ -35,10 +56,15 @@ def _parallel_faults(shape: ModelShape, layout: TrainerSection) -> Iterator[str]
                 f"{_divisors(fits)}."
             )
     pp, vpp = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
-    if shape.num_layers % (pp * vpp):
+    if vpp > 1 and shape.num_layers % (pp * vpp):
         yield (
             f"pipeline_model_parallel_size: {shape.num_layers} layers do not divide into PP {pp} x VPP {vpp}"
             f"; let the product be one of {_divisors(shape.num_layers)}."
+        )
+    elif shape.num_layers < pp:
+        yield (
+            f"pipeline_model_parallel_size {pp} is more than the model's {shape.num_layers} layers; write at "
+            "most that."
         )
     if vpp > 1 and pp == 1:
         yield (

@@ -28,12 +28,14 @@ from torch import nn
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
+from yatt.models.model import Model
+from yatt.models.rows import WeightRow
+from yatt.models.shape import Shape
 from yatt.trainer.adam_state import create_adam_state
 from yatt.trainer.exchange import literal_exchange
-from yatt.trainer.layout import steps_per_iteration
+from yatt.trainer.layout import end_stages, steps_per_iteration
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
-from yatt.weights.shape import ModelShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NO_FUSIONS = dict.fromkeys(
@@ -54,7 +56,8 @@ NO_FUSIONS = dict.fromkeys(
 class Policy:
     """The model, its optimizer and schedule. `chunks` are `models` wrapped for data parallelism."""
 
-    shape: ModelShape
+    shape: Shape
+    rows: tuple[WeightRow, ...]
     mcore: TransformerConfig
     models: list[GPTModel]
     chunks: list[DistributedDataParallel]
@@ -85,7 +88,7 @@ def parallel_groups() -> ParallelGroups:
 
 def build_policy(
     config: RunConfig,
-    shape: ModelShape,
+    model: Model,
     device: torch.device,
     source: HFTensors | None,
     tick: Callable[[], None],
@@ -96,11 +99,12 @@ def build_policy(
         source: initial weights; None: random weights from the seed.
         tick: called after each tensor that is loaded.
     """
+    shape = model.shape
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     groups = parallel_groups()
     if source is not None:
-        load_weights(models, source, shape, groups.tp, tick)
+        load_weights(models, source, model.rows, groups.tp, tick)
     chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
     create_adam_state(optimizer)
@@ -111,6 +115,7 @@ def build_policy(
         mcore.no_sync_func = no_syncs if len(no_syncs) > 1 else no_syncs[0]
     return Policy(
         shape=shape,
+        rows=model.rows,
         mcore=mcore,
         models=models,
         chunks=chunks,
@@ -122,36 +127,37 @@ def build_policy(
 
 
 def build_reference(
-    config: RunConfig, shape: ModelShape, device: torch.device, source: HFTensors, tick: Callable[[], None]
+    config: RunConfig, model: Model, device: torch.device, source: HFTensors, tick: Callable[[], None]
 ) -> list[nn.Module]:
     """Builds the frozen reference model of the KL term, in the policy's layout."""
-    mcore = transformer_config(config, shape, device)
-    models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
-    load_weights(models, source, shape, parallel_groups().tp, tick)
-    for model in models:
-        model.requires_grad_(False)
-        model.eval()
-    return [Float16Module(mcore, model) if mcore.bf16 else model for model in models]
+    mcore = transformer_config(config, model.shape, device)
+    models = _gpt_models(mcore, model.shape, uses_te=_uses_te(config, device), device=device)
+    load_weights(models, source, model.rows, parallel_groups().tp, tick)
+    for built in models:
+        built.requires_grad_(False)
+        built.eval()
+    return [Float16Module(mcore, built) if mcore.bf16 else built for built in models]
 
 
-def transformer_config(config: RunConfig, shape: ModelShape, device: torch.device) -> TransformerConfig:
+def transformer_config(config: RunConfig, shape: Shape, device: torch.device) -> TransformerConfig:
     """megatron-core's config of this model in this layout."""
     layout, dtype = config.trainer, DTYPES[config.model.dtype]
     vpp, is_cpu = layout.virtual_pipeline_model_parallel_size, device.type == "cpu"
+    attention, (first, last) = shape.attention, end_stages(shape.num_layers, layout)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_size,
-        num_attention_heads=shape.num_heads,
-        num_query_groups=shape.num_kv_heads,
-        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.feed_forward.size,
+        num_attention_heads=attention.num_heads,
+        num_query_groups=attention.num_kv_heads,
+        kv_channels=attention.head_dim,
         layernorm_epsilon=shape.norm_eps,
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=shape.has_qkv_bias,
-        qk_layernorm=shape.has_qk_norm,
+        add_qkv_bias=attention.has_qkv_bias,
+        qk_layernorm=attention.has_qk_norm,
         init_method_std=shape.init_std,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -161,6 +167,8 @@ def transformer_config(config: RunConfig, shape: ModelShape, device: torch.devic
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+        num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last,
         context_parallel_size=layout.context_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         # Batched sends with interleaved stages give wrong results: two ranks' messages match by order.
@@ -192,7 +200,7 @@ def _uses_te(config: RunConfig, device: torch.device) -> bool:
 
 
 def _gpt_models(
-    mcore: TransformerConfig, shape: ModelShape, *, uses_te: bool, device: torch.device
+    mcore: TransformerConfig, shape: Shape, *, uses_te: bool, device: torch.device
 ) -> list[GPTModel]:
     """Builds one GPTModel, or one per virtual pipeline stage."""
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size

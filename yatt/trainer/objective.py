@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from yatt.algo.algorithm import Algorithm
-from yatt.algo.correction import probability_differences, truncated_importance_weights
+from yatt.algo.correction import importance_weights, probability_differences
 from yatt.algo.kl import kl_estimate
 from yatt.algo.view import LossView
 from yatt.config.schema import AlgorithmSection
@@ -25,72 +25,111 @@ SUMS = (
     "ppo_kl",
     "entropy",
     "kl_loss",
+    "is_weight",
+    "is_weight_squared",
+    "is_limited",
+    "kept",
     "diff",
     "diff_squared",
-    "tis_weight",
-    "tis_weight_squared",
-    "tis_truncated",
     "tokens",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tokens of a micro-batch that are left after a rejection.
+
+    Args:
+        index_K: their indices among the micro-batch's tokens on this rank, int64.
+        weights_K: their weights in the mini-batch's loss, float32.
+        lengths_S: number of kept tokens of each sample on all ranks, int64.
+    """
+
+    index_K: Tensor
+    weights_K: Tensor
+    lengths_S: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """Advantages and log-probs for the loss of a micro-batch, float32 [T] each.
 
-    `old_T` None means the current policy; `reference_T` None means no KL term in the loss.
+    `old_T` None means the current policy; `reference_T` None means that there is no reference. `kept` None
+    means all tokens.
     """
 
     advantages_T: Tensor
     old_T: Tensor | None
     reference_T: Tensor | None
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums over the tokens of micro-batches, named by SUMS, float64 [12]; and the largest difference."""
+    """Sums over the tokens of micro-batches, named by SUMS, float64 [13]; and the largest difference."""
 
     sums: Tensor
     largest_diff: Tensor
+
+
+def view_of(micro: MicroBatch, target: Target, logprobs_T: Tensor) -> LossView:
+    """The micro-batch's tokens without those that were rejected."""
+    kept = target.kept
+
+    def chosen(values_T: Tensor) -> Tensor:
+        return values_T if kept is None else values_T[kept.index_K]
+
+    old_T = logprobs_T.detach() if target.old_T is None else target.old_T
+    return LossView(
+        logprobs_T=chosen(logprobs_T),
+        old_T=chosen(old_T),
+        sampler_T=chosen(micro.sampler_T),
+        advantages_T=chosen(target.advantages_T),
+        samples_T=chosen(micro.samples_T),
+        lengths_S=micro.lengths_N if kept is None else kept.lengths_S,
+        reference_T=None if target.reference_T is None else chosen(target.reference_T),
+        sum_over_ranks=sum_over_context_parallel,
+    )
 
 
 class Objective:
     """The loss function that the run file configures.
 
     Args:
+        kl_coef: present coefficient of the KL term.
         reader: computes log-probs from hidden states.
         targets: one for each micro-batch of the mini-batch.
     """
 
     def __init__(
-        self, section: AlgorithmSection, algorithm: Algorithm, reader: Reader, targets: list[Target]
-    ) -> None:
-        self._section, self._algorithm = section, algorithm
+        self, section: AlgorithmSection, algorithm: Algorithm, kl_coef: float, reader: Reader,
+        targets: list[Target],
+    ) -> None:  # fmt: skip
+        self._section, self._algorithm, self._kl_coef = section, algorithm, kl_coef
         self._reader, self._targets = reader, targets
 
     def __call__(self, index: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Measured]:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
         logprobs_T, entropy_T = self._reader(micro, given)
-        old_T = logprobs_T.detach() if target.old_T is None else target.old_T
-        view = LossView(
-            logprobs_T=logprobs_T, old_T=old_T, advantages_T=target.advantages_T,
-            samples_T=micro.samples_T, lengths_S=micro.lengths_N, sum_over_ranks=sum_over_context_parallel,
-        )  # fmt: skip
+        view, weights_T = view_of(micro, target, logprobs_T), micro.weights_T
+        if target.kept is not None:
+            entropy_T, weights_T = entropy_T[target.kept.index_K], target.kept.weights_K
         policy = self._algorithm.loss(view)
         losses_T = policy.losses_T
-        tis_T = torch.ones_like(losses_T)
-        if section.tis_clip:
-            tis_T = truncated_importance_weights(old_T, micro.sampler_T, section.tis_clip)
-            losses_T = losses_T * tis_T
-        pg_loss = (losses_T * micro.weights_T).sum()
+        corrected = importance_weights(section.correction, view)
+        if section.correction.rule != "none":
+            losses_T = losses_T * corrected.weights_T
+        pg_loss = (losses_T * weights_T).sum()
         loss = pg_loss
         if section.entropy_coeff:
-            loss = loss - section.entropy_coeff * (entropy_T * micro.weights_T).sum()
+            loss = loss - section.entropy_coeff * (entropy_T * weights_T).sum()
         kl_T = torch.zeros_like(entropy_T)
-        if target.reference_T is not None:
-            kl_T = kl_estimate(section.kl_type, logprobs_T, target.reference_T)
-            loss = loss + section.kl_coef * (kl_T * micro.weights_T).sum()
+        if section.kl_in == "loss":
+            assert view.reference_T is not None, "a KL term has a reference"
+            kl_T = kl_estimate(section.kl_type, view.logprobs_T, view.reference_T)
+            loss = loss + self._kl_coef * (kl_T * weights_T).sum()
+        old_T = logprobs_T if target.old_T is None else target.old_T
         diff_T = probability_differences(old_T, micro.sampler_T)
         parts = [
             pg_loss,
@@ -99,11 +138,12 @@ class Objective:
             policy.approx_kl_T,
             entropy_T,
             kl_T,
+            corrected.weights_T,
+            corrected.weights_T.double().square(),
+            corrected.is_limited_T,
+            torch.ones_like(entropy_T),
             diff_T,
             diff_T.double().square(),
-            tis_T,
-            tis_T.double().square(),
-            tis_T >= section.tis_clip if section.tis_clip else torch.zeros_like(tis_T),
             torch.ones_like(diff_T),
         ]
         sums = torch.stack([part.detach().double().sum() for part in parts])

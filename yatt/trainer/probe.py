@@ -4,14 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch
+from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick, completion_logprobs, counts_tokens, reader_of
 
@@ -32,12 +31,9 @@ def probe_logprobs(
     """
     micros, start = [], 0
     for ids in sequences:
-        unused = np.zeros(len(ids) - 1, np.float32)
-        sample = TrainSample(
-            ids=np.array(ids, np.int64), num_prompt_tokens=1, sampler_logprobs=unused, start=start
-        )
-        micros.append(micro_batch([sample], [unused], cut, policy.device))
-        start += len(unused)
+        sample = one_turn(ids[:1], ids[1:], start)
+        micros.append(micro_batch([sample], [sample.sampler_logprobs], cut, policy.device))
+        start += len(ids) - 1
     flat = torch.zeros(start, device=policy.device)
     if micros:
         missing = -len(micros) % (policy.mcore.virtual_pipeline_model_parallel_size or 1)

@@ -18,24 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from yatt.adapters.patience import LIMIT_S, patiently
+from yatt.models.folder import SIDE_FILES
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick
 from yatt.weights.checksum import checksum
 from yatt.weights.convert import export_weights, write_index
 
 BUCKET_BYTES = 256 << 20
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer.model",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +104,7 @@ def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
     """Yields weights by name; copies of them if `copies`, because parts of fused weights share memory."""
     bucket: dict[str, Tensor] = {}
     size = 0
-    for name, tensor in export_weights(policy.models, policy.shape, policy.groups):
+    for name, tensor in export_weights(policy.models, policy.rows, policy.groups):
         bucket[name] = tensor.contiguous().clone() if copies else tensor
         size += tensor.nbytes
         if size >= BUCKET_BYTES:

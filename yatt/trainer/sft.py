@@ -27,13 +27,13 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
-from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch
+from yatt.models.model import model_of, read_model
+from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.device import collective_backend, prepare_process
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
 from yatt.trainer.publish import copy_side_files, export_hf
 from yatt.weights.convert import HFTensors
-from yatt.weights.shape import read_shape, shape_of
 
 Example = tuple[list[int], list[int]]
 """Prompt and completion ids; only the completion has a loss."""
@@ -111,12 +111,12 @@ def train_sft(
     is_folder = isinstance(start, str | Path)
     config = _run_config(str(start) if is_folder else "", settings)
     device = prepare_process(config, 0)
-    shape = read_shape(str(start)) if is_folder else shape_of(start)
+    model = read_model(str(start)) if is_folder else model_of(start)
     dist.init_process_group(collective_backend(device), store=HashStore(), rank=0, world_size=1)
     try:
         join_model_parallel(config.trainer, settings.seed)
         source = HFTensors(str(start)) if is_folder else None
-        policy = build_policy(config, shape, device, source, lambda: None)
+        policy = build_policy(config, model, device, source, lambda: None)
         result = _learn(policy, batches, settings, should_stop)
         export_hf(policy, folder, lambda: None, writes=True)
     finally:
@@ -161,16 +161,8 @@ def _negative_likelihood(
 def _packed(examples: list[Example], device: torch.device) -> MicroBatch:
     samples, weights, start = [], [], 0
     for prompt, completion in examples:
-        unused = np.zeros(len(completion), np.float32)
-        samples.append(
-            TrainSample(
-                ids=np.array(prompt + completion, np.int64),
-                num_prompt_tokens=len(prompt),
-                sampler_logprobs=unused,
-                start=start,
-            )
-        )
-        weights.append(unused)
+        samples.append(one_turn(prompt, completion, start))
+        weights.append(np.zeros(len(completion), np.float32))
         start += len(completion)
     return micro_batch(
         samples, weights, SequenceLayout(align=1, has_few_lengths=device.type == "cpu"), device

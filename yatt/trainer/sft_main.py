@@ -13,9 +13,8 @@ from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.load import load_as
 from yatt.config.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
+from yatt.models.families import FAMILIES
 from yatt.trainer.sft import Example, SftModel, SftSettings, train_sft
-
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 def main() -> int:
@@ -122,20 +121,16 @@ def new_config(new: NewModel) -> Any:
     """
     import transformers
 
-    classes = {
-        "qwen3": transformers.Qwen3Config,
-        "qwen2": transformers.Qwen2Config,
-        "llama": transformers.LlamaConfig,
-    }
-    if new.model_type not in classes:
-        raise ConfigError(f"new.model_type: '{new.model_type}' is not one of {', '.join(sorted(classes))}.")
+    if new.model_type not in FAMILIES:
+        raise ConfigError(f"new.model_type: '{new.model_type}' is not one of {', '.join(sorted(FAMILIES))}.")
     end = len(new.characters) - 1
-    return classes[new.model_type](
-        vocab_size=len(new.characters), hidden_size=new.hidden_size, intermediate_size=new.intermediate_size,
-        num_hidden_layers=new.num_hidden_layers, num_attention_heads=new.num_attention_heads,
+    return transformers.AutoConfig.for_model(
+        new.model_type, vocab_size=len(new.characters), hidden_size=new.hidden_size,
+        intermediate_size=new.intermediate_size, num_hidden_layers=new.num_hidden_layers,
+        num_attention_heads=new.num_attention_heads,
         num_key_value_heads=new.num_key_value_heads, head_dim=new.head_dim,
         max_position_embeddings=new.max_position_embeddings, rope_theta=new.rope_theta,
-        tie_word_embeddings=new.tie_word_embeddings, architectures=[ARCHITECTURES[new.model_type]],
+        tie_word_embeddings=new.tie_word_embeddings, architectures=[FAMILIES[new.model_type].architecture],
         initializer_range=new.initializer_range, bos_token_id=None, eos_token_id=end, pad_token_id=end,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Writes the training state to checkpoint files and restores it, under any layout.
+"""The training state as pieces of the host copy, and its restoration from a checkpoint of any layout.
 
-Each data-parallel rank (context-parallel ranks count as such) writes the flat ranges that its part of the
+Each data-parallel rank (context-parallel ranks count as such) saves the flat ranges that its part of the
 distributed optimizer owns: the main copy and Adam's two moments, and the same range of the model's own
 parameter if it has another dtype. Nothing is gathered and nothing is written twice. megatron-core's own
 `fully_reshardable` format is not used: it gathers the optimizer on every rank, and 0.16.1 saves shifted data
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from yatt.checkpoint.manifest import Manifest
-from yatt.checkpoint.shards import Shard, read_shards, write_shards
+from yatt.checkpoint.shards import Shard, in_files, parts_of, planned, read_shards
 from yatt.checkpoint.store import Store
-from yatt.clock import monotonic_s
 from yatt.errors import CheckpointError
-from yatt.records.message import ShardsSaved
+from yatt.models.rows import WeightRow
+from yatt.records.message import SavePlan
+from yatt.trainer.host_copy import HostCopy
 from yatt.trainer.model import Policy
-from yatt.weights.boxes import blocks_of, boxes_of, full_shape
-from yatt.weights.convert import global_name
-from yatt.weights.names import EMBEDDING, Entry, entries
+from yatt.weights.boxes import blocks_of, boxes_of
+from yatt.weights.convert import cut_of, global_name, row_of
 
 MODEL, MAIN = "model", "main"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,7 +39,7 @@ GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 class _Local:
     """A parameter of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings)."""
 
-    entry: Entry
+    row: WeightRow
     parameter: nn.Parameter
     is_copy: bool
 
@@ -55,20 +55,20 @@ class _Owned:
     state: dict[str, Tensor]
 
 
-def save_shards(policy: Policy, store: Store, prefix: str, tick: Callable[[], None]) -> ShardsSaved:
-    """Writes this rank's part of the state under an attempt-private prefix. No communication.
+def save_plan(policy: Policy, host: HostCopy) -> SavePlan:
+    """Describes where this rank's part of a checkpoint is in its host copy. No communication."""
+    shards = (s for owned in _owned(policy) if _writes(policy, owned) for s in _saved(policy, owned))
+    pieces = [planned(part, *host.place(part.tensor)) for shard in shards for part in parts_of(shard)]
+    return SavePlan(rank=dist.get_rank(), files=in_files(pieces))
 
-    Only rank 0 fills `common`.
+
+def snapshot_common(policy: Policy, kl_coef: float) -> bytes:
+    """Returns the JSON of the scalars that all ranks share, on rank 0; `{}` on others.
 
     Args:
-        tick: called after each piece of a tensor.
+        kl_coef: present coefficient of the KL penalty.
     """
-    begin_s, rank = monotonic_s(), dist.get_rank()
-    shards = [shard for owned in _owned(policy) if _writes(policy, owned) for shard in _saved(policy, owned)]
-    path = f"{prefix}/rank-{rank:05d}.safetensors"
-    files = (write_shards(store, path, shards, tick),) if shards else ()
-    common = json.dumps(_common_of(policy)).encode() if rank == 0 else b"{}"
-    return ShardsSaved(files=files, common=common, stall_s=monotonic_s() - begin_s)
+    return json.dumps(_common_of(policy) | {"kl_coef": kl_coef}).encode() if dist.get_rank() == 0 else b"{}"
 
 
 @torch.no_grad()
@@ -96,6 +96,11 @@ def restore(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[],
     policy.scheduler.load_state_dict(common["scheduler"])
 
 
+def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
+    """The coefficient of the KL penalty after that iteration; `default` if an older checkpoint has none."""
+    return float(json.loads(bytes(manifest.common)).get("kl_coef", default))
+
+
 @torch.no_grad()
 def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
     """Restores only the model and the optimizer's main copies; moments and schedule are not changed.
@@ -114,7 +119,7 @@ def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Call
         if not torch.equal(mine, one.main.to(mine.dtype)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration}: elements {one.begin} to {one.end} of "
-                f"{one.local.entry.name} are not the rounded main copies that were saved with them"
+                f"{one.local.row.name} are not the rounded main copies that were saved with them"
             )
 
 
@@ -124,11 +129,12 @@ def _has_main_copies(policy: Policy) -> bool:
 
 
 def _locals(policy: Policy) -> Iterator[_Local]:
-    table = {entry.name: entry for entry in entries(policy.shape)}
+    table = {row.name: row for row in policy.rows}
     for model in policy.models:
         for name, parameter in model.named_parameters():
-            entry = table.get(global_name(name, model))
-            yield _Local(entry=entry or table[EMBEDDING], parameter=parameter, is_copy=entry is None)
+            wanted = global_name(name, model)
+            row = row_of(table, wanted)
+            yield _Local(row=row, parameter=parameter, is_copy=wanted not in table)
 
 
 def _owned(policy: Policy) -> Iterator[_Owned]:
@@ -146,7 +152,7 @@ def _owned(policy: Policy) -> Iterator[_Owned]:
 
 def _writes(policy: Policy, owned: _Owned) -> bool:
     """Whether this rank writes the range. Of the ranks that have a whole parameter, one writes it."""
-    is_first = owned.local.entry.cut != "whole" or policy.groups.tp.rank() == 0
+    is_first = cut_of(owned.local.parameter) is not None or policy.groups.tp.rank() == 0
     return is_first and not owned.local.is_copy
 
 
@@ -171,12 +177,12 @@ def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> It
 def _shards(policy: Policy, local: _Local, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
     """Yields views of `flat` (elements of the local parameter from `begin` on) as boxes of the global one."""
     tp = policy.groups.tp
-    blocks = blocks_of(local.entry, policy.shape, rank=tp.rank(), size=tp.size())
+    blocks = blocks_of(local.row, cut_of(local.parameter), rank=tp.rank(), size=tp.size())
     for box in boxes_of(blocks, begin, begin + flat.numel()):
         first = box.start - begin
         yield Shard(
-            key=f"{kind}.{local.entry.name}",
-            global_shape=full_shape(local.entry, policy.shape),
+            key=f"{kind}.{local.row.name}",
+            global_shape=local.row.full_shape,
             offset=box.offset,
             tensor=flat[first:][: _numel(box.shape)].view(box.shape),
         )

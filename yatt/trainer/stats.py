@@ -19,6 +19,7 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
         advantages_F: of all completion tokens.
     """
     lengths = [float(fact.num_completion_tokens) for fact in facts]
+    turns = [float(fact.num_turns) for fact in facts]
     return {
         **_spread("critic/rewards", [fact.reward for fact in facts]),
         "critic/advantages/mean": float(advantages_F.double().mean()),
@@ -27,6 +28,7 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
         **_spread("response_length", lengths),
         "response_length/masked_ratio": sum(fact.is_masked for fact in facts) / len(facts),
         "response_length/clip_ratio": sum(fact.is_cut for fact in facts) / len(facts),
+        **(_spread("num_turns", turns) if max(turns) > 1 else {}),
         "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
     }
 
@@ -34,21 +36,23 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
 def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
     """Metrics of the passes: token means over all optimizer steps; step means of loss and gradient norm.
 
-    `training/tis_ess` is the effective sample size of the truncated importance weights w, as a share of the
-    tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weights are equal.
+    Rejected tokens are only in the means of the differences between sampler and trainer.
+
+    `rollout_corr/rollout_is_eff_sample_size` is the effective sample size of the importance weights w, as a
+    share of the tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weights are equal.
     """
-    tokens = max(sums["tokens"], 1.0)
+    tokens, kept = max(sums["tokens"], 1.0), max(sums["kept"], 1.0)
     diff = sums["diff"] / tokens
     metrics = {
-        f"actor/{name}": sums[name] / tokens
-        for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
+        f"actor/{name}": sums[name] / kept
+        for name in ("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
     }
     return metrics | {
-        "actor/pg_loss": sums["pg_loss"] / tokens,
         "actor/grad_norm": sum(grad_norms) / len(grad_norms),
-        "training/tis_weight_mean": sums["tis_weight"] / tokens,
-        "training/tis_truncated": sums["tis_truncated"] / tokens,
-        "training/tis_ess": sums["tis_weight"] ** 2 / max(tokens * sums["tis_weight_squared"], 1e-30),
+        "rollout_corr/rollout_is_mean": sums["is_weight"] / kept,
+        "rollout_corr/rollout_is_limited": sums["is_limited"] / kept,
+        "rollout_corr/rollout_is_eff_sample_size": sums["is_weight"] ** 2
+        / max(kept * sums["is_weight_squared"], 1e-30),
         "training/rollout_probs_diff_mean": diff,
         "training/rollout_probs_diff_max": sums["largest_diff"],
         "training/rollout_probs_diff_std": math.sqrt(max(sums["diff_squared"] / tokens - diff**2, 0.0)),

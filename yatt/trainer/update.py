@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from yatt.algo.advantage import RewardTable
 from yatt.algo.algorithm import Algorithm
-from yatt.algo.kl import kl_estimate
+from yatt.algo.kl import adapted_coefficient, kl_estimate
 from yatt.algo.loss import BatchTotals, token_weights
 from yatt.clock import monotonic_s
+from yatt.config.algorithm import AlgorithmSection
 from yatt.config.schema import RunConfig
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
@@ -37,20 +38,37 @@ from yatt.trainer.passes import (
     optimizer_step,
     reader_of,
 )
+from yatt.trainer.rejection import rejected
 from yatt.trainer.stats import batch_metrics, update_metrics
 
 Result = TypeVar("Result")
 ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
 
 
+@dataclass(slots=True)
+class KlCoefficient:
+    """The present coefficient of the KL penalty; part of the training state if it is adaptive."""
+
+    value: float
+
+    def adapt(self, section: AlgorithmSection, kl: float, num_samples: int) -> None:
+        """Changes it after an iteration with this mean KL per token, if the run file has a target."""
+        if section.kl_target:
+            self.value = adapted_coefficient(
+                self.value, kl=kl, target=section.kl_target, num_samples=num_samples,
+                horizon=section.kl_horizon,
+            )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy, the reference model if the objective has a KL term, and the run config."""
+    """The policy, the reference model if one is needed, and the run config."""
 
     config: RunConfig
     algorithm: Algorithm
     policy: Policy
     reference: list[nn.Module]
+    kl: KlCoefficient
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +86,48 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
     advantages_F, kl_penalty = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
+    targets = _targets(learner, steps, known, advantages_F)
+    metrics = batch_metrics(order.facts, advantages_F)
+    section = learner.config.algorithm
+    if section.rejection.is_on:
+        targets, shares = rejected(section, steps, targets)
+        metrics |= shares
+    measured, norms, costs = _timed(
+        timing, "update_actor", lambda: _updates(learner, order, steps, targets, tick)
+    )
+    sums = totals(measured, learner.policy.device)
+    metrics |= update_metrics(sums, norms)
+    metrics["actor/lr"] = learning_rate(learner.policy)
+    if kl_penalty is not None:
+        metrics["actor/reward_kl_penalty"] = kl_penalty
+    if section.kl_in != "none":
+        metrics["actor/kl_coef"] = learner.kl.value
+        kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
+        learner.kl.adapt(section, kl, len(order.facts))
+    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs))
+
+
+def _updates(
+    learner: Learner, order: Train, steps: list[list[MicroBatch]], targets: list[list[Target]], tick: Tick
+) -> tuple[list[Measured], list[float], list[tuple[int, int, float]]]:
+    """All optimizer steps: measurements, gradient norms, and the costs of micro-batches."""
     measured: list[Measured] = []
     norms: list[float] = []
     sizes = _sizes(order)
     costs: list[tuple[int, int, float]] = []
-
-    def update() -> None:
-        for _ in range(learner.config.trainer.ppo_epochs):
-            first = 0
-            for micros in steps:
-                targets = _targets(learner, micros, known, first, advantages_F)
-                reader = reader_of(learner.policy, learner.config.rollout.temperature)
-                objective = Objective(learner.config.algorithm, learner.algorithm, reader, targets)
-                got, norm, seconds = optimizer_step(learner.policy, micros, objective, tick)
-                costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
-                measured.extend(got)
-                norms.append(norm)
-                first += len(micros)
-        gather_parameters(learner.policy)
-
-    _timed(timing, "update_actor", update)
-    metrics = batch_metrics(order.facts, advantages_F)
-    metrics |= update_metrics(totals(measured, learner.policy.device), norms)
-    metrics["actor/lr"] = learning_rate(learner.policy)
-    if kl_penalty is not None:
-        metrics["actor/reward_kl_penalty"] = kl_penalty
-    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs))
+    section = learner.config.algorithm
+    for _ in range(learner.config.trainer.ppo_epochs):
+        first = 0
+        for micros, wanted in zip(steps, targets, strict=True):
+            reader = reader_of(learner.policy, learner.config.rollout.temperature)
+            objective = Objective(section, learner.algorithm, learner.kl.value, reader, wanted)
+            got, norm, seconds = optimizer_step(learner.policy, micros, objective, tick)
+            costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
+            measured.extend(got)
+            norms.append(norm)
+            first += len(micros)
+    gather_parameters(learner.policy)
+    return measured, norms, costs
 
 
 def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
@@ -167,7 +201,7 @@ def _micro_batches(
 
 def _sizes(order: Train) -> list[tuple[int, int]]:
     """Tokens and sum of squared lengths per micro-batch of this rank, over all mini-batches."""
-    lengths = {fact.sample_id: fact.num_prompt_tokens + fact.num_completion_tokens for fact in order.facts}
+    lengths = {fact.sample_id: fact.num_tokens for fact in order.facts}
     mine = [micro for plan in order.plan for micro in plan.micro_batches[mpu.get_data_parallel_rank()]]
     return [(sum(lengths[n] for n in micro), sum(lengths[n] ** 2 for n in micro)) for micro in mine]
 
@@ -180,8 +214,9 @@ def _known_logprobs(
     old: list[Tensor] = []
     reference: list[Tensor] = []
     reader = reader_of(learner.policy, config.rollout.temperature)
-    is_kept = config.algorithm.kl_in == "reward" or learner.algorithm.needs.old_logprobs
-    if config.trainer.ppo_epochs * len(steps) > 1 or is_kept:
+    section = config.algorithm
+    is_used = section.kl_in == "reward" or section.rejection.is_on or learner.algorithm.needs.old_logprobs
+    if config.trainer.ppo_epochs * len(steps) > 1 or is_used:
         chunks = learner.policy.chunks
         old = _timed(timing, "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
     if learner.reference:
@@ -202,10 +237,10 @@ def _advantages(
         if counts_tokens():
             micros = itertools.chain(*steps)
             for micro, old_T, reference_T in zip(micros, known.old, known.reference, strict=True):
-                flat_F[micro.flat_T] = section.kl_coef * kl_estimate(section.kl_type, old_T, reference_T)
+                flat_F[micro.flat_T] = learner.kl.value * kl_estimate(section.kl_type, old_T, reference_T)
         dist.all_reduce(flat_F)  # exact: one rank has a token's value, the others have 0
         penalties_F = flat_F.cpu()
-        kl_penalty = float(penalties_F.double().mean()) / section.kl_coef if len(penalties_F) else 0.0
+        kl_penalty = float(penalties_F.double().mean()) / learner.kl.value if len(penalties_F) else 0.0
     table = RewardTable(
         rewards_N=torch.tensor([fact.reward for fact in facts], dtype=torch.float64),
         groups_N=torch.tensor([fact.prompt_group for fact in facts], dtype=torch.int64),
@@ -216,18 +251,20 @@ def _advantages(
 
 
 def _targets(
-    learner: Learner, micros: list[MicroBatch], known: _KnownLogprobs, first: int, advantages_F: Tensor
-) -> list[Target]:
-    """Targets of one mini-batch's micro-batches, the first of which has number `first` in the iteration."""
-    is_kl_in_loss = learner.config.algorithm.kl_in == "loss"
-    return [
-        Target(
+    learner: Learner, steps: list[list[MicroBatch]], known: _KnownLogprobs, advantages_F: Tensor
+) -> list[list[Target]]:
+    """Targets of each mini-batch's micro-batches."""
+    numbers = itertools.count()
+
+    def target(micro: MicroBatch) -> Target:
+        index = next(numbers)
+        return Target(
             advantages_T=advantages_F[micro.flat_T].to(learner.policy.device),
             old_T=known.old[index] if known.old else None,
-            reference_T=known.reference[index] if is_kl_in_loss and known.reference else None,
+            reference_T=known.reference[index] if known.reference else None,
         )
-        for index, micro in enumerate(micros, start=first)
-    ]
+
+    return [[target(micro) for micro in micros] for micros in steps]
 
 
 def _starts(facts: tuple[SampleFact, ...]) -> list[int]:

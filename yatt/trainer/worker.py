@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 from torch import nn
 
+from yatt.adapters.host_segment import plan_path
+from yatt.adapters.model_family import model_of_run
 from yatt.adapters.patience import patiently
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import owner_of
@@ -23,25 +25,25 @@ from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
+from yatt.trainer.host_copy import AREAS, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
-from yatt.trainer.offload import HostSwap, swap_of
 from yatt.trainer.passes import Tick
 from yatt.trainer.probe import probe_logprobs, probe_rounding
 from yatt.trainer.publish import copy_side_files, export_hf, publish_weights
 from yatt.trainer.ranks import Meeting
-from yatt.trainer.snapshot import restore, restore_weights, save_shards
-from yatt.trainer.update import Learner, sequence_cut, train_iteration
+from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
+from yatt.trainer.update import KlCoefficient, Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
-from yatt.weights.shape import read_shape
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The model, and the swap that moves it off the device and back."""
+    """The model, its host copy, and what of the host copy a checkpoint contains."""
 
     learner: Learner
-    swap: HostSwap
+    host: HostCopy
+    plan: m.SavePlan
 
 
 class TrainerRank:
@@ -50,7 +52,7 @@ class TrainerRank:
     Args:
         store: the checkpoint store.
         local_rank: local rank 0 writes files for its node.
-        tick: called after each micro-batch, and after each tensor that is loaded or saved.
+        tick: called after each micro-batch, and after each tensor that is loaded or published.
         say: called about waits for the store of another run, as in `PatientStore`.
     """
 
@@ -75,7 +77,7 @@ class TrainerRank:
             c.SampleTransfer: self._receive,
             m.Train: self._train,
             m.Publish: self._publish,
-            m.SaveShards: self._save_shards,
+            m.TakeSnapshot: self._take_snapshot,
             m.ExportHF: self._export_hf,
         }
 
@@ -111,23 +113,26 @@ class TrainerRank:
         self._meeting.join(order)
         return m.Done()
 
-    def _build(self, _: m.Build) -> m.Message:
+    def _build(self, order: m.Build) -> m.Message:
         config = self._config
         limit_s = config.launch.phase_timeout_s
-        shape = patiently(
-            partial(read_shape, config.model.path), limit_s=limit_s, on_failure=lambda _: self._tick()
+        model = patiently(
+            partial(model_of_run, config.model), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
-        check_layout(shape, config.trainer, dist.get_world_size())
-        algorithm = algorithm_of(config.algorithm)
+        check_layout(model.shape, config.trainer, dist.get_world_size())
+        algorithm = algorithm_of(config)
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
-        policy = build_policy(config, shape, self._device, source, self._tick)
+        policy = build_policy(config, model, self._device, source, self._tick)
         reference: list[nn.Module] = []
-        if config.algorithm.kl_in != "none":
-            reference = build_reference(config, shape, self._device, source, self._tick)
-        learner = Learner(config, algorithm, policy, reference)
-        self._built = _Built(learner, swap_of(policy, reference))
+        if config.algorithm.kl_in != "none" or algorithm.needs.reference:
+            reference = build_reference(config, model, self._device, source, self._tick)
+        learner = Learner(config, algorithm, policy, reference, KlCoefficient(config.algorithm.kl_coef))
+        host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
+        plan = save_plan(policy, host)
+        plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
+        self._built = _Built(learner, host, plan)
         self._trained = None
-        return m.Done()
+        return m.Built(host_bytes=host.host_bytes)
 
     def _restore(self, order: m.Restore) -> m.Message:
         """Restores a checkpoint. A damaged one is reported in the answer, and the leader tries an older one.
@@ -140,6 +145,9 @@ class TrainerRank:
             fill = restore_weights if order.weights_only else restore
             manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
             fill(self._policy, store, manifest, self._tick)
+            self._ready.host.changed(0 if order.weights_only else manifest.iteration)
+            if not order.weights_only and self._config.algorithm.kl_target:
+                self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
         except CheckpointError as error:
             if not owner_of(store):
                 raise StoreUnreachable(
@@ -157,12 +165,12 @@ class TrainerRank:
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:
-            self._built.swap.onload()
+            self._built.host.onload()
         return m.Done()
 
     def _sleep(self, _: m.Sleep) -> m.Message:
         if self._built is not None:
-            self._built.swap.offload()
+            self._built.host.offload()
         return m.Done()
 
     def _receive(self, order: c.SampleTransfer) -> m.Message:
@@ -178,8 +186,9 @@ class TrainerRank:
             iteration, samples = self._transfers
             self._transfers = 0, {}
             if iteration == order.iteration:
-                order = replace(order, rollouts=(*samples.values(), *order.rollouts))
+                order = msgspec.structs.replace(order, rollouts=(*samples.values(), *order.rollouts))
             answer = train_iteration(self._ready.learner, order, self._tick)
+            self._ready.host.changed(order.iteration)
             self._trained = (order.iteration, answer)
         return self._trained[1]
 
@@ -197,8 +206,16 @@ class TrainerRank:
             rounding=probe_rounding(learner.policy, sequences, rows, cut, self._tick),
         )
 
-    def _save_shards(self, order: m.SaveShards) -> m.Message:
-        return save_shards(self._policy, self._store, order.url, self._tick)
+    def _take_snapshot(self, order: m.TakeSnapshot) -> m.Message:
+        """Copies what has changed to the host. Can be repeated: what is there is not copied again."""
+        built = self._ready
+        if built.host.version != order.iteration:
+            raise WorkerFailed(
+                f"the state of iteration {order.iteration} was to be saved, it is of {built.host.version}"
+            )
+        built.host.copy(AREAS)
+        common = snapshot_common(built.learner.policy, built.learner.kl.value)
+        return m.SnapshotTaken(common=common, size_bytes=built.plan.size_bytes)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:
         is_writer = dist.get_rank() == 0

@@ -8,8 +8,7 @@ block (the end of a row, whole rows, the beginning of a row).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from yatt.weights.names import EMBEDDING, OUTPUT, Entry
-from yatt.weights.shape import ModelShape
+from yatt.models.rows import WeightRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,46 +32,38 @@ class Box:
     offset: tuple[int, ...]
 
 
-def full_shape(entry: Entry, shape: ModelShape) -> tuple[int, ...]:
-    """Shape of the global parameter, without padding of the vocabulary."""
-    leaf = entry.name.removeprefix("decoder.").split(".", 2)[-1] if "layers" in entry.name else entry.name
-    qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    sizes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (shape.vocab_size, shape.hidden_size),
-        OUTPUT: (shape.vocab_size, shape.hidden_size),
-        "self_attention.linear_qkv.weight": (qkv_rows, shape.hidden_size),
-        "self_attention.linear_qkv.bias": (qkv_rows,),
-        "self_attention.q_layernorm.weight": (shape.head_dim,),
-        "self_attention.k_layernorm.weight": (shape.head_dim,),
-        "self_attention.linear_proj.weight": (shape.hidden_size, shape.num_heads * shape.head_dim),
-        "mlp.linear_fc1.weight": (2 * shape.ffn_size, shape.hidden_size),
-        "mlp.linear_fc2.weight": (shape.hidden_size, shape.ffn_size),
-    }
-    return sizes.get(leaf, (shape.hidden_size,))
-
-
-def blocks_of(entry: Entry, shape: ModelShape, *, rank: int, size: int) -> list[Block]:
+def blocks_of(row: WeightRow, dim: int | None, *, rank: int, size: int) -> list[Block]:
     """Blocks of the local parameter of tensor-parallel rank `rank` of `size`, in the order of its rows.
 
     Rows that pad the vocabulary are in no block.
+
+    Args:
+        dim: the dimension that tensor parallelism cuts; None: each rank has the whole parameter.
     """
-    whole = full_shape(entry, shape)
+    whole = row.full_shape
     rows, rest = whole[0], whole[1:]
     zeros = (0,) * len(rest)
-    if entry.cut == "whole":
+    if dim is None:
         return [Block(first_row=0, shape=whole, offset=(0, *zeros))]
-    if entry.cut == "columns":
+    if dim == 1:
         width = rest[0] // size
         return [Block(first_row=0, shape=(rows, width), offset=(0, rank * width))]
-    if entry.cut == "gate_up":
-        height = rows // 2 // size
-        return [
-            Block(first_row=half * height, shape=(height, *rest), offset=(first, *zeros))
-            for half, first in enumerate((rank * height, rows // 2 + rank * height))
-        ]
+    if row.groups == 1 and len(row.parts) > 1:
+        return _part_blocks(row, rest, rank=rank, size=size)
     height = -(-rows // size)  # size * height exceeds rows only if the vocabulary is padded
     real = min(height, rows - rank * height)
     return [Block(first_row=0, shape=(real, *rest), offset=(rank * height, *zeros))] if real > 0 else []
+
+
+def _part_blocks(row: WeightRow, rest: tuple[int, ...], *, rank: int, size: int) -> list[Block]:
+    """One block per part: the rank's share of it."""
+    blocks, local, first = [], 0, 0
+    for part in row.parts:
+        height = part.num_rows // size
+        offset = (first + rank * height, *(0,) * len(rest))
+        blocks.append(Block(first_row=local, shape=(height, *rest), offset=offset))
+        local, first = local + height, first + part.num_rows
+    return blocks
 
 
 def boxes_of(blocks: Sequence[Block], begin: int, end: int) -> Iterator[Box]:

@@ -6,7 +6,7 @@ Both directions work parameter by parameter, so no process holds a second copy o
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.errors import ConfigError
-from yatt.weights.boxes import full_shape
-from yatt.weights.names import EMBEDDING, Entry, entries
-from yatt.weights.shape import ModelShape
+from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
+from yatt.models.tensors import hf_shapes
 from yatt.weights.tensor_file import TensorFile
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ def global_name(name: str, model: Any) -> str:
 def load_weights(
     models: Sequence[nn.Module],
     source: HFTensors,
-    shape: ModelShape,
+    rows: Sequence[WeightRow],
     tp: dist.ProcessGroup,
     tick: Callable[[], None],
 ) -> None:
@@ -103,43 +102,66 @@ def load_weights(
         tick: called after each parameter.
 
     Raises:
-        ConfigError: a tensor is missing.
+        ConfigError: a tensor is missing or has another size; or the table has no row for a parameter.
     """
-    table = {entry.name: entry for entry in entries(shape)}
+    table = {row.name: row for row in rows}
     for model in models:
         for name, parameter in model.named_parameters():
             wanted = global_name(name, model)
-            entry = table.get(wanted) or table[EMBEDDING]
-            full = fuse(entry, [source.read(hf_name) for hf_name in entry.hf_names], shape)
-            shard = cut_shard(entry, full, rank=tp.rank(), size=tp.size())
-            assert shard.shape == parameter.shape, f"{wanted}: {shard.shape} is not {parameter.shape}"
+            row = row_of(table, wanted)
+            full = fuse(row, [source.read(hf_name) for hf_name in row.hf_names])
+            shard = cut_shard(row, full, cut_of(parameter), rank=tp.rank(), size=tp.size())
+            if shard.shape != parameter.shape:
+                raise ConfigError(
+                    f"model.family: the row {wanted} gives {tuple(shard.shape)} for a parameter of "
+                    f"{tuple(parameter.shape)}."
+                )
             parameter.copy_(shard)
             tick()
 
 
+def row_of(table: Mapping[str, WeightRow], name: str) -> WeightRow:
+    """The row of a parameter. The last pipeline stage's copy of tied embeddings has that of the embedding.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in table:
+        return table[name]
+    if name == OUTPUT:
+        return table[EMBEDDING]
+    raise ConfigError(f"model.family: the table has no row for the parameter {name}.")
+
+
 @torch.no_grad()
 def export_weights(
-    models: Sequence[nn.Module], shape: ModelShape, groups: ParallelGroups
+    models: Sequence[nn.Module], rows: Sequence[WeightRow], groups: ParallelGroups
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields Hugging Face names and full tensors one by one, the same on every rank.
 
     Collective over both groups: every rank must exhaust the iterator.
+
+    Raises:
+        ConfigError: the table has a row without a parameter.
     """
-    mine = {global_name(n, model): p.data for model in models for n, p in model.named_parameters()}
+    mine = {global_name(n, model): p for model in models for n, p in model.named_parameters()}
     example = next(iter(mine.values()))
-    table = entries(shape)
-    owners = torch.tensor([groups.pp.rank() if entry.name in mine else -1 for entry in table])
+    owners = torch.tensor([groups.pp.rank() if row.name in mine else -1 for row in rows])
     owners = owners.to(example.device)
     dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=groups.pp)
-    for entry, owner in zip(table, owners.tolist(), strict=True):
+    if -1 in owners.tolist():
+        name = rows[owners.tolist().index(-1)].name
+        raise ConfigError(f"model.family: the table has a row for {name}, which the model does not have.")
+    for row, owner in zip(rows, owners.tolist(), strict=True):
         if owner == groups.pp.rank():
-            full = join_shards(entry, _gather(mine[entry.name], groups.tp))[: full_shape(entry, shape)[0]]
-            full = full.contiguous()
+            dim = cut_of(mine[row.name])
+            shards = [mine[row.name].data] if dim is None else _gather(mine[row.name].data, groups.tp)
+            full = join_shards(row, shards, dim)[: row.num_rows].contiguous()
         else:
-            full = example.new_empty(full_shape(entry, shape))
+            full = example.data.new_empty(row.full_shape)
         if groups.pp.size() > 1:
             dist.broadcast(full, group_src=owner, group=groups.pp)
-        yield from zip(entry.hf_names, unfuse(entry, full, shape), strict=True)
+        yield from zip(row.hf_names, pick(row, full), strict=True)
 
 
 def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:
@@ -148,47 +170,88 @@ def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def fuse(entry: Entry, parts: list[Tensor], shape: ModelShape) -> Tensor:
-    """Combines Hugging Face tensors into the full megatron-core parameter."""
-    if entry.cut == "qkv":
-        grouped = [part.reshape(shape.num_kv_heads, -1, *part.shape[1:]) for part in parts]
-        return torch.cat(grouped, 1).reshape(-1, *parts[0].shape[1:])
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+def fuse(row: WeightRow, tensors: Sequence[Tensor]) -> Tensor:
+    """Combines Hugging Face tensors, in the order of `row.hf_names`, into the whole parameter.
+
+    Raises:
+        ConfigError: a tensor has not the rows that the table promises.
+    """
+    for (name, wanted), tensor in zip(hf_shapes(row).items(), tensors, strict=True):
+        if tuple(tensor.shape) != wanted:
+            raise ConfigError(
+                f"model.path: the tensor {name} has shape {tuple(tensor.shape)}; its config.json promises "
+                f"{wanted}."
+            )
+    return _interleaved(row, _parts(row, dict(zip(row.hf_names, tensors, strict=True))))
 
 
-def unfuse(entry: Entry, full: Tensor, shape: ModelShape) -> list[Tensor]:
-    """Inverse of `fuse`."""
-    if entry.cut == "qkv":
-        queries = shape.num_heads // shape.num_kv_heads * shape.head_dim
-        sizes = [queries, shape.head_dim, shape.head_dim]
-        grouped = full.reshape(shape.num_kv_heads, sum(sizes), *full.shape[1:])
-        return [part.reshape(-1, *full.shape[1:]) for part in torch.split(grouped, sizes, 1)]
-    return list(full.chunk(len(entry.hf_names), 0))
+def pick(row: WeightRow, full: Tensor) -> list[Tensor]:
+    """Inverse of `fuse`: the Hugging Face tensors in a whole parameter."""
+    heights = [part.num_rows // row.groups for part in row.parts]
+    grouped = full.reshape(row.groups, sum(heights), *full.shape[1:])
+    parts = [part.reshape(-1, *full.shape[1:]) for part in torch.split(grouped, heights, 1)]
+    found: dict[str, list[Tensor]] = {}
+    for part, tensor in zip(row.parts, parts, strict=True):
+        found.setdefault(part.name, []).append(tensor)
+    return [torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in found.values()]
 
 
-def cut_shard(entry: Entry, full: Tensor, *, rank: int, size: int) -> Tensor:
-    """The shard of tensor-parallel rank `rank`; zeros pad the vocabulary to a multiple of `size`."""
-    if entry.cut == "whole" or size == 1:
+def cut_of(parameter: Tensor) -> int | None:
+    """The dimension that tensor parallelism cuts, as megatron-core and Transformer Engine mark it; None: each
+    rank has the whole parameter."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    return int(parameter.partition_dim)  # type: ignore[attr-defined]
+
+
+def cut_shard(row: WeightRow, full: Tensor, dim: int | None, *, rank: int, size: int) -> Tensor:
+    """The shard of tensor-parallel rank `rank`; zeros pad the vocabulary to a multiple of `size`.
+
+    Rows are cut part by part, so that a rank has its share of each.
+    """
+    if dim is None or size == 1:
         return full
-    if entry.cut == "columns":
+    if dim == 1:
         return full.chunk(size, 1)[rank]
-    if entry.cut == "gate_up":
-        return torch.cat([half.chunk(size, 0)[rank] for half in full.chunk(2, 0)])
-    if entry.cut == "vocabulary":
+    if row.is_padded:
         full = F.pad(full, (0, 0, 0, -full.shape[0] % size))
-    return full.chunk(size, 0)[rank]
+    if row.groups > 1 or len(row.parts) == 1:
+        return full.chunk(size, 0)[rank]
+    return torch.cat(
+        [part.chunk(size, 0)[rank] for part in torch.split(full, [p.num_rows for p in row.parts])]
+    )
 
 
-def join_shards(entry: Entry, shards: list[Tensor]) -> Tensor:
+def join_shards(row: WeightRow, shards: list[Tensor], dim: int | None) -> Tensor:
     """Inverse of `cut_shard`, but keeps the vocabulary padding."""
-    if len(shards) == 1 or entry.cut == "whole":
+    if len(shards) == 1 or dim is None:
         return shards[0]
-    if entry.cut == "columns":
+    if dim == 1:
         return torch.cat(shards, 1)
-    if entry.cut == "gate_up":
-        halves = [shard.chunk(2, 0) for shard in shards]
-        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
-    return torch.cat(shards)
+    if row.groups > 1 or len(row.parts) == 1:
+        return torch.cat(shards)
+    heights = [part.num_rows // len(shards) for part in row.parts]
+    split = [torch.split(shard, heights) for shard in shards]
+    return torch.cat([pieces[index] for index in range(len(heights)) for pieces in split])
+
+
+def _parts(row: WeightRow, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """The rows of each part: consecutive rows of its tensor."""
+    found, taken = [], dict.fromkeys(tensors, 0)
+    for part in row.parts:
+        begin = taken[part.name]
+        found.append(tensors[part.name][begin : begin + part.num_rows])
+        taken[part.name] = begin + part.num_rows
+    return found
+
+
+def _interleaved(row: WeightRow, parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if row.groups == 1:
+        return torch.cat(parts)
+    grouped = [part.reshape(row.groups, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(grouped, 1).reshape(-1, *parts[0].shape[1:])
 
 
 def _gather(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

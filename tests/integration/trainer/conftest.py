@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 TIMEOUT_S = 600
 
 
-def make_model(folder: Path, kind: str, *, is_tied: bool, **sizes_of_its_own: int) -> Path:
+def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: object) -> Path:
     """A random Hugging Face model with norms and biases that are not trivial."""
     import transformers
 
@@ -30,11 +30,10 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **sizes_of_its_own: in
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": is_tied,
-        **sizes_of_its_own,
+        **({"head_dim": 16} if kind == "qwen3" else {}),
+        **values_of_its_own,
     }
-    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
-    extra = {"head_dim": 16} if kind == "qwen3" else {}
-    config = getattr(transformers, classes[kind])(**sizes, **extra)
+    config = transformers.AutoConfig.for_model(kind, **sizes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     generator = torch.Generator().manual_seed(1)

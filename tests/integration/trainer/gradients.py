@@ -66,7 +66,7 @@ def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:
     values = [parameter.data for parameter in parameters]
     for parameter in parameters:
         parameter.data = parameter.main_grad.clone()
-    tensors = export_weights(policy.models, policy.shape, policy.groups)
+    tensors = export_weights(policy.models, policy.rows, policy.groups)
     gradient = {name: tensor.contiguous().clone() for name, tensor in tensors}
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value

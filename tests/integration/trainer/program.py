@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +20,23 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from yatt.adapters.host_segment import Stamp
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.store import FolderStore
 from yatt.config.schema import (
     AlgorithmSection,
+    CorrectionSection,
     DataSection,
     ModelSection,
     OptimizerSection,
+    RejectionSection,
     RolloutSection,
     RunConfig,
     RunSection,
     TrainerSection,
 )
 from yatt.records import cluster as c, message as m
+from yatt.uploader.upload import Throttle, UploadJob
 
 NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
@@ -39,20 +44,43 @@ NUM_SAMPLES, N, VOCAB = 16, 4, 62
 NOT_OF_TRAINER = ("dtype", "bucket_size")
 
 
-def make_config(model: str, layout: dict, algorithm: dict | None = None, **optimizer) -> RunConfig:
+def make_config(
+    model: str, layout: dict, algorithm: dict | None = None, *, family: str = "", **optimizer
+) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
     return RunConfig(
         run=RunSection(dir="unused"),
         data=DataSection(train_files=("unused",)),
-        model=ModelSection(path=model, dtype=layout.get("dtype", "float32"), spec="torch"),
+        model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=OptimizerSection(**{"lr": 1e-3, "adam_eps": 1e-4, "lr_warmup_steps": 2, **optimizer}),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
-        algorithm=AlgorithmSection(**(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01})),
+        algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
     )
 
 
-def samples(iteration: int, masked: tuple[int, ...] = ()):
+def section_of(algorithm: dict) -> AlgorithmSection:
+    inner = {"correction": CorrectionSection, "rejection": RejectionSection}
+    return AlgorithmSection(**{
+        key: inner[key](**value) if key in inner else value for key, value in algorithm.items()
+    })  # fmt: skip
+
+
+def with_observation(fact: m.SampleFact, rollout: m.Rollout) -> tuple[m.SampleFact, m.Rollout]:
+    """Two turns of the policy and an observation between them; the policy's tokens are kept."""
+    prompt, said = rollout.turns
+    ids, logprobs = m.unpack_ids(said.token_ids), m.unpack_floats(said.logprobs)
+    cut, observed = len(ids) // 2, [(7 * len(ids) + place) % VOCAB for place in range(1 + fact.sample_id % 4)]
+    parts = [
+        m.Turn(m.pack_ids(i), is_sampled=True, logprobs=m.pack_floats(p), finish_reason="stop")
+        for i, p in ((ids[:cut], logprobs[:cut]), (ids[cut:], logprobs[cut:]))
+    ]
+    turns = (prompt, parts[0], m.Turn(m.pack_ids(observed)), parts[1])
+    fact = msgspec.structs.replace(fact, num_observation_tokens=len(observed), num_turns=2)
+    return fact, msgspec.structs.replace(rollout, turns=turns)
+
+
+def samples(iteration: int, masked: tuple[int, ...] = (), *, has_observations: bool = False):
     """Facts and rollouts, the same in every world."""
     generator = torch.Generator().manual_seed(iteration)
 
@@ -70,13 +98,21 @@ def samples(iteration: int, masked: tuple[int, ...] = ()):
         rollouts.append(
             m.Rollout(
                 sample_id=number,
-                prompt_ids=m.pack_ids(prompt),
-                completion_ids=m.pack_ids(completion),
-                sampler_logprobs=m.pack_floats(logprobs),
-                policy_versions=((0, 0, len(completion)),),
-                finish_reason="stop",
+                turns=(
+                    m.Turn(m.pack_ids(prompt)),
+                    m.Turn(
+                        m.pack_ids(completion),
+                        is_sampled=True,
+                        logprobs=m.pack_floats(logprobs),
+                        policy_versions=((0, 0, len(completion)),),
+                        finish_reason="stop",
+                    ),
+                ),
             )
         )
+    if has_observations:
+        pairs = [with_observation(*pair) for pair in zip(facts, rollouts, strict=True)]
+        return tuple(fact for fact, _ in pairs), tuple(rollout for _, rollout in pairs)
     return tuple(facts), tuple(rollouts)
 
 
@@ -99,11 +135,13 @@ def plans(dp_size: int, num_steps: int = 2, micro_size: int = 3):
     return tuple(out)
 
 
-def train_order(iteration: int, num_steps: int, masked: tuple[int, ...] = ()) -> m.Train:
+def train_order(
+    iteration: int, num_steps: int, masked: tuple[int, ...] = (), *, has_observations: bool = False
+) -> m.Train:
     """This rank's order: rollouts go to the first rank of each model copy only."""
     from megatron.core import parallel_state as mpu
 
-    facts, rollouts = samples(iteration, masked)
+    facts, rollouts = samples(iteration, masked, has_observations=has_observations)
     plan = plans(mpu.get_data_parallel_world_size(), num_steps)
     mine = {
         number
@@ -133,7 +171,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
-    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"))
+    family = job.get("family", "")
+    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family)
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     if dist.get_world_size() > 1:  # many chunks here against one chunk there
@@ -145,13 +184,25 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1), say=print)
     (place := folder / job["name"]).mkdir(exist_ok=True)
-    worker.handle(m.Build())
+    stem = place / f"host-{rank:05d}"
+    worker.handle(m.Build(stem=str(stem), attempt=1))
     if "restore" in job:
         assert worker.handle(m.Restore(checkpoint=job["restore"])) == m.Restored()
-    notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
+    notes: dict = {"metrics": [], "probe_of": {}, "left_bytes": [], "ticks_of": {"build": len(ticks)}}
+    notes["num_layers"] = sum(len(model.decoder.layers) for model in worker._policy.models)
     for action, argument in job["actions"]:
         before = len(ticks)
-        at = Place(config, worker, store, place, rank, tuple(job.get("masked", ())), "parcels" in job)
+        at = Place(
+            config,
+            worker,
+            store,
+            place,
+            rank,
+            tuple(job.get("masked", ())),
+            "parcels" in job,
+            "turns" in job,
+            lambda: ticks.append(1),
+        )
         act(at, action, argument, notes)
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
@@ -170,6 +221,11 @@ class Place(NamedTuple):
     has_parcels: bool
     """Most samples come before the order to train."""
 
+    has_observations: bool
+
+    tick: Callable[[], None]
+    """Progress, of the trainer and of the upload."""
+
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
@@ -177,23 +233,21 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
     def train() -> None:
-        order = train_order(argument, num_steps, at.masked)
+        order = train_order(argument, num_steps, at.masked, has_observations=at.has_observations)
         if at.has_parcels:
             order = with_transfers(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient() -> None:
-        order = train_order(1, num_steps)
+        order = train_order(1, num_steps, has_observations=at.has_observations)
         target = at.folder / f"{argument}.safetensors"
         write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
 
     actions = {
         "train": train,
         "gradient": gradient,
-        "publish": lambda: notes.update(probe=publish(worker, at.folder / argument)),
-        "save": lambda: notes.update(
-            saved_bytes=save(worker, at.store, argument, at.rank, dist.get_world_size())
-        ),
+        "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),
+        "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
         "state": lambda: write_state(worker._policy, at.folder / f"{argument}.safetensors"),
         "nap": lambda: nap(worker, notes),
         "export": lambda: worker.handle(m.ExportHF(folder=str(at.folder / argument))),
@@ -229,17 +283,17 @@ def publish(worker, folder: Path) -> list:
 
 def nap(worker, notes: dict) -> None:
     """Sleep, note what is left on the device, wake."""
-    swap = worker._ready.swap
+    host = worker._ready.host
     worker.handle(m.Sleep())
-    notes["left_bytes"].append(swap.device_bytes)
-    notes["live_bytes"] = live_bytes(swap)
+    notes["left_bytes"].append(host.device_bytes)
+    notes["live_bytes"] = live_bytes(host)
     worker.handle(m.Wake())
-    notes["held_bytes"] = swap.device_bytes
+    notes["held_bytes"] = host.device_bytes
 
 
-def live_bytes(swap) -> int:
+def live_bytes(host) -> int:
     """Storage of every tensor Python knows of, but for the host copies."""
-    hosts = {held.host.untyped_storage()._cdata for held in swap._held.values() if held.host is not None}
+    hosts = {held.host.untyped_storage()._cdata for held in host._held.values() if held.host is not None}
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -248,29 +302,35 @@ def live_bytes(swap) -> int:
     return sum(size for key, size in storages.items() if key not in hosts)
 
 
-def save(worker, store, iteration: int, rank: int, world_size: int) -> int:
-    """Shards by every rank, reported through the store, and the commit by rank 0: as controllers do.
+def save(at: Place, iteration: int, world_size: int) -> int:
+    """A snapshot and its upload by every rank, reported through the store, and the commit by rank 0.
 
     Gives the bytes of this rank's files.
     """
-    prefix = f"global_step_{iteration}/1-test"
-    saved = worker.handle(m.SaveShards(iteration=iteration, url=prefix))
-    store.write(f"reports/{rank}", msgspec.msgpack.encode(saved))
+    prefix, store, rank = f"global_step_{iteration}/1-test", at.store, at.rank
+    taken = at.worker.handle(m.TakeSnapshot(iteration=iteration))
+    stem, stamp = at.folder / f"host-{rank:05d}", Stamp(1, iteration)
+    job = UploadJob(store, prefix, [stem], stamp, throttle=Throttle(0), tick=at.tick)
+    files = job.run()
+    job.close()
+    assert taken.size_bytes == sum(piece.size_bytes for file in files for piece in file.tensors)
+    store.write(f"reports/{rank}", msgspec.msgpack.encode((files, taken.common)))
     dist.barrier()
     if rank == 0:
         names = [f"reports/{other}" for other in range(world_size)]
-        reports = [msgspec.msgpack.decode(store.read(name), type=m.ShardsSaved) for name in names]
+        kind = tuple[tuple[m.ShardFile, ...], bytes]
+        reports = [msgspec.msgpack.decode(store.read(name), type=kind) for name in names]
         manifest = Manifest(
             iteration=iteration,
             attempt=1,
             config_hash="test",
-            files=tuple(file for report in reports for file in report.files),
-            common=msgspec.Raw(reports[0].common),
+            files=tuple(file for report, _ in reports for file in report),
+            common=msgspec.Raw(reports[0][1]),
             nodes=(),
         )
         Checkpoints(store, 1).commit(manifest)
     dist.barrier()
-    return sum(file.size_bytes for file in saved.files)
+    return sum(file.size_bytes for file in files)
 
 
 def layout_of(job: dict) -> str:

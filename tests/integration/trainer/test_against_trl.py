@@ -24,7 +24,12 @@ def ours(models, tmp_path_factory):
             "name": loss_type,
             "model": str(models["qwen3"]),
             "layout": {"mini_batch_size": 4},
-            "algorithm": {"loss_agg_mode": mode, "tis_clip": 0.0, "kl_in": "none", "clip_ratio_high": 0.28},
+            "algorithm": {
+                "loss_agg_mode": mode,
+                "correction": {"rule": "none"},
+                "kl_in": "none",
+                "clip_ratio_high": 0.28,
+            },
             "actions": [["train", ITERATION]],
         }
         for loss_type, mode in MODES.items()
@@ -40,8 +45,8 @@ def padded(rows, fill):
 def trl_inputs(masked):
     """Left-padded prompts, right-padded completions, GRPO advantages as TRL computes them."""
     facts, rollouts = samples(ITERATION)
-    prompts = [m.unpack_ids(rollout.prompt_ids) for rollout in rollouts]
-    completions = [m.unpack_ids(rollout.completion_ids) for rollout in rollouts]
+    prompts = [m.unpack_ids(rollout.turns[0].token_ids) for rollout in rollouts]
+    completions = [m.unpack_ids(rollout.turns[1].token_ids) for rollout in rollouts]
     rewards = torch.tensor([fact.reward for fact in facts], dtype=torch.float64).view(-1, N)
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = (centered / (rewards.std(1, keepdim=True) + 1e-6)).view(-1).float()

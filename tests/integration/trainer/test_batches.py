@@ -8,17 +8,14 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # megatron-core tells what is not installed as it is imported
-    from yatt.trainer.batches import SequenceLayout, TrainSample, bucketed_length, micro_batch
+    from yatt.trainer.batches import SequenceLayout, bucketed_length, micro_batch, one_turn
 
 CPU = torch.device("cpu")
 
 
 def sample(num_prompt, num_completion, start):
     ids = np.arange(1000 * start, 1000 * start + num_prompt + num_completion, dtype=np.int64)
-    return TrainSample(
-        ids=ids, num_prompt_tokens=num_prompt, start=start,
-        sampler_logprobs=np.zeros(num_completion, np.float32),
-    )  # fmt: skip
+    return one_turn(ids[:num_prompt], ids[num_prompt:], start)
 
 
 def samples(sizes):

@@ -10,6 +10,7 @@ import zmq
 from tests.integration.trainer.conftest import child_environment
 from tests.integration.trainer.program import make_config, plans, samples
 from yatt.adapters.curve import make_keys
+from yatt.adapters.host_segment import SegmentReader, Stamp, segment_path
 from yatt.config.load import resolved_text
 from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m
@@ -85,7 +86,9 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     assert controller.order(join) == m.Done()
     assert controller.order(m.Wake()) == m.Done()
     assert "Build comes first" in controller.order(train()).error
-    assert controller.order(m.Build()) == m.Done()
+    stem = folder / "rank-00000"
+    built = controller.order(m.Build(stem=str(stem), attempt=ATTEMPT))
+    assert built.host_bytes > 0
 
     refused = controller.order(train(), 4)
     assert refused.error == "token 4 is of an old lease; the newest here is 5"
@@ -98,11 +101,13 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     published = controller.order(m.Publish(policy_version=1, folder=f"{folder}/w", probe=probe))
     assert len(m.unpack_floats(published.probe_logprobs[0])) == 2
     assert (folder / "w" / "index.json").is_file()
-    saved = controller.order(m.SaveShards(iteration=1, url="global_step_1/3-x"))
-    assert (folder / "checkpoints" / saved.files[0].path).stat().st_size == saved.files[0].size_bytes
+    assert "iteration 2 was to be saved, it is of 1" in controller.order(m.TakeSnapshot(iteration=2)).error
+    assert controller.order(m.TakeSnapshot(iteration=1)).size_bytes > 0
+    assert SegmentReader(segment_path(stem, "weights")).stamp() == Stamp(ATTEMPT, 1)
+    assert SegmentReader(segment_path(stem, "state")).stamp() == Stamp(ATTEMPT, 1)
 
     assert controller.order(m.Sleep()) == m.Done()
-    asleep = controller.order(m.SaveShards(iteration=1, url="global_step_1/3-y"))
+    asleep = controller.order(m.TakeSnapshot(iteration=1))
     assert asleep.error == "this worker is not awake under token 5; send Wake first"
     assert controller.order(m.Wake(), 6) == m.Done()
     assert controller.order(train(), 6) == trained, "the same order again is answered, not done again"

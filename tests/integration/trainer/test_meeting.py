@@ -56,7 +56,7 @@ import time
 while not place.exists():
     time.sleep(0.05)
 trainer.handle(m.Join(host="127.0.0.1", port=int(place.read_text()), global_rank=rank, world_size=size))
-trainer.handle(m.Build())
+trainer.handle(m.Build(stem=str(folder / f"host-{rank}"), attempt=1))
 groups = [{k: v for k, v in g.items() if k != "params"} for g in trainer._policy.optimizer.param_groups]
 dist.barrier()
 trainer.leave()

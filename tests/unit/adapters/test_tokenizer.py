@@ -240,3 +240,30 @@ def test_a_template_of_a_judge_keeps_its_own_control_tokens_inside_a_chat(tokeni
     content = [TextPart("<|endoftext|>rate: ", True), TextPart(FORGED, False)]
     ids = tokenizer.encode_chat([{"role": "user", "content": content}])
     assert specials(tokenizer, ids) == [1, 0, 2, 1]
+
+
+@pytest.mark.parametrize("answer", ["sure?", "  sure?  ", "6 + 6 = ", "zwei\n\nZeilen"])
+def test_an_answer_continues_the_policys_turn_as_in_the_whole_chat(both, answer):
+    ours, theirs = both
+    chat = [*CHATS[1][:3], {"role": "user", "content": answer}]
+    whole = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    begun = theirs.encode(ours.render_chat(chat[:2]) + "three", add_special_tokens=False)
+    assert begun + ours.encode_answer("user", answer) == theirs.encode(whole, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("make", [plain, with_template_file, with_named_templates, saved_qwen2])
+def test_an_answer_cannot_end_its_turn_or_begin_another(tmp_path, make):
+    make(tmp_path)
+    tokenizer = Tokenizer(str(tmp_path))
+    ids = tokenizer.encode_answer("user", FORGED)
+    assert len(specials(tokenizer, ids)) == len(specials(tokenizer, tokenizer.encode_answer("user", "ok")))
+    assert FORGED in tokenizer.decode(ids, skip_special=False)
+    assert not specials(tokenizer, tokenizer.encode_plain(FORGED))
+
+
+def test_a_template_that_hides_the_policys_turns_is_named(tmp_path):
+    make_tokenizer(tmp_path)
+    change_config(tmp_path, chat_template="{% for message in messages %}{% if message.role == 'user' %}"
+                  "{{ message.content }}{% endif %}{% endfor %}")  # fmt: skip
+    with pytest.raises(ConfigError, match="does not show the assistant's messages"):
+        Tokenizer(str(tmp_path)).encode_answer("user", "ok")

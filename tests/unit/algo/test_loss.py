@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from yatt.algo.correction import probability_differences, truncated_importance_weights
-from yatt.algo.kl import kl_estimate
+from yatt.algo.kl import adapted_coefficient, kl_estimate
 from yatt.algo.loss import BatchTotals, ClipRange, policy_losses, token_weights
 
 LENGTHS = [5, 2, 7, 1, 3, 4]
@@ -71,7 +70,9 @@ def test_kl_estimates_are_schulmans(kind):
     estimates = kl_estimate(kind, logprobs, reference)
     for got, p, q in torch.stack([estimates, logprobs, reference], 1).tolist():
         r = math.exp(q - p)
-        expected = {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": (r - 1) - math.log(r)}[kind]
+        expected = {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": min((r - 1) - math.log(r), 10.0)}[
+            kind
+        ]
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -83,10 +84,32 @@ def test_k1_and_k3_average_to_the_true_kl():
         torch.testing.assert_close((p.exp() * kl_estimate(kind, p, q)).sum(), true)
 
 
-def test_importance_weights_are_truncated_and_carry_no_gradient():
-    old = torch.log(torch.tensor([0.5, 0.9, 0.1])).requires_grad_()
-    weights = truncated_importance_weights(old, torch.log(torch.tensor([0.5, 0.1, 0.2])), 2.0)
-    assert weights.tolist() == pytest.approx([1.0, 2.0, 0.5])
-    assert not weights.requires_grad
-    differences = probability_differences(old, torch.log(torch.tensor([0.5, 0.1, 0.2])))
-    assert differences.tolist() == pytest.approx([0.0, 0.8, 0.1])
+def test_k3_is_limited_as_in_verl():
+    logprobs = torch.tensor([-0.1, -2.0, -8.0], requires_grad=True)
+    reference = torch.tensor([-30.0, -0.01, -0.5])
+    log_ratio = (reference - logprobs.detach()).clamp(-20, 20)
+    verls = (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
+    estimate = kl_estimate("k3", logprobs, reference)
+    torch.testing.assert_close(estimate, verls)
+    (gradient,) = torch.autograd.grad(estimate.sum(), logprobs)
+    assert gradient[0] == 0 and gradient[2] == 0, "limited"
+    assert gradient[1] == pytest.approx(1 - math.exp(1.99), rel=1e-5)
+
+
+def ziegler(values, target, horizon, batch):
+    """arXiv 1909.08593, 2.2, iterated: the coefficient after each KL."""
+    beta, seen = 0.1, []
+    for kl in values:
+        error = max(-0.2, min(0.2, (kl - target) / target))
+        beta *= 1 + (batch / horizon) * error
+        seen.append(beta)
+    return seen
+
+
+def test_the_adaptive_coefficient_is_zieglers():
+    values, coefficient, seen = [0.0, 0.02, 0.05, 0.051, 0.06, 1.0], 0.1, []
+    for kl in values:
+        coefficient = adapted_coefficient(coefficient, kl=kl, target=0.05, num_samples=64, horizon=500.0)
+        seen.append(coefficient)
+    assert seen == pytest.approx(ziegler(values, 0.05, 500.0, 64), rel=1e-12)
+    assert seen[0] < 0.1 < seen[-1] / seen[-2] * 0.1, "it falls below the target and rises above it"

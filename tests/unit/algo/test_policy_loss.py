@@ -25,7 +25,7 @@ def view_of(logprobs, old, advantages, lengths=LENGTHS) -> LossView:
     lengths_S = torch.tensor(lengths)
     samples_T = torch.arange(len(lengths)).repeat_interleave(lengths_S)
     return LossView(
-        logprobs_T=logprobs, old_T=old, advantages_T=advantages.repeat_interleave(lengths_S),
+        logprobs_T=logprobs, old_T=old, sampler_T=old, advantages_T=advantages.repeat_interleave(lengths_S),
         samples_T=samples_T, lengths_S=lengths_S,
     )  # fmt: skip
 

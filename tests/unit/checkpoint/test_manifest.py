@@ -6,22 +6,13 @@ import msgspec
 import pytest
 
 from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest, sealed
-from yatt.checkpoint.store import FolderStore, ObjectStore
+from yatt.checkpoint.retention import retain
+from yatt.config.operation import CheckpointSection
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
 
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request, tmp_path):
-    if request.param == "folder":
-        return FolderStore(tmp_path)
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    filesystem = MemoryFileSystem()
-    filesystem.store.clear()
-    filesystem.pseudo_dirs[:] = [""]
-    return ObjectStore(filesystem, "/bucket/run")
+KEEP_TWO = CheckpointSection(keep=2)
 
 
 def started(store, attempt=1, *, after=None):
@@ -39,7 +30,7 @@ def manifest(store, iteration, *, mark="a", attempt=1):
         iteration=iteration,
         attempt=attempt,
         config_hash=mark,
-        files=(ShardFile(path=path, size_bytes=10, sha256="unchecked here"),),
+        files=(ShardFile(path=path, size_bytes=10, checksum="unchecked here"),),
         common=msgspec.Raw(b'{"scheduler":1}'),
         nodes=(),
     )
@@ -66,7 +57,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     state = "global_step_2/x/node-00000.groups"
     store.write(state, b"state")
     newest = msgspec.structs.replace(
-        manifest(store, 2), nodes=(StateFile(path=state, size_bytes=5, sha256="ab"),)
+        manifest(store, 2), nodes=(StateFile(path=state, size_bytes=5, checksum="ab"),)
     )
     checkpoints.commit(newest)
     if harm == "missing":
@@ -87,7 +78,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     says = {
         "missing": "is missing",
         "no state": f"{state} is missing",
-        "older manifest": "has format 2, and this yatt reads format 4 only; an older yatt wrote it",
+        "older manifest": "has format 2, and this yatt reads format 5 only; an older yatt wrote it",
         "short": "9 bytes",
         "garbage manifest": "not a whole",
         "future manifest": "99",
@@ -119,7 +110,7 @@ def test_only_superseded_checkpoints_are_removed(store):
     checkpoints = started(store)
     for iteration in (1, 2, 3):
         checkpoints.commit(manifest(store, iteration))
-    assert checkpoints.retain(2) == [1]
+    assert retain(checkpoints, KEEP_TWO).iterations == [1]
     assert store.names("manifests") == ["00000002.000001.json", "00000003.000001.json"]
     assert store.names("global_step_1") == []
     assert checkpoints.newest().manifest.iteration == 3
@@ -146,7 +137,7 @@ def test_keeping_house_removes_the_ghosts_leavings_and_nothing_of_the_lineage(st
     stale.commit(manifest(store, 2))
     for iteration in (2, 3, 4):
         heir.commit(manifest(store, iteration, attempt=2))
-    assert heir.retain(2) == [1, 2]
+    assert retain(heir, KEEP_TWO).iterations == [1, 2, 2], "one is the stale attempt's"
     assert store.names("manifests") == ["00000003.000002.json", "00000004.000002.json"]
     assert store.names("global_step_2") == []
     assert Checkpoints(store, 3).newest().manifest.iteration == 4
@@ -161,7 +152,7 @@ def test_keeping_house_removes_what_a_killed_start_had_half_written(store):
     manifest(store, 3, attempt=2)
     manifest(store, 3, attempt=3)
     store.write("global_step_2/notes-of-mine/why.txt", b"mine")
-    assert heir.retain(2) == []
+    assert retain(heir, KEEP_TWO).iterations == []
     assert len(store.names("global_step_1")) == 1
     assert [name[:6] for name in store.names("global_step_2")] == ["000002", "notes-"]
     assert [name[:6] for name in store.names("global_step_3")] == ["000002", "000003"], "may be at work"
@@ -181,7 +172,7 @@ def test_every_flipped_bit_of_a_manifest_is_refused(store):
     store.write(state, b"state")
     whole = msgspec.structs.replace(
         manifest(store, 2), row={"training/global_step": 2, "actor/lr": 1.5e-06, "note": "a b"},
-        nodes=(StateFile(path=state, size_bytes=5, sha256="ab"),),
+        nodes=(StateFile(path=state, size_bytes=5, checksum="ab"),),
     )  # fmt: skip
     checkpoints.commit(whole)
     name = checkpoints.newest().name

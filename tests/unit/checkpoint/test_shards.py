@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.shard_files import write_shards
 from yatt.checkpoint import shards as shards_module
-from yatt.checkpoint.shards import Shard, read_shards, write_shards
+from yatt.checkpoint.shards import Shard, read_shards
 from yatt.checkpoint.store import FolderStore
 from yatt.errors import CheckpointError
 

@@ -21,7 +21,7 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
         (["rollout.temperature=0.7", "algorithm.kl_in=loss"], "rollout.temperature"),
         (["algorithm.entropy_coeff=-0.1"], "algorithm.entropy_coeff"),
         (["algorithm.clip_ratio_high=0"], "algorithm.clip_ratio_high"),
-        (["algorithm.tis_clip=0.5"], "algorithm.tis_clip"),
+        (["algorithm.correction.high=0.5"], "algorithm.correction.high"),
         (["algorithm.policy_loss=gspo"], "algorithm.loss_agg_mode"),
         (["optimizer.lr_warmup_steps=1000000"], "optimizer.lr_warmup_steps"),
         (["launch.phase_timeout_s=50"], "rewards[0].timeout_s"),
@@ -60,3 +60,16 @@ def test_a_genrms_function_that_may_take_as_long_as_the_phase_is_doubted(tmp_pat
     (tmp_path / "more.yaml").write_text(json.dumps({"genrms": [judge], "launch": {"phase_timeout_s": 80}}))
     found = [key for key, _ in doubts(load([QUICKSTART, tmp_path / "more.yaml"], []))]
     assert found == ["genrms[0].timeout_s"]
+
+
+def test_a_service_whose_failure_outlasts_the_phase_is_doubted(tmp_path: Path) -> None:
+    genrm = {
+        "name": "judge", "model": "big", "template": "{completion}", "verdict": {"pattern": "([0-9])"},
+        "api": {"url": "http://localhost:1/v1", "timeout_s": 60, "retries": 3},
+    }  # fmt: skip
+    for phase_timeout_s, is_doubted in ((240, True), (241, False)):
+        placement = {"mode": "colocated", "genrm_slabs": 0}
+        more = {"genrms": [genrm], "launch": {"phase_timeout_s": phase_timeout_s}, "placement": placement}
+        (tmp_path / "more.yaml").write_text(json.dumps(more))
+        found = [key for key, _ in doubts(load([QUICKSTART, tmp_path / "more.yaml"], []))]
+        assert ("genrms[0].api" in found) == is_doubted, found

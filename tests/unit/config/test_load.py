@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from yatt.config.load import config_hash, load, load_resolved, resolved_text
 from yatt.errors import ConfigError
@@ -121,7 +122,7 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "launch: {nodes: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\n"
             "trainer:\n",
-            "placement.genrm_slabs: 1, but genrms is empty; remove it.",
+            "placement.genrm_slabs: 1, but no GenRM has an engine; remove it.",
         ),
         (
             "trainer:\n",
@@ -158,7 +159,28 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("trainer:\n", "trainer:\n  ppo_epochs: 0\n", "trainer.ppo_epochs is 0; write 1 or more."),
         ("trainer:\n", "rollout: {tp_size: 0}\ntrainer:\n", "rollout.tp_size is 0; write 1 or more."),
         ("trainer:\n", "rollout: {top_k: 0}\ntrainer:\n", "top_k is 0; write -1 (all), or 1 or more."),
-        ("trainer:\n", "algorithm: {tis_clip: -2}\ntrainer:\n", "tis_clip is -2.0; write 0 or more."),
+        ("trainer:\n", "algorithm: {correction: {high: 0}}\ntrainer:\n", "high is 0.0; write above 0."),
+        (
+            "trainer:\n",
+            "algorithm: {correction: {rule: mask, low: 2, high: 1}}\ntrainer:\n",
+            "run.yaml:5: algorithm.correction: low 2 is not below high 1.",
+        ),
+        (
+            "trainer:\n",
+            "algorithm: {correction: {low: 0.5}}\ntrainer:\n",
+            "run.yaml:5: algorithm.correction: low 0.5 has no effect with truncate.",
+        ),
+        ("trainer:\n", "algorithm: {rejection: {level: word}}\ntrainer:\n", "algorithm.rejection.level"),
+        (
+            "trainer:\n",
+            "algorithm: {kl_target: 0.1}\ntrainer:\n",
+            "run.yaml:5: algorithm.kl_target: is set but kl_in is none",
+        ),
+        (
+            "trainer:\n",
+            "algorithm: {kl_in: reward, kl_target: 0.1, kl_horizon: 12}\ntrainer:\n",
+            "run.yaml:5: algorithm.kl_horizon: 12 with 64 completions per iteration",
+        ),
         (
             "trainer:\n",
             "algorithm: {clip_ratio_c: 0.5}\ntrainer:\n",
@@ -216,6 +238,14 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_named_with_its_place_and_fix(tmp_path: Path, was: str, now: str, says: str) -> None:
     assert says in mistakes(tmp_path, GOOD.replace(was, now, 1))
+
+
+def test_a_library_that_changes_pyyaml_does_not_change_how_a_config_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(table, "tag:yaml.org,2002:timestamp", table["tag:yaml.org,2002:str"])
+    assert "YAML reads it as a date" in mistakes(tmp_path, GOOD.replace("/shared/run", "2024-02-03"))
 
 
 def laughs(levels: int, width: int) -> str:

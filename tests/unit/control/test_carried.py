@@ -11,7 +11,7 @@ from yatt.control.rollouts import carried
 from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState
 from yatt.errors import CheckpointError
-from yatt.records.message import pack_floats, pack_ids
+from yatt.records.message import MediaRef, Turn, pack_floats, pack_ids
 
 
 @pytest.fixture
@@ -23,8 +23,16 @@ def group(number: int, *, tokens: int = 3) -> PromptGroup:
     draw = random.Random(number)
     samples = [
         SampleState(
-            index=index, completion=pack_ids([draw.randrange(1000) for _ in range(tokens)]),
-            logprobs=pack_floats([-draw.random() for _ in range(tokens)]), spans=[(number, 0, tokens)],
+            index=index,
+            turns=[
+                Turn(
+                    pack_ids([draw.randrange(1000) for _ in range(tokens)]), is_sampled=True,
+                    logprobs=pack_floats([-draw.random() for _ in range(tokens)]),
+                    policy_versions=((number, 0, tokens),), finish_reason="stop",
+                ),
+                Turn(pack_ids([1]), media=(MediaRef("a.png", "00"),)),
+            ],
+            observations=["said"],
             finish_reason="stop" if index else "", text="zwölf \x00", scores={"a": draw.random()},
             extras={"a/x": float("inf")}, verdicts={"g": "A"}, unmeasured={"b": "why"},
         )
@@ -95,8 +103,8 @@ def test_a_state_of_another_version_is_refused_by_name(store):
     header = msgspec.msgpack.encode({"version": 99, "next_number": 0, "num_accepted": 0, "num_unfinished": 0})
     data = len(header).to_bytes(4, "little") + header
     written_file = store.write_stream("f", lambda: [data])
-    file = carried.StateFile(path="f", size_bytes=len(data), sha256=written_file.sha256)
-    with pytest.raises(CheckpointError, match="f: has version 99, known is 3"):
+    file = carried.StateFile(path="f", size_bytes=len(data), checksum=written_file.checksum)
+    with pytest.raises(CheckpointError, match="f: has version 99, known is 4"):
         read_state(store, [file], shard=0, num_shards=1)
 
 

@@ -43,8 +43,8 @@ def test_samples_on_their_way_to_the_ranks_are_a_portion_at_a_time() -> None:
 
 def rollout(number: int, size: int) -> m.Rollout:
     return m.Rollout(
-        sample_id=number, prompt_ids=bytes(4), completion_ids=bytes(size), sampler_logprobs=bytes(size),
-        policy_versions=((0, 0, size // 4),), finish_reason="stop",
+        sample_id=number,
+        turns=(m.Turn(bytes(4)), m.Turn(bytes(size), is_sampled=True, logprobs=bytes(size))),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_portions_hold_every_sample_once_and_are_as_few_as_the_order_allows(size
     rollouts = tuple(rollout(number, size) for number, size in enumerate(sizes))
     cut = portions(rollouts, most_bytes=200)
     assert tuple(r for portion in cut for r in portion) == rollouts
-    weights = [[4 + 2 * len(r.completion_ids) for r in portion] for portion in cut]
+    weights = [[4 + 2 * len(r.turns[1].token_ids) for r in portion] for portion in cut]
     assert all(sum(each) <= 200 or len(each) == 1 for each in weights)
     assert all(sum(each) + after[0] > 200 for each, after in itertools.pairwise(weights))
 

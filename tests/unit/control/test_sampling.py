@@ -17,6 +17,8 @@ from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.episodes import Episodes, rollout_sampling
+from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
@@ -58,11 +60,14 @@ class Bench:
         self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
         self.engines.completed = self.local.completed
         router = Router(self.node, self.local, Peers(), Progress(int))
-        scorer = Scorer(config, router.complete, call_reward)
+        judge = Judge(config, router.complete, call_reward, num_nodes=1)
+        scorer = Scorer(config, judge, call_reward)
         self.rows = RowFiles(config.data.train_files, config.data, folder / "scratch")
-        shard = DataShard(config, self.rows, Tokenizer(config.model.path))
+        tokenizer = Tokenizer(config.model.path)
+        shard = DataShard(config, self.rows, tokenizer)
         events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
-        self.sampler = Sampler(self.node, shard, scorer, router, events, None)  # type: ignore[arg-type]
+        episodes = Episodes(self.node, tokenizer, router, call_reward, rollout_sampling(config))
+        self.sampler = Sampler(self.node, shard, scorer, episodes, events, None)  # type: ignore[arg-type]
 
     async def advance(self, iteration: int, target: int) -> c.Advanced:
         if not self.local.is_awake("engine.1"):

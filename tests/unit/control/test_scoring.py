@@ -14,7 +14,9 @@ from tests.unit.control.engine_stand_in import completion
 from yatt.adapters.dataset import Row
 from yatt.config.load import load
 from yatt.control.rollouts.groups import SampleState, new_group
-from yatt.control.rollouts.scoring import Scorer, Subject
+from yatt.control.rollouts.judging import Judge
+from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.subject import Subject
 from yatt.core.verdict import parse
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -38,7 +40,8 @@ class Bench:
         run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}})
         self.config = load([run.write()], [])
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
-        self.scorer = Scorer(self.config, self._complete, self._call)
+        judge = Judge(self.config, self._complete, self._call, num_nodes=1)
+        self.scorer = Scorer(self.config, judge, self._call)
         group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
         self.sample: SampleState = group.samples[0]
         self.sample.text, self.sample.finish_reason = " 2", "stop"

@@ -154,17 +154,17 @@ def test_a_users_mistake_ends_the_attempt_at_once_and_others_after_some_tries() 
 def test_orders_to_trainer_ranks_carry_the_token_they_were_woken_under() -> None:
     async def scene(bench: Bench) -> None:
         await bench.workers.wake(bench.slab, TRAINER, 3)
-        await bench.workers.order_trainers(m.SaveShards(iteration=1, url="x"))
+        await bench.workers.order_trainers(m.TakeSnapshot(iteration=1))
         await bench.workers.order_trainers(m.OpenStore(host="h"))
 
     bench = Bench()
     asyncio.run(scene(bench))
-    assert bench.kinds() == [("Wake", 3), ("SaveShards", 3), ("OpenStore", 0)]
+    assert bench.kinds() == [("Wake", 3), ("TakeSnapshot", 3), ("OpenStore", 0)]
 
 
 def test_a_failed_order_names_the_worker_and_keeps_its_exit_code() -> None:
     bench = Bench()
     bench.socket.answers[m.Build] = lambda _: m.Failed(error="no such layer", exit_code=2)
     with pytest.raises(WorkerFailed, match="trainer-n0r0: no such layer") as caught:
-        asyncio.run(bench.workers.order_trainers(m.Build()))
+        asyncio.run(bench.workers.order_trainers(m.Build(stem="x", attempt=1)))
     assert caught.value.exit_code == 2

@@ -3,10 +3,49 @@
 import pytest
 
 from yatt.config.schema import VerdictSection
-from yatt.core.verdict import JudgedSample, check_template, check_verdict, parse, render
+from yatt.core.verdict import Shown, check_template, check_verdict, parse, render
 from yatt.errors import ConfigError
 
-SAMPLE = JudgedSample(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
+SAMPLE = Shown(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"score": 0.00001}', 0.00001), ('{"score": 0.3333333333333333}', 0.333333333333333),
+        ('{"score": 7.0}', 7.0), ('{"score": "7"}', 7.0), ('{"score": true}', None), ('{"score": NaN}', None),
+        ('{"score": 1e400}', None), ('{"score": null}', None), ('{"other": 1}', None), ("[1]", None),
+        ("{", None), ('{"score": 1e30}', None),
+    ],
+)  # fmt: skip
+def test_a_json_verdict_is_read_or_is_none(text, value):
+    schema = '{"type": "object", "properties": {"score": {"type": "number"}}}'
+    assert parse(text, VerdictSection(json_schema=schema)) == value
+
+
+@pytest.mark.parametrize(
+    ("verdict", "judging", "says"),
+    [
+        ({"choices": ("good", "bad")}, "pointwise", "'good' gives no score; add it to k.scores"),
+        ({"choices": ("1 > 2", "2 > 1")}, "listwise", "cannot have every ranking"),
+        ({"json_schema": "{"}, "pointwise", "is not JSON"),
+        ({"json_schema": "[]"}, "pointwise", "has no property 'score'"),
+        (
+            {"json_schema": '{"properties": {"score": {"type": "boolean"}}}'},
+            "pointwise",
+            "a boolean gives no",
+        ),
+        (
+            {"json_schema": '{"properties": {"score": {"enum": ["A", "B"]}}}'},
+            "pointwise",
+            "'A' gives no score",
+        ),
+    ],
+)
+def test_a_structure_that_can_never_give_a_score_is_refused(verdict, judging, says):
+    with pytest.raises(ConfigError) as caught:
+        check_verdict(VerdictSection(**verdict), "k", judging)
+    assert says in str(caught.value)
 
 
 def test_fields_are_filled_and_never_read_again():
@@ -30,7 +69,7 @@ def test_fields_are_filled_and_never_read_again():
 )
 def test_anything_but_a_known_field_is_refused(template, shown):
     with pytest.raises(ConfigError) as caught:
-        check_template(template, "genrms[0].template")
+        check_template(template, "genrms[0].template", "pointwise")
     assert str(caught.value) == (
         f"genrms[0].template: unknown field {shown}; known are {{prompt}}, {{completion}}, {{ground_truth}}, "
         "{data_source}. Write {{ and }} for braces that are text."
@@ -40,11 +79,11 @@ def test_anything_but_a_known_field_is_refused(template, shown):
 @pytest.mark.parametrize("template", ["open { end", "close } end"])
 def test_a_lone_brace_is_refused_with_the_cure(template):
     with pytest.raises(ConfigError, match=r"Write \{\{ and \}\} for braces that are text"):
-        check_template(template, "genrms[0].template")
+        check_template(template, "genrms[0].template", "pointwise")
 
 
 def test_a_good_template_passes():
-    check_template("Q {prompt} A {completion} {{json}}", "k")
+    check_template("Q {prompt} A {completion} {{json}}", "k", "pointwise")
 
 
 @pytest.mark.parametrize(

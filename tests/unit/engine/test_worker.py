@@ -65,7 +65,7 @@ def options(tmp_path):
 
 @pytest.fixture
 def controller(tmp_path, options):
-    endpoint = f"ipc://{tmp_path}/hub"
+    endpoint = f"ipc://{tmp_path}/server"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)

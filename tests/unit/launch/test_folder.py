@@ -3,8 +3,9 @@
 import os
 import shutil
 import stat
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import pytest
 import zmq.auth
@@ -12,7 +13,8 @@ import zmq.auth
 from tests.obs_runs import make_run
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
-from yatt.config.load import load_resolved
+from yatt.config.load import load_resolved, resolved_text
+from yatt.config.ranges import FILE
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
 from yatt.launch.folder import check_folder, open_attempt, open_folder
@@ -98,6 +100,23 @@ def test_a_working_folder_that_would_break_a_batch_script_is_refused(
     monkeypatch.chdir(bad)
     with pytest.raises(ConfigError, match="contains a line break"):
         completed(config)
+
+
+def test_every_path_of_the_config_means_the_same_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, given = config_in(tmp_path), 0
+    for section in fields(config):
+        if section.name == "launch":
+            continue  # node-local folders
+        for key, kind in get_type_hints(type(getattr(config, section.name)), include_extras=True).items():
+            if kind == Annotated[str, FILE]:
+                given += 1
+                changed = replace(getattr(config, section.name), **{key: "here/file"})
+                config = replace(config, **{section.name: changed})
+    text = resolved_text(completed(config))
+    assert given >= 5 and text.count(str(tmp_path / "here" / "file")) == text.count("here/file") == given
 
 
 def test_the_time_that_templates_are_told_is_filled_in_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a node has to pass before an attempt, on this machine. GPUs: tests/integration/test_gpu_proof."""
+"""What a node has to pass before an attempt, on this machine. GPUs: tests/integration/test_memory_check."""
 
 import os
 import shutil

@@ -8,6 +8,7 @@ from yatt.config.schema import GenRMSection, RewardSection
 from yatt.errors import ConfigError
 from yatt.reward.builtins import exact, gsm8k
 from yatt.reward.functions import ScoredSample, call_reward, load_genrm_function, load_reward
+from yatt.reward.results import Result
 
 
 def refused(match, **section):
@@ -85,12 +86,12 @@ def loaded(tmp_path, function, **section):
 def test_whatever_can_be_called_is_a_reward_function(tmp_path, function, is_async, score):
     mine = loaded(tmp_path, function)
     assert mine.place == f"{tmp_path / 'calls.py'}:{function}" and mine.is_async is is_async
-    assert asyncio.run(call_reward(mine, SAMPLE, client=None)) == (score, {})
+    assert asyncio.run(call_reward(mine, [SAMPLE], client=None)) == [Result(score)]
 
 
 def test_a_plain_function_that_gives_a_coroutine_is_told_to_be_async(tmp_path):
     with pytest.raises(ValueError, match="write it as `async def`"):
-        asyncio.run(call_reward(loaded(tmp_path, "wrapped"), SAMPLE, client=None))
+        asyncio.run(call_reward(loaded(tmp_path, "wrapped"), [SAMPLE], client=None))
 
 
 def test_a_file_beside_it_can_be_imported(tmp_path):

@@ -1,30 +1,21 @@
 """Layouts that cannot be are the user's mistake, said before anything is built."""
 
+from dataclasses import replace
+
 import pytest
 
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
-from yatt.trainer.layout import check_layout
-from yatt.weights.shape import ModelShape
+from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
+from yatt.trainer.layout import check_layout, end_stages
 
-SHAPE = ModelShape(
-    model_type="qwen3",
-    vocab_size=64,
-    hidden_size=32,
-    ffn_size=66,
-    num_layers=6,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_scaling_factor=0.0,
-    is_tied=False,
-    has_qkv_bias=False,
-    has_qk_norm=True,
-    max_positions=64,
-    init_std=0.02,
+LAYER = Layer(
+    attention=GroupedAttention(num_heads=6, num_kv_heads=2, head_dim=8, has_qk_norm=True),
+    feed_forward=DenseFeedForward(size=66),
 )
+SHAPE = Shape(
+    vocab_size=64, hidden_size=32, layers=(LAYER,) * 6, norm_eps=1e-6, rope_theta=1e4, max_positions=64
+)  # fmt: skip
 
 
 def layout(**sizes):
@@ -39,7 +30,8 @@ def layout(**sizes):
         ({"tp": 2}, 3, "3 ranks are no multiple of TP 2 x PP 1 x CP 1"),
         ({"tp": 4}, 4, "tensor_model_parallel_size 4 does not divide 6 heads"),
         ({"tp": 3}, 3, "tensor_model_parallel_size 3 does not divide 2 key/value heads"),
-        ({"pp": 4}, 4, "6 layers do not divide into PP 4 x VPP 1"),
+        ({"pp": 7}, 7, "pipeline_model_parallel_size 7 is more than the model's 6 layers"),
+        ({"pp": 2, "vpp": 2}, 2, "6 layers do not divide into PP 2 x VPP 2"),
         ({"vpp": 2}, 1, "needs pipeline_model_parallel_size above 1"),
         ({"ep": 2}, 2, "the model is dense"),
     ],
@@ -51,3 +43,24 @@ def test_what_does_not_fit_is_named(sizes, world_size, says):
 
 def test_what_fits_passes():
     check_layout(SHAPE, layout(tp=2, pp=3), 12)
+
+
+def test_layers_that_differ_are_refused_by_name():
+    other = replace(LAYER, feed_forward=DenseFeedForward(size=LAYER.feed_forward.size * 2))
+    with pytest.raises(ConfigError, match="the model's layers differ"):
+        check_layout(replace(SHAPE, layers=(*SHAPE.layers[:-1], other)), layout(), 1)
+
+
+@pytest.mark.parametrize("num_stages", range(1, 9))
+@pytest.mark.parametrize("num_layers", range(1, 40))
+def test_stages_have_all_layers_and_the_ends_not_more_than_needed(num_layers, num_stages):
+    if num_layers < num_stages:
+        return
+    first, last = end_stages(num_layers, layout(pp=num_stages))
+    if first is None:
+        assert num_layers % num_stages == 0
+        return
+    middle, rest = divmod(num_layers - first - last, num_stages - 2) if num_stages > 2 else (first, 0)
+    assert rest == 0
+    assert min(first, middle, last) >= 1
+    assert max(first, middle, last) <= 2 * -(-num_layers // num_stages)

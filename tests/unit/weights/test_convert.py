@@ -4,10 +4,10 @@ import pytest
 import torch
 import transformers
 
+from tests.property.test_boxes import dim_of
 from yatt.errors import ConfigError
-from yatt.weights.convert import HFTensors, cut_shard, fuse, join_shards, unfuse
-from yatt.weights.names import entries
-from yatt.weights.shape import read_shape, shape_of
+from yatt.models.model import model_of, read_model
+from yatt.weights.convert import HFTensors, cut_shard, fuse, join_shards, pick
 
 SIZES = {
     "hidden_size": 32,
@@ -29,14 +29,15 @@ CONFIGS = {
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_every_tensor_of_the_model_goes_in_and_comes_out_bit_for_bit(kind, size):
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
-    shape, source = shape_of(CONFIGS[kind]), model.state_dict()
+    ours, source = model_of(CONFIGS[kind]), model.state_dict()
     back = {}
-    for entry in entries(shape):
-        full = fuse(entry, [source[name] for name in entry.hf_names], shape)
-        shards = [cut_shard(entry, full, rank=rank, size=size) for rank in range(size)]
-        joined = join_shards(entry, shards)[: full.shape[0]]
-        back |= dict(zip(entry.hf_names, unfuse(entry, joined, shape), strict=True))
-    wanted = {name for name in source if not (shape.is_tied and name == "lm_head.weight")}
+    for row in ours.rows:
+        full, dim = fuse(row, [source[name] for name in row.hf_names]), dim_of(row)
+        assert tuple(full.shape) == row.full_shape
+        shards = [cut_shard(row, full, dim, rank=rank, size=size) for rank in range(size)]
+        joined = join_shards(row, shards, dim)[: full.shape[0]]
+        back |= dict(zip(row.hf_names, pick(row, joined), strict=True))
+    wanted = {name for name in source if not (ours.shape.is_tied and name == "lm_head.weight")}
     assert set(back) == wanted
     assert [name for name in wanted if not torch.equal(back[name], source[name])] == []
 
@@ -59,17 +60,17 @@ def test_every_tensor_of_the_model_goes_in_and_comes_out_bit_for_bit(kind, size)
 )
 def test_what_cannot_be_honoured_is_refused_by_name(config, says):
     with pytest.raises(ConfigError, match=says):
-        shape_of(config)
+        model_of(config)
 
 
 def test_a_folder_that_is_no_model_is_the_users_mistake(tmp_path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        read_shape(str(tmp_path))
+        read_model(str(tmp_path))
     with pytest.raises(ConfigError, match=r"has no \*\.safetensors"):
         HFTensors(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
     with pytest.raises(ConfigError, match="architecture 'never-heard-of' is not supported"):
-        read_shape(str(tmp_path))
+        read_model(str(tmp_path))
 
 
 def test_a_missing_tensor_is_named(tmp_path):
@@ -87,5 +88,5 @@ def test_llama3_rope_scaling_is_read():
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    shape = shape_of(transformers.LlamaConfig(**SIZES, rope_parameters=rope))
+    shape = model_of(transformers.LlamaConfig(**SIZES, rope_parameters=rope)).shape
     assert (shape.rope_theta, shape.rope_scaling_factor) == (5e5, 8.0)

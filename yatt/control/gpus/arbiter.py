@@ -63,7 +63,7 @@ class Arbiter:
         section = node.config.lease
         self._timing = Timing(
             ttl_s=section.ttl_s, stall_s=section.stall_s, release_s=section.release_s,
-            term_s=section.term_s, kill_s=section.kill_s, prove_s=section.prove_s,
+            term_s=section.term_s, kill_s=section.kill_s, memory_check_s=section.memory_check_s,
         )  # fmt: skip
         self._leases = {slab: SlabLease() for slab in node.slabs}
         self._watches = {slab: _Watch() for slab in node.slabs}
@@ -175,7 +175,7 @@ class Arbiter:
             self._events.emit(
                 "lease.expire", slab=slab.name, holder=before.holder, token=before.token, cause=after.cause
             )
-        elif before.stage in (Stage.HELD, Stage.RELEASING) and after.stage is Stage.PROVING:
+        elif before.stage in (Stage.HELD, Stage.RELEASING) and after.stage is Stage.CHECKING:
             self._events.emit("lease.release", slab=slab.name, holder=before.holder, token=before.token)
 
     def _perform(self, slab: Slab, action: rules.Action) -> None:
@@ -203,10 +203,10 @@ class Arbiter:
 
     def _prove(self, slab: Slab) -> None:
         """Runs a memory check, and emits an event if memory is not free that should be."""
-        proof = self._measure(slab)
-        if not proof.clean and proof.detail != self._leases[slab].cause:
-            self._events.emit("lease.unproven", slab=slab.name, cause=proof.detail)
-        self._step(slab, proof)
+        checked = self._measure(slab)
+        if not checked.clean and checked.detail != self._leases[slab].cause:
+            self._events.emit("lease.not_free", slab=slab.name, cause=checked.detail)
+        self._step(slab, checked)
 
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
@@ -247,10 +247,10 @@ class Arbiter:
         """Returns the bytes that a worker uses now, measured as for this node's device."""
         return self._memory_check.weigh(worker)
 
-    def _measure(self, slab: Slab) -> rules.Proof:
+    def _measure(self, slab: Slab) -> rules.MemoryChecked:
         dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.address in self._doomed]
         if any(w.is_running for w in dying):
-            return rules.Proof(False, f"{', '.join(w.name for w in dying)} is being killed")
+            return rules.MemoryChecked(False, f"{', '.join(w.name for w in dying)} is being killed")
         return self._memory_check.check(slab, self._leases[slab].wanted)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

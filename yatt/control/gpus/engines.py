@@ -57,8 +57,8 @@ class _Request:
 class LocalEngines:
     """This node's awake engines and the requests that run in them."""
 
-    def __init__(self, hub: Channel, config: RunConfig) -> None:
-        self.hub, self._config = hub, config
+    def __init__(self, channel: Channel, config: RunConfig) -> None:
+        self.channel, self._config = channel, config
         self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
         self._requests: dict[str, _Request] = {}
@@ -167,14 +167,14 @@ class LocalEngines:
                 self._end(key, completed=nothing_yet(key))
         for address, keys in ids.items():
             if (engine := self._engines.get(address)) is not None:
-                await self.hub.tell(address, m.Abort(request_ids=tuple(keys)), token=engine.token)
+                await self.channel.tell(address, m.Abort(request_ids=tuple(keys)), token=engine.token)
 
     async def _pump(self) -> None:
         for assignment in self._dispatch.assign():
             request, engine = self._requests[assignment.key], self._engines[assignment.server]
             request.engine = engine.address
             asked = msgspec.structs.replace(request.sample, request_id=assignment.key, group="")
-            await self.hub.tell(engine.address, asked, token=engine.token)
+            await self.channel.tell(engine.address, asked, token=engine.token)
 
     async def _abandon(self, key: str) -> None:
         """Ends a request that is not awaited any more, and aborts it in its engine."""
@@ -182,7 +182,7 @@ class LocalEngines:
         engine = self._engines.get(request.engine) if request is not None else None
         self._end(key)
         if engine is not None:
-            await self.hub.tell(engine.address, m.Abort(request_ids=(key,)), token=engine.token)
+            await self.channel.tell(engine.address, m.Abort(request_ids=(key,)), token=engine.token)
 
     def _end(self, key: str, *, completed: m.Completed | None = None, error: Exception | None = None) -> None:
         self._dispatch.done(key)

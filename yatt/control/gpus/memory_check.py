@@ -15,7 +15,7 @@ from yatt.adapters.nvml import Nvml, Occupancy, process_name, sees_host_pids
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core.lease import Proof
+from yatt.core.lease import MemoryChecked
 from yatt.core.placement import TRAINER, Slab
 from yatt.errors import WorkerFailed
 
@@ -31,7 +31,7 @@ class MemoryCheck(Protocol):
         """Records the sleeping memory of a worker that has just gone to sleep; `check` is called next."""
         ...
 
-    def check(self, slab: Slab, wanted: str) -> Proof:
+    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
         """Checks that the slab is free for `wanted`; '': for no role."""
         ...
 
@@ -68,16 +68,16 @@ class SlotMemoryCheck:
     def learn(self, worker: Worker) -> None:
         """Records, at the next measurement, all memory of an engine as its sleeping memory: on CPU an
         engine's sleep frees nothing. This is repeated after each sleep, since its kernels' caches grow with
-        every new batch shape. A trainer rank frees its storages and may keep the memory that it had before it
-        built anything. One pass over all processes of the machine serves both measurements."""
+        every new batch shape. A trainer rank frees its storages and may keep its host copy, and the memory
+        that it had before it built anything. One pass over all processes of the machine serves both."""
         if worker.role != TRAINER and worker.child is not None:
             self._just_asleep.add(worker.address)
 
-    def check(self, slab: Slab, wanted: str) -> Proof:
+    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
         """Checks each sleeping worker separately."""
         for worker, used, allowed in self._over(slab, wanted):
-            return Proof(False, keeps(worker, used, allowed))
-        return Proof(True)
+            return MemoryChecked(False, keeps(worker, used, allowed))
+        return MemoryChecked(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
         """Returns the sleeping workers whose process group keeps too much memory."""
@@ -93,7 +93,7 @@ class SlotMemoryCheck:
                 self._just_asleep.discard(worker.address)
                 self._sleeping_bytes[worker.address] = measured[pid]
         allowed = {
-            pid: self._sleeping_bytes.get(worker.address, worker.hello_bytes) + slack
+            pid: self._sleeping_bytes.get(worker.address, worker.hello_bytes) + worker.host_bytes + slack
             for pid, worker in sleepers.items()
         }
         return [(sleepers[pid], used, allowed[pid]) for pid, used in measured.items() if used > allowed[pid]]
@@ -144,30 +144,30 @@ class GpuMemoryCheck:
         most = self._node.config.lease.max_sleeping_bytes * len(worker.gpus)
         self._sleeping_bytes[worker.address] = max(0, min(kept, most))
 
-    def check(self, slab: Slab, wanted: str) -> Proof:
+    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
         """Checks for foreign processes, then each sleeping worker, then the sum."""
         try:
             seen = self._measured(slab)
         except WorkerFailed as error:
-            return Proof(False, str(error))
+            return MemoryChecked(False, str(error))
         workers, slack = self._all(slab), self._node.config.lease.slack_bytes
         strangers = self._strangers(seen)
         if strangers:
-            return Proof(False, f"on slab {slab.name} there is {strangers}; it is not of this run")
+            return MemoryChecked(False, f"on slab {slab.name} there is {strangers}; it is not of this run")
         held = self._held(seen, workers)
         for worker in workers:
             used, allowed = held.get(worker.address, 0), self._allowed(worker) + slack
             if worker.role != wanted and used > allowed:
-                return Proof(False, keeps(worker, used, allowed))
+                return MemoryChecked(False, keeps(worker, used, allowed))
         expected = self._baseline[slab] + slack
         expected += sum(
             max(self._allowed(w), held.get(w.address, 0)) if w.role == wanted else self._allowed(w)
             for w in workers
         )
         if seen.used_bytes > expected:
-            return Proof(False, f"{seen.used_bytes >> 20} MiB are in use on slab {slab.name}, where all that "
-                                f"sleeps may keep {expected >> 20} MiB")  # fmt: skip
-        return Proof(True)
+            return MemoryChecked(False, f"{seen.used_bytes >> 20} MiB are in use on slab {slab.name}, where "
+                                f"all that sleeps may keep {expected >> 20} MiB")  # fmt: skip
+        return MemoryChecked(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
         """Uses NVML's list of processes; returns every sleeping worker if that list names none."""

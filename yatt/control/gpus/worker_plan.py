@@ -13,6 +13,7 @@ from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 
 REWARD = "reward"
+UPLOADER = "uploader"
 ASYNC = "async"
 """Suffix of the name of the reward process that runs asynchronous functions."""
 
@@ -31,6 +32,9 @@ class Worker:
     is_starting: bool = False
     hello: asyncio.Event = field(default_factory=asyncio.Event)
     hello_bytes: int = 0
+    host_bytes: int = 0
+    """Host memory that it keeps while it sleeps, beside `hello_bytes`."""
+
     work: int = 0
     """The progress of its main loop, as last reported."""
 
@@ -67,6 +71,8 @@ def planned_workers(node: Node) -> list[Worker]:
         Worker(f"reward-n{node.index}{name}", REWARD, None, ("yatt.reward", *common), ())
         for name in _reward_processes(node)
     ]
+    if node.is_trainer_node:
+        workers.append(Worker(f"uploader-n{node.index}", UPLOADER, None, ("yatt.uploader", *common), ()))
     return workers
 
 

@@ -15,7 +15,7 @@ from yatt.adapters.channel import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
-from yatt.control.gpus.worker_plan import REWARD, Worker
+from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -67,7 +67,7 @@ class Workers:
         self, node: Node, supervisor: Supervisor, engines: LocalEngines, publications: Publications,
         events: EventLog, failed: Callable[[str, int], None],
     ) -> None:  # fmt: skip
-        self._node, self._supervisor, self._hub = node, supervisor, engines.hub
+        self._node, self._supervisor, self._channel = node, supervisor, engines.channel
         self._engines, self._events, self._failed = engines, events, failed
         self._publications = publications
         self._loaded: dict[str, int] = {}  # by address: the policy version that it loaded last
@@ -91,7 +91,7 @@ class Workers:
 
     async def _order(self, worker: Worker, body: m.Order[A], limit_s: float, token: int) -> A:
         watch = RequestWatch(progress=lambda: worker.work)
-        answer = await self._hub.request(worker.address, body, limit_s, token=token, watch=watch)
+        answer = await self._channel.request(worker.address, body, limit_s, token=token, watch=watch)
         self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.address, error=answer.error, trace=answer.trace)
@@ -124,13 +124,13 @@ class Workers:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion
         is a failure, since more restarts would not help."""
         self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
-        self._hub.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
+        self._channel.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
         was_useful = self._engines.bury(worker.address)
         now_s, last_s = clock.monotonic_s(), self._died_s.get(worker.name, 0.0)
         self._died_s[worker.name] = now_s
         is_row = not was_useful and now_s - last_s < ROW_S
         deaths = self._deaths[worker.name] = self._deaths[worker.name] + 1 if is_row else 1
-        if worker.role not in (TRAINER, REWARD) and deaths >= MOST_DEATHS:
+        if worker.role not in (TRAINER, REWARD, UPLOADER) and deaths >= MOST_DEATHS:
             log = self._node.paths.log(self._node.attempt, worker.address)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
             self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)

@@ -98,6 +98,8 @@ class Coordinator:
                 await self._break_off()
             case phases.Exclude():
                 await self._exclude(action)
+            case phases.PostponeSave():
+                self._events.emit("ckpt.postpone", iteration=action.iteration, in_flight=action.in_flight)
             case phases.AwaitCause():
                 self._spawn(self._await_cause())
             case phases.End():
@@ -190,6 +192,7 @@ def program_of(node: Node) -> Program:
         validate_every=config.validation.every,
         validates=bool(config.validation.reward),
         num_scorings=len(node.placement.scoring),
+        exports=config.checkpoint.export_final,
     )
 
 

@@ -87,9 +87,7 @@ class MetricsRow:
         self._timing["update_actor"] = update_s
         for name in {name for node in trained for name in node.timing_s}:
             self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
-        self.values["perf/total_num_tokens"] = sum(
-            fact.num_prompt_tokens + fact.num_completion_tokens for fact in facts
-        )
+        self.values["perf/total_num_tokens"] = sum(fact.num_tokens for fact in facts)
         self._counters = {}
 
     def flush(self) -> None:

@@ -1,7 +1,5 @@
 """The leader's own work in each phase, from metadata: orders to the nodes, and their combined answers."""
 
-import asyncio
-import contextlib
 import random
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +9,10 @@ import msgspec
 
 from yatt import clock
 from yatt.adapters.attempt_claim import check_newest
-from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Manifest
+from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.restoring import Restoring
@@ -24,15 +22,13 @@ from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import dp_lead_ranks
 from yatt.core.prompts import share
-from yatt.errors import EXIT_FINISHED, CheckpointError, StoreUnreachable, YattError
+from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import RowFile, named, read_rows
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0
-NOTE_S = 10.0
-"""Longest wait for the record of a commit in the ledger."""
 
 
 class PhaseWork:
@@ -44,11 +40,12 @@ class PhaseWork:
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog, vocab_size: int,
+        self, node: Node, clients: NodeClients, commits: Commits, events: EventLog, vocab_size: int,
         row: MetricsRow,
     ) -> None:  # fmt: skip
         self._node, self._clients, self._events = node, clients, events
-        self._checkpoints, self._vocab_size, self._row = checkpoints, vocab_size, row
+        self._commits, self._vocab_size, self._row = commits, vocab_size, row
+        self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
 
@@ -70,13 +67,14 @@ class PhaseWork:
             case _:
                 plain = {
                     Phase.PUBLISH: self._publish, Phase.VALIDATE: self._validate,
-                    Phase.TRAIN: self._train, Phase.SAVE: self._save,
+                    Phase.TRAIN: self._train, Phase.SAVE: self._save, Phase.EXPORT: self._export,
                 }  # fmt: skip
                 await plain[act.phase](act.iteration)
         return Acted(act.seq)
 
     async def end(self, end: phases.End) -> None:
         """Writes the complete row of metrics, and orders every node to quit."""
+        await self._commits.close()
         if end.exit_code == EXIT_FINISHED:
             self._row.flush()
         await self._clients.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
@@ -88,17 +86,16 @@ class PhaseWork:
         await self._clients.ask_trainer_nodes(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
         found = await restoring.run()
-        await self._patiently(self._check_newest)
+        await self._commits.check_newest()
         await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
         if found.adopted:
-            await self._note_commit(found.iteration)
+            await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         written = await self._patiently(partial(read_rows, paths.metrics))
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self._events.emit("attempt.resume", iteration=found.iteration)
-        await self._export_if_last(found.iteration)
         return found.iteration
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
@@ -193,48 +190,25 @@ class PhaseWork:
         return Cost() if self._node.config.run.deterministic else self._costs.cost()
 
     async def _save(self, iteration: int) -> None:
-        began_s = clock.monotonic_s()
-        config, prefix = self._node.config, self._checkpoints.prefix(iteration)
-        saved = await self._clients.ask_trainer_nodes(c.SaveOrder(iteration=iteration, url=prefix))
-        manifest = Manifest(
+        """Takes a snapshot of all state; the upload goes on in the background."""
+        began_s, config = clock.monotonic_s(), self._node.config
+        taken = await self._clients.ask_trainer_nodes(c.SnapshotOrder(iteration=iteration))
+        draft = Manifest(
             iteration=iteration, attempt=self._node.attempt, parent=self._checkpoints.parent,
-            run_id=config.run.id, config_hash=self._node.config_hash,
-            files=tuple(file for node in saved for file in node.files),
-            common=msgspec.Raw(next(node.common for node in saved if node.common != b"{}")),
-            nodes=tuple(node.state for node in saved),
+            run_id=config.run.id, config_hash=self._node.config_hash, files=(), nodes=(),
+            common=msgspec.Raw(next(node.common for node in taken if node.common != b"{}")),
             row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
         )  # fmt: skip
-        await self._patiently(self._check_newest)
-        await call_in_thread(partial(self._checkpoints.commit, manifest))
-        size_bytes = sum(file.size_bytes for file in manifest.files)
+        size_bytes = sum(node.size_bytes for node in taken)
+        self._events.emit("ckpt.begin", iteration=iteration, size_bytes=size_bytes)
+        self._commits.begin(self._checkpoints.prefix(iteration), draft)
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
-        self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes)
-        await self._note_commit(iteration)
-        await self._retain(config.checkpoint.keep)
-        await self._export_if_last(iteration)
 
-    async def _export_if_last(self, iteration: int) -> None:
+    async def _export(self, _: int) -> None:
         """Writes the policy as a Hugging Face folder. A failure here costs no training: the last iteration is
         committed, and the next attempt has only this left to do."""
-        config = self._node.config
-        if config.checkpoint.export_final and iteration == config.trainer.total_iterations:
-            await self._clients.ask_trainer_nodes(c.ExportOrder(folder=str(self._node.paths.model)))
-
-    async def _note_commit(self, iteration: int) -> None:
-        """Records the checkpoint in the ledger, so that a store that is not mounted later is not taken for a
-        new one. The commit is valid without the record, so the wait is short."""
-        record = partial(note, self._node.paths, self._node.attempt, COMMITTED, {"iteration": iteration})
-        with contextlib.suppress(OSError, YattError, TimeoutError):
-            await asyncio.wait_for(call_in_thread(record), NOTE_S)
-
-    async def _retain(self, keep: int) -> None:
-        """Removes old checkpoints. Those that cannot be removed now are removed after the next commit."""
-        try:
-            for gone in await call_in_thread(partial(self._checkpoints.retain, keep)):
-                self._events.emit("ckpt.delete", iteration=gone)
-        except (OSError, CheckpointError, StoreUnreachable) as error:
-            self._events.emit("ckpt.keep", reason=str(error))
+        await self._clients.ask_trainer_nodes(c.ExportOrder(folder=str(self._node.paths.model)))
 
     def _check_newest(self) -> None:
         check_newest(self._node.paths, self._node.attempt)

@@ -41,5 +41,5 @@ async def watch_newer_attempt(
             _LOG.warning("the run folder cannot be read: %s", error)
             lost = None
         if lost:
-            raise WorkerFailed(f"the leader goes on without this node: it {lost['why']}")
+            raise WorkerFailed(f"the leader continues without this node: it {lost['why']}")
         await asyncio.sleep(period_s)

@@ -52,7 +52,7 @@ async def meet(
     keys = CurveKeys(node.paths.keys)
     socket = listening_socket(context, tcp(node.host, "*"), keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    hub = Channel(socket, attempt=node.attempt)
+    channel = Channel(socket, attempt=node.attempt)
     own = node.paths.endpoint(node.attempt, node.index)
 
     def tell() -> None:
@@ -63,7 +63,7 @@ async def meet(
         await _patiently(tell)
         addresses = await gathered(node) if node.is_leader else await awaited(node)
     except BaseException:
-        await hub.close()
+        await channel.close()
         raise
 
     def dial(index: int) -> Channel:
@@ -72,8 +72,8 @@ async def meet(
             attempt=node.attempt, handler=handler, peer=f"node{index}", progress=progress,
         )  # fmt: skip
 
-    hub.serve(handler, progress)
-    return hub, dial
+    channel.serve(handler, progress)
+    return channel, dial
 
 
 async def gathered(node: Node) -> dict[int, str]:

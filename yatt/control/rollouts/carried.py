@@ -2,23 +2,23 @@
 
 The file is a sequence of records: a length (4 bytes, little-endian), then that many bytes of msgpack. The
 first record is a header; the accepted groups follow, then the unfinished ones. Token ids and log-probs stay
-packed. The manifest has the file's size and SHA-256. The number of trainer nodes may change between writing
+packed. The manifest has the file's size and checksum. The number of trainer nodes may change between writing
 and reading: then each reads all files and keeps its share.
 """
 
 import copy
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from yatt.checkpoint.store import Store
 from yatt.control.rollouts.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
 
-VERSION = 3
+VERSION = 4
 FETCH_BYTES = 16 << 20
 """Bytes that a reader requests in one call."""
 
@@ -76,7 +76,7 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
             yield len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
     written = store.write_stream(path, chunks)
-    return StateFile(path=path, size_bytes=written.size_bytes, sha256=written.sha256)
+    return StateFile(path=path, size_bytes=written.size_bytes, checksum=written.checksum)
 
 
 def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shards: int) -> NodeState:
@@ -111,7 +111,7 @@ def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shar
 def _frozen_group(group: PromptGroup) -> PromptGroup:
     samples = [copy.copy(sample) for sample in group.samples]
     for sample in samples:
-        for name in ("spans", "scores", "extras", "verdicts", "unmeasured"):
+        for name in ("turns", "observations", "scores", "extras", "verdicts", "unmeasured"):
             setattr(sample, name, copy.copy(getattr(sample, name)))
     return msgspec.structs.replace(group, samples=samples)
 
@@ -144,7 +144,7 @@ def _records(store: Store, file: StateFile) -> Iterator[bytes]:
     Raises:
         CheckpointError: they differ.
     """
-    digest, waiting, begin = hashlib.sha256(), bytearray(), 0
+    digest, waiting, begin = xxhash.xxh3_128(), bytearray(), 0
     while begin < file.size_bytes:
         end = min(begin + FETCH_BYTES, file.size_bytes)
         (data,) = store.read_ranges(file.path, [(begin, end)])
@@ -154,10 +154,10 @@ def _records(store: Store, file: StateFile) -> Iterator[bytes]:
         waiting += data
         begin = end
         yield from _whole_records(waiting)
-    if waiting or digest.hexdigest() != file.sha256:
+    if waiting or digest.hexdigest() != file.checksum:
         raise CheckpointError(
-            f"{file.path} is not what was saved: sha256 {digest.hexdigest()[:12]} instead of "
-            f"{file.sha256[:12]}"
+            f"{file.path} is not what was saved: checksum {digest.hexdigest()[:12]} instead of "
+            f"{file.checksum[:12]}"
         )
 
 

@@ -63,7 +63,9 @@ class DataShard:
         text, ids = encode_prompt(row, self._tokenizer, self._config)
         if len(ids) > self._config.data.max_prompt_tokens:
             return None, row
-        return new_group(number, index, text, ids, self._config.rollout.n), row
+        group = new_group(number, index, text, ids, self._config.rollout.n)
+        group.media = row.media
+        return group, row
 
 
 def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> tuple[str, list[int]]:

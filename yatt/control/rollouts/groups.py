@@ -9,7 +9,7 @@ import msgspec
 
 from yatt.core.rewards import Shaping, shaped
 from yatt.errors import WorkerFailed
-from yatt.records.message import Rollout, SampleFact, pack_ids, unpack_ids
+from yatt.records.message import MediaRef, Rollout, SampleFact, Turn, pack_ids, unpack_ids
 
 EQUAL_REWARDS = 1e-6  # below this difference of rewards a group-relative estimator learns nothing
 TRUNCATED = "length"
@@ -23,13 +23,12 @@ class SampleState(msgspec.Struct, kw_only=True):
     """State of one completion. `finish_reason` is '' until it is complete."""
 
     index: int
-    completion: bytes = b""
-    """Token ids, little-endian int32."""
+    turns: list[Turn] = []
+    """All turns after the prompt."""
 
-    logprobs: bytes = b""
-    """Little-endian float32."""
+    observations: list[str] = []
+    """Text of the turns that are not the policy's."""
 
-    spans: list[tuple[int, int, int]] = []
     finish_reason: str = ""
     text: str = ""
     """Decoded while the sample is scored; decoded again to show it."""
@@ -40,7 +39,7 @@ class SampleState(msgspec.Struct, kw_only=True):
 
     verdicts: dict[str, str] = {}
     unmeasured: dict[str, str] = {}
-    """Why scores of weight 0 are missing."""
+    """Why scores are missing: those of weight 0, and those of functions that do not apply to the sample."""
 
     failed: str = ""
     is_users_failure: bool = False
@@ -48,21 +47,47 @@ class SampleState(msgspec.Struct, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens sampled so far."""
-        return len(self.completion) // 4
+        """Number of tokens that the policy has sampled."""
+        return sum(turn.num_tokens for turn in self.turns if turn.is_sampled)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Number of all tokens after the prompt."""
+        return sum(turn.num_tokens for turn in self.turns)
+
+    @property
+    def num_turns(self) -> int:
+        """Number of the policy's turns."""
+        return sum(turn.is_sampled for turn in self.turns)
+
+    @property
+    def response(self) -> bytes:
+        """Packed ids of all tokens after the prompt."""
+        return b"".join(turn.token_ids for turn in self.turns)
 
     @property
     def token_ids(self) -> list[int]:
-        """The token ids, unpacked."""
-        return unpack_ids(self.completion)
+        """Ids of all tokens after the prompt."""
+        return unpack_ids(self.response)
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the policy has ended its turn, and nothing has answered yet."""
+        return bool(self.turns) and bool(self.turns[-1].finish_reason)
 
     def extend(self, ids: bytes, logprobs: bytes, policy_version: int) -> None:
-        """Appends packed tokens that `policy_version` sampled."""
-        start = self.num_tokens
-        self.completion += ids
-        self.logprobs += logprobs
-        if ids:
-            self.spans = [*self.spans, (policy_version, start, self.num_tokens)]
+        """Appends packed tokens that `policy_version` sampled to the policy's present turn."""
+        has_begun = bool(self.turns) and self.turns[-1].is_sampled and not self.is_turn_over
+        turn = self.turns[-1] if has_begun else Turn(b"", is_sampled=True)
+        self.turns = [*self.turns[: len(self.turns) - has_begun], turn.longer(ids, logprobs, policy_version)]
+
+    def end_turn(self, finish_reason: str) -> None:
+        """The policy has ended its present turn."""
+        self.turns = [*self.turns[:-1], msgspec.structs.replace(self.turns[-1], finish_reason=finish_reason)]
+
+    def observe(self, ids: bytes, text: str) -> None:
+        """Appends packed tokens that the policy is given, and what they say."""
+        self.turns, self.observations = [*self.turns, Turn(ids)], [*self.observations, text]
 
     def restart(self) -> None:
         """Resets the sample: removes its tokens, scores and failure."""
@@ -86,7 +111,8 @@ class SampleState(msgspec.Struct, kw_only=True):
 
     def oldest_version(self, now: int) -> int:
         """Returns the policy version of its oldest token; `now` if it has none."""
-        return min((version for version, _, _ in self.spans), default=now)
+        spans = (span for turn in self.turns for span in turn.policy_versions)
+        return min((version for version, _, _ in spans), default=now)
 
 
 class PromptGroup(msgspec.Struct, kw_only=True):
@@ -101,6 +127,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
     """Token ids, packed."""
 
     samples: list[SampleState]
+    media: tuple[MediaRef, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -112,12 +139,19 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         return all(s.finish_reason or s.failed for s in self.samples)
 
     def is_scored(self, names: tuple[str, ...]) -> bool:
-        """Whether every completion has failed, or has all scores (or the reason for none, with weight 0)."""
+        """Whether every completion has failed, or has all scores (or the reason for none)."""
         wanted = set(names)
         return all(
             s.failed or (s.finish_reason and wanted <= s.scores.keys() | s.unmeasured.keys())
             for s in self.samples
         )
+
+    def refuse_scoreless(self, weights: dict[str, float]) -> None:
+        """Fails samples to which no function that counts applies: a sum of nothing is no reward."""
+        names = [name for name, weight in weights.items() if weight]
+        for sample in self.samples:
+            if not sample.failed and all(name in sample.unmeasured for name in names):
+                sample.fail(f"prompt {self.number}: no reward function has a score for it", is_users=True)
 
     def failure(self) -> SampleState | None:
         """Returns the first failed sample; a group with one is not trained on."""
@@ -132,8 +166,14 @@ class PromptGroup(msgspec.Struct, kw_only=True):
 
     def rewards(self, weights: dict[str, float], shaping: Shaping) -> list[float]:
         """Returns the weighted sum of each completion's scores, minus the penalty for its length."""
-        sums = (sum(w * s.scores[name] for name, w in weights.items() if w) for s in self.samples)
-        return [shaped(reward, s.num_tokens, shaping) for reward, s in zip(sums, self.samples, strict=True)]
+        sums = (
+            sum(w * s.scores[name] for name, w in weights.items() if w and name not in s.unmeasured)
+            for s in self.samples
+        )
+        return [
+            shaped(reward, s.num_response_tokens, shaping)
+            for reward, s in zip(sums, self.samples, strict=True)
+        ]
 
     def sample_id(self, sample: SampleState) -> int:
         """Returns the sample's number, unique over the run."""
@@ -148,6 +188,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
                 num_prompt_tokens=self.num_prompt_tokens, num_completion_tokens=s.num_tokens,
                 is_masked=shaping.masks_truncated and s.finish_reason == TRUNCATED,
                 is_cut=s.finish_reason == TRUNCATED,
+                num_observation_tokens=s.num_response_tokens - s.num_tokens, num_turns=s.num_turns,
             )
             for s, reward in zip(self.samples, rewards, strict=True)
         )  # fmt: skip
@@ -164,12 +205,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         """Returns the samples for the trainer, by sample id."""
         return {
             self.sample_id(s): Rollout(
-                sample_id=self.sample_id(s),
-                prompt_ids=self.prompt,
-                completion_ids=s.completion,
-                sampler_logprobs=s.logprobs,
-                policy_versions=tuple((v, a, b) for v, a, b in s.spans),
-                finish_reason=s.finish_reason,
+                sample_id=self.sample_id(s), turns=(Turn(self.prompt, media=self.media), *s.turns)
             )
             for s in self.samples
         }

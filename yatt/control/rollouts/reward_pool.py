@@ -25,7 +25,9 @@ from yatt.core.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import message as m
+from yatt.records.episode import ENVIRONMENT
 
+Call = m.Score | m.ScoreMany | m.Step
 SYNC = "sync"
 ASYNC_ROOM = 256
 PATIENCE = 3
@@ -60,16 +62,17 @@ class RewardPool:
     """
 
     def __init__(
-        self, config: RunConfig, supervisor: Supervisor, hub: Channel, events: EventLog,
+        self, config: RunConfig, supervisor: Supervisor, channel: Channel, events: EventLog,
         failed: Callable[[str, int], None], moved: Callable[[], None],
     ) -> None:  # fmt: skip
         self._moved = moved
-        self._supervisor, self._hub, self._events, self._failed = supervisor, hub, events, failed
+        self._supervisor, self._channel, self._events, self._failed = supervisor, channel, events, failed
         self._limits = {reward.name: reward.timeout_s for reward in config.rewards}
         self._limits |= {g.name: g.timeout_s if g.path else g.verdict.timeout_s for g in config.genrms}
+        self._limits[ENVIRONMENT] = config.environment.timeout_s
         self._asynchronous = {genrm.name for genrm in config.genrms if genrm.path}
         self._dispatch = Dispatch(patience=PATIENCE, isolates=True)
-        self._calls: dict[str, tuple[m.Score, asyncio.Future[m.Message]]] = {}
+        self._calls: dict[str, tuple[Call, asyncio.Future[m.Message]]] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_starts: Counter[bool] = Counter()  # in a row, of all processes; key: was it killed
@@ -82,8 +85,8 @@ class RewardPool:
         self._waits_since: dict[str, float] = {}
         self._row_limit_s = config.launch.phase_timeout_s
 
-    async def call(self, order: m.Score) -> m.Message:
-        """Returns Scored, or Failed with the reason; the call is repeated if its process dies."""
+    async def call(self, order: Call) -> m.Message:
+        """Returns the order's answer, or Failed with the reason; repeats the call if its process dies."""
         key = f"{order.reward}/{next(self._numbers)}"
         future: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
         self._calls[key] = order, future
@@ -154,12 +157,16 @@ class RewardPool:
     async def _run(self, key: str, server: str) -> None:
         order, _ = self._calls[key]
         is_sync = order.reward not in self._asynchronous
-        order = msgspec.structs.replace(order, limit_factor=2 ** self._overruns[key])
-        limit_s = self._limits[order.reward] * order.limit_factor
+        repeated: m.Order[Any] = msgspec.structs.replace(order, limit_factor=2 ** self._overruns[key])
+        limit_s = self._limits[order.reward] * 2 ** self._overruns[key]
         try:
-            answer = await self._hub.request(server, order, limit_s + GRACE_S, is_probed=not is_sync)
+            answer = await self._channel.request(server, repeated, limit_s + GRACE_S, is_probed=not is_sync)
         except WorkerFailed:
             return  # the process has ended: `ended` decides
+        except UnicodeEncodeError as error:  # else the call would never end, and its process stay busy
+            says = f"the call cannot be sent: {error}"
+            self._settle(key, m.Failed(error=says, exit_code=EXIT_USER_MISTAKE))
+            return
         except DeadlineExceeded:
             self._overdue(key, server, limit_s, is_sync=is_sync)
             return

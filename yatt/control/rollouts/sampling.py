@@ -15,15 +15,14 @@ from functools import partial
 from yatt.adapters.crowd import Crowd
 from yatt.adapters.dataset import Row
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.node import Node
-from yatt.control.rollouts.completions import Completions
 from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.episodes import Episodes
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, is_flat
-from yatt.control.rollouts.router import Router
-from yatt.control.rollouts.scoring import Scorer, Subject
+from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.shown_samples import shown_samples
+from yatt.control.rollouts.subject import Subject
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit
 from yatt.errors import ConfigError, WorkerFailed, YattError
@@ -37,17 +36,15 @@ class Sampler:
     """Manages the prompt groups of one node, from opening to training.
 
     Args:
-        router: sends requests to the engines of a role.
+        episodes: extends samples.
     """
 
     def __init__(
-        self, node: Node, shard: DataShard, scorer: Scorer, router: Router, events: EventLog,
-        writer: BackgroundWriter,
+        self, node: Node, shard: DataShard, scorer: Scorer, episodes: Episodes,
+        events: EventLog, writer: BackgroundWriter,
     ) -> None:  # fmt: skip
         self._node, self._shard, self._scorer = node, shard, scorer
-        self._router, self._events, self._writer = router, events, writer
-        self._completions = Completions(node, router)
-        self._tokenizer = Tokenizer(node.config.model.path)
+        self._episodes, self._events, self._writer = episodes, events, writer
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
         self._accepted: dict[int, PromptGroup] = {}
@@ -110,7 +107,7 @@ class Sampler:
         """Writes a few of an iteration's completions, with their verdicts, for the report."""
         lines = shown_samples(
             iteration, [g for n, g in sorted(self._accepted.items()) if n in numbers], self._rows,
-            scorer=self._scorer, tokenizer=self._tokenizer,
+            scorer=self._scorer, tokenizer=self._episodes.tokenizer,
             limit=self._node.config.logging.samples_per_iteration,
         )  # fmt: skip
         for line in lines:
@@ -196,7 +193,7 @@ class Sampler:
     async def break_off(self) -> None:
         """Aborts requests in flight; their completions return with the tokens so far."""
         self._breaking_off = True
-        await self._router.abort(ROLLOUT)
+        await self._episodes.abort()
 
     def _is_enough(self) -> bool:
         """Whether the target is met, so that groups in flight need not be awaited."""
@@ -245,26 +242,30 @@ class Sampler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if group.failure() is None and group.is_sampled():
+            subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
+            await self._scorer.score_group(subjects, roles)
         if group.failure() or (group.is_sampled() and group.is_scored(self._scorer.names())):
             self._resolve(group)
 
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
-        if not sample.finish_reason and ROLLOUT in roles and not self._breaking_off:
-            await self._completions.extend(group, sample, self._counts(group.number))
+        subject = self._subject(group, sample)
+        await self._episodes.extend(subject, lambda: ROLLOUT in roles and not self._breaking_off)
         if sample.finish_reason and not sample.failed:
-            sample.text = sample.text or self._tokenizer.decode(sample.token_ids)
-            subject = Subject(
-                group=group, sample=sample, row=self._rows[group.number], ref=self._shard.ref(group.row),
-                counters=self._counts(group.number),
-            )  # fmt: skip
-            await self._scorer.score(subject, roles)
+            sample.text = sample.text or self._episodes.text_of(sample)
+            await self._scorer.score(self._episodes.with_turns(subject), roles)
+
+    def _subject(self, group: PromptGroup, sample: SampleState) -> Subject:
+        row, ref, counters = self._rows[group.number], self._shard.ref(group.row), self._counts(group.number)
+        return Subject(group=group, sample=sample, row=row, ref=ref, counters=counters)
 
     def _resolve(self, group: PromptGroup) -> None:
         if self._trials.is_hopeless:
             return  # another group has ended the run; later failures add no information
         self._unfinished.pop(group.number, None)
-        failed = group.failure()
         scorer = self._scorer
+        group.refuse_scoreless(scorer.weights)
+        failed = group.failure()
         flat = failed is None and is_flat(group.rewards(scorer.weights, scorer.shaping))
         counts = self._counts(group.number)
         if flat:
@@ -287,7 +288,7 @@ class Sampler:
         if self._trials.is_hopeless:
             raise ConfigError(
                 f"the first {self._trials.failed} prompt groups all failed; the last: {self._last_drop}. "
-                "Mend it and run the same again."
+                "Correct it and start the run again."
             )
 
     def _out_of_reach(self) -> YattError:
@@ -295,4 +296,4 @@ class Sampler:
         says = f"{self._quota.shortfall()}. {why}"
         if not self._is_users_drop:  # engines, a filesystem: another attempt may succeed
             return WorkerFailed(f"{says}.")
-        return ConfigError(f"{says}; mend the reward, or raise algorithm.max_groups_opened_factor.")
+        return ConfigError(f"{says}; correct the reward, or raise algorithm.max_groups_opened_factor.")

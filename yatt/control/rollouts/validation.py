@@ -1,32 +1,26 @@
 """Validation: held-out prompts, sampled by the policy and scored by one reward function."""
 
 import asyncio
-from functools import partial
 
 from yatt.adapters.dataset import Row, RowFiles
-from yatt.adapters.patience import patiently
-from yatt.adapters.tokenizer import Tokenizer
 from yatt.control.node import Node
 from yatt.control.rollouts.data_shard import encode_prompt
+from yatt.control.rollouts.episodes import Episodes
 from yatt.control.rollouts.groups import PromptGroup, new_group
-from yatt.control.rollouts.router import Router
-from yatt.control.rollouts.scoring import Scorer, Subject
-from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import sample_seed
-from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.subject import Subject
 from yatt.records import cluster as c, message as m
 
 
 class Validator:
     """This node's data shard of the held-out prompts."""
 
-    def __init__(self, node: Node, rows: RowFiles, scorer: Scorer, router: Router) -> None:
+    def __init__(self, node: Node, rows: RowFiles, scorer: Scorer, episodes: Episodes) -> None:
         section, self._node = node.config.validation, node
-        self._scorer, self._router = scorer, router
+        self._scorer = scorer
         numbers = range(min(len(rows), section.max_prompts))[node.index :: len(node.placement.trainer_nodes)]
         self._rows = [(number, rows.ref(number), rows.row(number)) for number in numbers]
-        opening = partial(Tokenizer, node.config.model.path, node.config.data.template_time)
-        self._tokenizer = patiently(opening, limit_s=node.config.launch.phase_timeout_s)
+        self._episodes = episodes
 
     async def run(self) -> c.ValidatedNode:
         """Samples and scores all of them with the weights that the engines have now."""
@@ -47,33 +41,30 @@ class Validator:
         return c.ValidatedNode(sources=found)
 
     async def _one(self, number: int, ref: m.RowRef, row: Row) -> PromptGroup:
-        text, ids = encode_prompt(row, self._tokenizer, self._node.config)
+        text, ids = encode_prompt(row, self._episodes.tokenizer, self._node.config)
         group = new_group(number, number, text, ids, self._node.config.validation.n)
+        group.media = row.media
         subjects = [
             Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)
             for sample in group.samples
         ]
         await asyncio.gather(*map(self._sample, subjects))
+        await self._score_together([subject for subject in subjects if not subject.sample.failed])
         return group
 
     async def _sample(self, subject: Subject) -> None:
-        config, group, sample = self._node.config, subject.group, subject.sample
-        request = m.Sample(
-            request_id=f"val/{group.number}/{sample.index}", prompt_ids=group.prompt,
-            seed=sample_seed(config.run.seed, -1 - group.number, sample.index),
-            temperature=config.validation.temperature, top_p=1.0, top_k=-1,
-            max_tokens=config.rollout.max_response_tokens, stop=config.rollout.stop,
-            group=f"val{group.number}",
-        )  # fmt: skip
-        try:
-            completed = await self._router.complete(ROLLOUT, request)
-        except (WorkerFailed, DeadlineExceeded) as error:
-            sample.fail_by_machines(str(error), deterministic=config.run.deterministic)
+        sample = subject.sample
+        await self._episodes.extend(subject, lambda: True)
+        if not sample.finish_reason and not sample.failed:
+            sample.fail("abort")
+        if sample.failed:
             return
-        if completed.finish_reason in ("error", "abort"):
-            sample.fail(completed.error or completed.finish_reason)
-            return
-        sample.extend(completed.token_ids, b"", completed.policy_version)
-        sample.finish_reason = completed.finish_reason
-        sample.text = self._tokenizer.decode(sample.token_ids)
-        await self._scorer.score_one(config.validation.reward, subject)
+        sample.text = self._episodes.text_of(sample)
+        name = self._node.config.validation.reward
+        if not self._scorer.is_of_groups(name):
+            await self._scorer.score_one(name, self._episodes.with_turns(subject))
+
+    async def _score_together(self, subjects: list[Subject]) -> None:
+        name = self._node.config.validation.reward
+        if subjects and self._scorer.is_of_groups(name):
+            await self._scorer.score_together(name, [self._episodes.with_turns(s) for s in subjects])

@@ -12,7 +12,7 @@ from yatt.errors import WorkerFailed
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(480)]
 
 USER = "tests.nvml.cuda_user"
-PATIENCE = {"release_s": 60.0, "kill_s": 20.0, "prove_s": 4.0, "slack_bytes": 512 * MIB}
+PATIENCE = {"release_s": 60.0, "kill_s": 20.0, "memory_check_s": 4.0, "slack_bytes": 512 * MIB}
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def test_a_real_gpu_is_handed_over_and_a_sleeper_that_keeps_memory_is_killed_fir
         async with Bench(tmp_path, orders, user=USER, awake=8000 * MIB, **PATIENCE).running() as bench:
             for role in (TRAINER, ROLLOUT, TRAINER):
                 await bench.give(role, 120)
-            assert not bench.told("lease.unproven") and not bench.told("worker.end")
+            assert not bench.told("lease.not_free") and not bench.told("worker.end")
             bench.asleep[TRAINER] = 4000 * MIB
             await bench.give(ROLLOUT, 120)
             assert [end["how"] for end in bench.told("worker.end")] == ["killed by SIGKILL"]
             if sees_host_pids():
-                assert "trainer-n0r0 (pid" in bench.told("lease.unproven")[0]["cause"]
+                assert "trainer-n0r0 (pid" in bench.told("lease.not_free")[0]["cause"]
 
     asyncio.run(scenario())
 

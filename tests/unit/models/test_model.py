@@ -10,7 +10,7 @@ from tests.tiny_models import make_qwen3
 from yatt.config.load import load
 from yatt.errors import ConfigError
 from yatt.launch.preflight import preflight
-from yatt.weights.shape import read_shape, shape_of
+from yatt.models.model import model_of, read_model
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96}
 LLAMA3 = {
@@ -46,16 +46,18 @@ def written(folder: Path, **values: object) -> str:
 def test_what_is_left_out_means_what_transformers_means(tmp_path: Path, kind: str, values: dict) -> None:
     folder = written(tmp_path, model_type=kind, **{"num_key_value_heads": 4, **values} if values else values)
     theirs = transformers.AutoConfig.from_pretrained(folder)
-    ours = read_shape(folder)
-    assert ours == shape_of(theirs)
-    assert (ours.vocab_size, ours.ffn_size, ours.num_layers) == (
+    assert read_model(folder) == model_of(theirs)
+    ours = read_model(folder).shape
+    assert ours.is_uniform
+    assert (ours.vocab_size, ours.feed_forward.size, ours.num_layers) == (
         theirs.vocab_size,
         theirs.intermediate_size,
         theirs.num_hidden_layers,
     )
-    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    heads = ours.attention.num_heads, ours.attention.num_kv_heads
+    assert heads == (theirs.num_attention_heads, theirs.num_key_value_heads)
     width = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
-    assert (ours.head_dim, ours.norm_eps, ours.init_std) == (
+    assert (ours.attention.head_dim, ours.norm_eps, ours.init_std) == (
         width,
         theirs.rms_norm_eps,
         theirs.initializer_range,
@@ -86,14 +88,14 @@ def test_what_is_left_out_means_what_transformers_means(tmp_path: Path, kind: st
 )
 def test_what_cannot_be_honoured_is_refused_from_the_file(tmp_path: Path, values: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        read_shape(written(tmp_path, **{"model_type": "qwen3", "num_key_value_heads": 2, **SIZES, **values}))
+        read_model(written(tmp_path, **{"model_type": "qwen3", "num_key_value_heads": 2, **SIZES, **values}))
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", "[" * 100_000, "\xff"])
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match="JSON"):
-        read_shape(str(tmp_path))
+        read_model(str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {},
             ["trainer.pipeline_model_parallel_size=4"],
-            "trainer.pipeline_model_parallel_size: 2 layers do not",
+            "trainer.pipeline_model_parallel_size 4 is more than the model's 2 layers",
         ),
         (
             {},

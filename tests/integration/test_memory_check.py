@@ -63,7 +63,7 @@ def test_a_slab_goes_from_trainer_to_rollout_and_back_while_the_sleeper_keeps_it
                 await bench.give(role)
             assert [grant["token"] for grant in bench.told("lease.grant")] == [1, 2, 3, 4]
             assert len(bench.told("worker.start")) == 2
-            assert not bench.told("worker.end") and not bench.told("lease.unproven")
+            assert not bench.told("worker.end") and not bench.told("lease.not_free")
 
     asyncio.run(scenario())
 
@@ -78,10 +78,10 @@ def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_any
             pid = bench.pid(TRAINER)
             await bench.give(ROLLOUT)
             kinds = [e["kind"] for e in map(json.loads, bench.lines)]
-            last = kinds[len(kinds) - 1 - kinds[::-1].index("lease.unproven") :]
+            last = kinds[len(kinds) - 1 - kinds[::-1].index("lease.not_free") :]
             assert "worker.end" in last and last.index("worker.end") < last.index("lease.grant")
             assert f"trainer-n0r0 (pid {pid}) keeps 3000 MiB of memory, 364 MiB are allowed to it asleep" in [
-                e["cause"] for e in bench.told("lease.unproven")
+                e["cause"] for e in bench.told("lease.not_free")
             ]
             assert not bench.quarantined
 
@@ -95,7 +95,7 @@ def test_a_first_sleep_that_frees_nothing_is_not_believed(make, gpus):
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
             assert (
-                "keeps 4096 MiB of memory, 1088 MiB are allowed" in bench.told("lease.unproven")[0]["cause"]
+                "keeps 4096 MiB of memory, 1088 MiB are allowed" in bench.told("lease.not_free")[0]["cause"]
             )
             assert len(bench.told("worker.end")) == 1
 
@@ -141,10 +141,10 @@ def test_a_stranger_that_leaves_in_time_is_waited_for(make, gpus):
     async def scenario():
         with stranger() as process:
             await hold(gpus / "orders", process.pid, 700 * MIB)
-            async with make(prove_s=LIMIT_S).running() as bench:
+            async with make(memory_check_s=LIMIT_S).running() as bench:
                 bench.arbiter.want(bench.slab, TRAINER)
                 await asyncio.sleep(0.3)
-                assert bench.arbiter.lease(bench.slab).stage is Stage.PROVING
+                assert bench.arbiter.lease(bench.slab).stage is Stage.CHECKING
                 process.kill()
                 process.wait(10)
                 await bench.give(TRAINER)
@@ -205,7 +205,7 @@ def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(make, gpus, mo
                 await bench.give(role)
             bench.asleep[TRAINER] = 3000 * MIB
             await bench.give(ROLLOUT)
-            assert bench.told("lease.unproven")[0]["cause"].startswith("3400 MiB are in use on slab n0s0")
+            assert bench.told("lease.not_free")[0]["cause"].startswith("3400 MiB are in use on slab n0s0")
             assert len(bench.told("worker.end")) == 1
 
     asyncio.run(scenario())

@@ -1,0 +1,98 @@
+"""Gradients of a mini-batch by the definitions of the papers: transformers' model, one sequence at a time.
+
+Nothing of yatt is used: ratios, weights, removed tokens, advantages and denominators are written
+out in plain Python for the first optimizer step, where the policy is its own old policy.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+
+from tests.integration.trainer.program import N, samples
+from yatt.records import message as m
+
+TEMPERATURE, MAX_LENGTH = 0.8, 9
+
+
+def advantages(rewards: list[float]) -> list[float]:
+    """GRPO: (r - mean) / (std + 1e-6) in each group of N."""
+    found = []
+    for first in range(0, len(rewards), N):
+        group = rewards[first : first + N]
+        mean = sum(group) / N
+        std = math.sqrt(sum((r - mean) ** 2 for r in group) / (N - 1))
+        found += [(r - mean) / (std + 1e-6) for r in group]
+    return found
+
+
+def level_ratios(level: str, each: list[float]) -> list[float]:
+    if level == "token":
+        return each
+    whole = math.prod(each)
+    return [whole if level == "sequence" else whole ** (1 / len(each))] * len(each)
+
+
+def weights_of(rule: str, level: str, low: float, high: float, each: list[float]) -> list[float]:
+    found = level_ratios(level, each)
+    if rule == "truncate":
+        return [min(r, high) for r in found]
+    return [r if low <= r <= high else 0.0 for r in found] if rule == "mask" else [1.0] * len(each)
+
+
+def kept_of(rejection: dict, each: list[float]) -> list[bool]:
+    kept = [True] * len(each)
+    if rejection.get("level", "none") != "none":
+        low, high = rejection["low"], rejection["high"]
+        kept = [low <= r <= high for r in level_ratios(rejection["level"], each)]
+    if any(r < rejection.get("veto", 0.0) for r in each):
+        kept = [False] * len(each)
+    return kept
+
+
+def paper_gradient(
+    model_folder: Path, algorithm: dict, *, has_observations: bool = False
+) -> dict[str, torch.Tensor]:
+    """Gradient of the first mini-batch (half of the samples) under Hugging Face names, float32."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
+    facts, rollouts = samples(1, has_observations=has_observations)
+    gains = advantages([fact.reward for fact in facts])
+    correction = {"rule": "truncate", "level": "token", "low": 0.0, "high": 2.0} | algorithm["correction"]
+    rows = []
+    for rollout, gain in list(zip(rollouts, gains, strict=True))[: len(rollouts) // 2]:
+        logprobs = completion_logprobs(model, rollout)
+        sampler = [p for turn in rollout.turns if turn.is_sampled for p in m.unpack_floats(turn.logprobs)]
+        each = [math.exp(p - q) for p, q in zip(logprobs.tolist(), sampler, strict=True)]
+        weights = torch.tensor(weights_of(**correction, each=each))
+        kept = torch.tensor(kept_of(algorithm.get("rejection", {}), each))
+        ratio = (logprobs - logprobs.detach()).exp()
+        rows.append((-gain * ratio * weights)[kept])
+    aggregated(algorithm["loss_agg_mode"], rows).backward()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return {name: p.grad for name, p in model.named_parameters() if name not in tied}
+
+
+def aggregated(mode: str, rows: list[torch.Tensor]) -> torch.Tensor:
+    """The mini-batch's loss from the token losses of the samples that have any left."""
+    rows = [row for row in rows if len(row)]
+    if mode == "token-mean":
+        return torch.cat(rows).mean()
+    sums = torch.stack([row.sum() for row in rows])
+    if mode == "seq-mean-token-mean":
+        sums = torch.stack([row.mean() for row in rows])
+    elif mode == "seq-mean-token-sum-norm":
+        sums = sums / MAX_LENGTH
+    return sums.mean()
+
+
+def completion_logprobs(model, rollout: m.Rollout) -> torch.Tensor:
+    """Of the tokens that the policy sampled; whatever it was given is only input."""
+    ids, sampled = [], []
+    for turn in rollout.turns:
+        of_turn = m.unpack_ids(turn.token_ids)
+        sampled += range(len(ids), len(ids) + len(of_turn)) if turn.is_sampled else ()
+        ids += of_turn
+    logits = model(torch.tensor([ids])).logits[0, [place - 1 for place in sampled]] / TEMPERATURE
+    return torch.log_softmax(logits, -1)[range(len(sampled)), [ids[place] for place in sampled]]

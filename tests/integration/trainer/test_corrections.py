@@ -1,0 +1,149 @@
+"""Corrections and rejections: the gradient is that of the papers, in every layout; adaptive KL resumes."""
+
+import pytest
+
+from tests.integration.trainer.conftest import run_world
+from tests.integration.trainer.paper_losses import paper_gradient
+from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+LAYOUTS = {"tp2": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2}, "cp2": {CP: 2}, "dp2": {}}
+RANGE = {"low": 0.75, "high": 1.65}
+OFF = {"rule": "none"}
+
+
+def case(mode: str, correction: dict, **rejection) -> dict:
+    return {"loss_agg_mode": mode, "correction": correction, "rejection": rejection}
+
+
+CASES = {
+    "truncate-token": case("token-mean", {"rule": "truncate", "level": "token", "high": 1.05}),
+    "truncate-sequence": case("token-mean", {"rule": "truncate", "level": "sequence", "high": 1.05}),
+    "truncate-geometric": case(
+        "seq-mean-token-sum", {"rule": "truncate", "level": "geometric", "high": 1.05}
+    ),
+    "mask-token": case("seq-mean-token-mean", {"rule": "mask", "level": "token", **RANGE}),
+    "mask-sequence": case("token-mean", {"rule": "mask", "level": "sequence", **RANGE}),
+    "mask-geometric": case("seq-mean-token-mean", {"rule": "mask", "level": "geometric", **RANGE}),
+    "reject-token": case("token-mean", OFF, level="token", **RANGE),
+    "reject-token-by-sample": case("seq-mean-token-mean", OFF, level="token", **RANGE),
+    "reject-sequence": case("seq-mean-token-sum", {"rule": "truncate"}, level="sequence", **RANGE),
+    "reject-geometric": case(
+        "seq-mean-token-sum-norm", {"rule": "mask", **RANGE}, level="geometric", **RANGE
+    ),
+    "veto": case("token-mean", OFF, veto=0.6),
+}
+LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
+ADAPTIVE = {"kl_in": "reward", "kl_target": 1e-4, "kl_horizon": 50.0, "kl_coef": 0.3}
+
+
+@pytest.fixture(scope="module")
+def alone(models, tmp_path_factory):
+    qwen3 = str(models["qwen3"])
+    folder = tmp_path_factory.mktemp("alone")
+    jobs = [
+        {"name": name, "model": qwen3, "algorithm": algorithm, "actions": GRADIENT}
+        for name, algorithm in CASES.items()
+    ]
+    jobs += [
+        {"name": f"{name}-learn", "model": qwen3, "algorithm": CASES[name], "actions": LEARN}
+        for name in ("reject-token", "reject-sequence")
+    ]
+    store = str(folder / "adaptive-store")
+    common = {"model": qwen3, "algorithm": ADAPTIVE, "store": store}
+    jobs += [
+        {
+            "name": "adaptive",
+            **common,
+            "actions": [["train", 1], ["save", 1], ["train", 2], ["publish", "final"]],
+        },
+        {
+            "name": "resumed",
+            **common,
+            "restore": "manifests/00000001.000001.json",
+            "actions": [["train", 2], ["publish", "final"]],
+        },
+    ]
+    return run_world(folder, 1, jobs)
+
+
+@pytest.fixture(scope="module")
+def pair(models, tmp_path_factory):
+    qwen3 = str(models["qwen3"])
+    jobs = [
+        {
+            "name": f"{name}-{layout}",
+            "model": qwen3,
+            "algorithm": algorithm,
+            "actions": GRADIENT,
+            "layout": sizes,
+        }
+        for layout, sizes in LAYOUTS.items()
+        for name, algorithm in CASES.items()
+    ] + [
+        {
+            "name": f"{name}-{layout}-learn",
+            "model": qwen3,
+            "algorithm": algorithm,
+            "actions": LEARN,
+            "layout": sizes,
+        }
+        for layout, sizes in LAYOUTS.items()
+        for name, algorithm in {"reject-token": CASES["reject-token"], "adaptive": ADAPTIVE}.items()
+    ]
+    return run_world(tmp_path_factory.mktemp("pair"), 2, jobs)
+
+
+@pytest.fixture(scope="module")
+def papers(models):
+    return {name: paper_gradient(models["qwen3"], algorithm) for name, algorithm in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_the_papers(alone, papers, name):
+    got = alone[name].tensors("first")
+    assert got.keys() == papers[name].keys()
+    assert largest_difference(got, papers[name]) < 1e-5
+    assert any(tensor.abs().max() > 1e-3 for tensor in got.values()), "there is a gradient"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_correction_changes_the_gradient(papers, models, name):
+    plain = paper_gradient(models["qwen3"], case(CASES[name]["loss_agg_mode"], OFF))
+    assert largest_difference(plain, papers[name]) > 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_the_papers_in_every_layout(pair, papers, name, layout):
+    assert largest_difference(pair[f"{name}-{layout}"].tensors("first"), papers[name]) < 1e-5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_learn_with_rejection_what_one_learns(alone, pair, layout):
+    expected = alone["reject-token-learn"]
+    got = pair[f"reject-token-{layout}-learn"]
+    assert largest_difference(got.weights("final"), expected.weights("final")) < 1e-5
+    for name in ("rollout_rs_masked_fraction", "rollout_rs_seq_masked_fraction"):
+        key = f"rollout_corr/{name}"
+        values = [row[key] for row in expected.notes[0]["metrics"]]
+        assert all(0 < value < 1 for value in values)
+        for note in got.notes:
+            assert [row[key] for row in note["metrics"]] == pytest.approx(values)
+
+
+def coefficients(job) -> list[float]:
+    return [row["actor/kl_coef"] for row in job.notes[0]["metrics"]]
+
+
+def test_the_adaptive_coefficient_changes_and_continues_after_a_resume(alone, pair):
+    first, second = coefficients(alone["adaptive"])
+    kl = alone["adaptive"].notes[0]["metrics"][0]["actor/reward_kl_penalty"]
+    error = max(-0.2, min(0.2, kl / ADAPTIVE["kl_target"] - 1))
+    assert first == 0.3 and second == pytest.approx(0.3 * (1 + error * 16 / 50))
+    assert abs(error) > 0.01
+    assert coefficients(alone["resumed"]) == [second], "bit for bit"
+    same = alone["resumed"].weights("final")
+    assert all(tensor.equal(same[name]) for name, tensor in alone["adaptive"].weights("final").items())
+    for layout in LAYOUTS:
+        assert coefficients(pair[f"adaptive-{layout}-learn"]) == pytest.approx([first, second])

@@ -1,0 +1,335 @@
+"""A judge behind a URL: what a slow, failing, lying or limiting service costs. The server is a real one."""
+
+import asyncio
+import email.utils
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from yatt.adapters import judge_api
+from yatt.adapters.judge_api import JudgeApi, check_api, read_answer, retry_after_s
+from yatt.config.scoring import ApiSection, GenRMSection, VerdictSection
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.records import message as m
+from yatt.records.judged import REFUSED, Said
+
+KEY = "sk-very-secret"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def says(text: str, reason: str = "stop") -> Answer:
+    body = {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+    return 200, {}, json.dumps(body).encode()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+class Service:
+    """An HTTP server that answers each request by `answer(its number)`, and keeps what it got."""
+
+    def __init__(self, answer: Callable[[int], Answer]) -> None:
+        self.got: list[tuple[float, dict[str, Any], dict[str, str]]] = []
+        self.most_at_once = self._at_once = 0
+        lock = threading.Lock()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    number = len(service.got)
+                    service.got.append((time.monotonic(), body, {**self.headers, "path": self.path}))
+                    service._at_once += 1
+                    service.most_at_once = max(service.most_at_once, service._at_once)
+                status, headers, content = answer(number)
+                with lock:
+                    service._at_once -= 1
+                if status == 0:
+                    self.connection.close()
+                    return
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[int], Answer]], Service]]:
+    made: list[Service] = []
+
+    def start(answer: Callable[[int], Answer]) -> Service:
+        made.append(Service(answer))
+        return made[-1]
+
+    yield start
+    for service in made:
+        service.close()
+
+
+def judge(url: str, **api: Any) -> GenRMSection:
+    return GenRMSection(
+        name="judge", model="big-model", template="{completion}", verdict=VerdictSection(pattern="([0-9])"),
+        stop=("END",), api=ApiSection(url=url, **{"retries": 2, **api}),
+    )  # fmt: skip
+
+
+ASK = m.Ask(genrm="judge", text="", seed=11, max_tokens=64, temperature=0.5)
+
+
+def complete(genrm: GenRMSection, *, structure: str = "", num_nodes: int = 1, count: int = 1) -> list[Said]:
+    async def run() -> list[Said]:
+        api = JudgeApi(genrm, num_nodes)
+        return await asyncio.gather(*(api.complete(f"text {i}", ASK, structure) for i in range(count)))
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries after own pauses wait little; what a service asks for is waited."""
+    monkeypatch.setattr(judge_api.random, "uniform", lambda _low, _high: 0.01)
+
+
+def test_what_is_sent_and_what_comes_back(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    service = serve(lambda _: says("score 7"))
+    (said,) = complete(judge(service.url, key_env="JUDGE_KEY"))
+    assert said == Said(text="score 7", finish_reason="stop")
+    _, body, headers = service.got[0]
+    assert headers["path"] == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
+    assert body == {
+        "model": "big-model", "messages": [{"role": "user", "content": "text 0"}], "max_tokens": 64,
+        "temperature": 0.5, "seed": 11, "stop": ["END"],
+    }  # fmt: skip
+
+
+def test_a_schema_is_sent_as_response_format(serve) -> None:
+    service = serve(lambda _: says('{"score": 3}', "length"))
+    schema = {"type": "object", "properties": {"score": {"type": "integer"}}}
+    (said,) = complete(judge(service.url), structure=json.dumps({"json": schema}))
+    assert said.finish_reason == "length"
+    form = service.got[0][1]["response_format"]
+    assert form["type"] == "json_schema" and form["json_schema"]["schema"] == schema
+    assert "Authorization" not in service.got[0][2]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (429, {}, b"slow down"),
+        (503, {}, b""),
+        (0, {}, b""),
+        (200, {}, b"<html>login</html>"),
+        (200, {}, b"{}"),
+    ],
+    ids=["429", "503", "connection closed", "a login page", "no choices"],
+)
+def test_a_passing_failure_is_tried_again(serve, bad: Answer) -> None:
+    service = serve(lambda number: bad if number < 2 else says("8"))
+    assert complete(judge(service.url))[0].text == "8"
+    assert len(service.got) == 3
+
+
+def test_after_the_retries_the_service_is_the_cause(serve) -> None:
+    service = serve(lambda _: (500, {}, b"\xff broken \n line"))
+    with pytest.raises(WorkerFailed, match=r"GenRM 'judge' did not answer \(3 tries\): HTTP 500: .*broken"):
+        complete(judge(service.url))
+    with pytest.raises(WorkerFailed, match="ConnectError"):
+        complete(judge("http://127.0.0.1:9/v1", retries=0))
+
+
+def test_retry_after_holds_for_the_request_and_for_later_ones(serve) -> None:
+    service = serve(lambda number: (429, {"Retry-After": "1"}, b"") if number == 0 else says("8"))
+    assert complete(judge(service.url))[0].text == "8"
+    assert service.got[1][0] - service.got[0][0] >= 0.95
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "check api.key_env"), (404, "check api.url"), (400, "")])
+def test_a_refusal_is_told_once_and_not_repeated(
+    serve, monkeypatch: pytest.MonkeyPatch, status: int, hint: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    service = serve(lambda _: (status, {}, b"no such thing"))
+    (said,) = complete(judge(service.url, key_env="JUDGE_KEY"))
+    assert said.finish_reason == REFUSED and f"HTTP {status}: no such thing" in said.error
+    assert hint in said.error and KEY not in said.error and len(service.got) == 1
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", " sk-secret", "sk-sécret", "sk secret"])
+def test_a_key_that_no_header_can_have_is_refused_and_never_quoted(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    genrm = judge("http://127.0.0.1:9/v1", key_env="JUDGE_KEY", retries=0)
+    for refuse in (lambda: check_api(genrm, "genrms[0].api"), lambda: JudgeApi(genrm, 1)):
+        with pytest.raises(ConfigError) as caught:
+            refuse()
+        assert "JUDGE_KEY has a line break, a space" in str(caught.value) and "cret" not in str(caught.value)
+
+
+def test_a_service_that_echoes_the_key_leaks_nothing(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    service = serve(lambda number: (401 if number else 500, {}, f"bad key {KEY}".encode()))
+    (said,) = complete(judge(service.url, key_env="JUDGE_KEY"))
+    assert "bad key ***" in said.error
+    with pytest.raises(WorkerFailed) as caught:
+        complete(judge(serve(lambda _: (500, {}, KEY.encode())).url, key_env="JUDGE_KEY", retries=0))
+    assert KEY not in str(caught.value)
+
+
+def test_half_a_character_is_replaced() -> None:
+    content = b'{"choices": [{"message": {"content": "nice \\ud83d score: 5"}}]}'
+    said = read_answer(content)
+    assert said is not None and said.text == "nice ? score: 5"
+
+
+@pytest.mark.parametrize("url", ["https://", "https://h:abc/v1", "http://[::1/v1", "https://user:pw@h/v1"])
+def test_a_url_that_cannot_work_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="url has no host, a wrong port, or a user name"):
+        ApiSection(url=url)
+
+
+def test_more_connections_than_the_librarys_default(serve) -> None:
+    are_many = threading.Event()
+
+    def answer(number: int) -> Answer:
+        if number >= 105:  # no answer yet: all of them are under way
+            are_many.set()
+        are_many.wait(30)
+        return says("8")
+
+    service = serve(answer)
+    complete(judge(service.url, max_concurrency=130, timeout_s=60, retries=0), count=110)
+    assert service.most_at_once > 105
+
+
+def test_a_slow_service_costs_its_time_limit(serve) -> None:
+    held = threading.Event()
+    service = serve(lambda _: (held.wait(20), says("8"))[1])
+    with pytest.raises(WorkerFailed, match=r"no answer within api\.timeout_s 0\.2"):
+        complete(judge(service.url, timeout_s=0.2, retries=1))
+    held.set()
+
+
+def test_an_endless_answer_is_cut(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_api, "MOST_BYTES", 1 << 16)
+    service = serve(lambda _: (200, {}, b"x" * (1 << 20)))
+    with pytest.raises(WorkerFailed, match="the answer is longer than"):
+        complete(judge(service.url, retries=0))
+
+
+def test_a_redirect_is_not_followed(serve) -> None:
+    elsewhere = serve(lambda _: says("stolen"))
+    service = serve(lambda _: (302, {"Location": elsewhere.url}, b""))
+    (said,) = complete(judge(service.url))
+    assert said.finish_reason == REFUSED and elsewhere.got == []
+
+
+def test_the_rate_is_shared_by_the_nodes_and_concurrency_is_bounded(serve) -> None:
+    service = serve(lambda _: says("8"))
+    complete(judge(service.url, requests_per_minute=1200), num_nodes=2, count=6)
+    times = sorted(at for at, _, _ in service.got)
+    assert times[-1] - times[1] >= 4 * 0.1 * 0.8, "600 a minute here: one each 0.1 s"
+    slow = serve(lambda _: (time.sleep(0.05), says("8"))[1])
+    complete(judge(slow.url, max_concurrency=2), count=8)
+    assert slow.most_at_once == 2
+
+
+def test_what_can_be_known_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"genrms\[0\].api.key_env: the environment has no JUDGE_KEY"):
+        check_api(judge("http://localhost:1/v1", key_env="JUDGE_KEY"), "genrms[0].api")
+    chosen = VerdictSection(choices=("1", "2"))
+    with pytest.raises(ConfigError, match="the API has no choices"):
+        check_api(
+            GenRMSection(
+                name="j", model="m", template="{completion}", verdict=chosen, api=ApiSection(url="http://h")
+            ),
+            "k",
+        )
+    with pytest.raises(ValueError, match="https only"):
+        ApiSection(url="http://far.example/v1", key_env="JUDGE_KEY")
+    with pytest.raises(ValueError, match="must begin with"):
+        ApiSection(url="ftp://far.example/v1")
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert retry_after_s("7") == 7.0
+    assert retry_after_s("1000000") == judge_api.MOST_WAIT_S
+    assert 25 < retry_after_s(email.utils.formatdate(time.time() + 30, usegmt=True)) <= 30
+    assert retry_after_s(email.utils.formatdate(time.time() - 30)) == 0.0
+    assert [retry_after_s(text) for text in ("", "soon", "-1", "٣x")] == [0.0] * 4
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["choices", "message", "content", "x"]), inner)
+    ),
+)  # fmt: skip
+
+
+@given(JSON | st.builds(lambda inner: {"choices": [{"message": inner}]}, JSON))
+def test_whatever_json_a_service_sends_is_text_or_nothing(value: Any) -> None:
+    said = read_answer(json.dumps(value).encode())
+    assert said is None or isinstance(said.text, str)
+
+
+@given(st.binary())
+def test_whatever_bytes_a_service_sends_are_text_or_nothing(content: bytes) -> None:
+    assert read_answer(content) is None
+
+
+def test_deeply_nested_json_is_nothing() -> None:
+    assert read_answer(b"[" * 200_000) is None
+
+
+def test_no_proxy_gets_a_key_over_plain_http(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    proxy, service = serve(lambda _: says("from the proxy")), serve(lambda _: says("score 7"))
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    (said,) = complete(judge(service.url, key_env="JUDGE_KEY"))
+    assert said.text == "score 7" and not proxy.got
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_no_part_of_a_key_is_in_an_answer_or_a_message(
+    serve, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    text = "x" * (300 - len(KEY) // 2) + KEY
+    answer = (*says(text)[:2], says(text)[2]) if status == 200 else (status, {}, text.encode())
+    genrm = judge(serve(lambda _: answer).url, key_env="JUDGE_KEY", retries=0)
+    try:
+        (said,) = complete(genrm)
+        told = said.text + said.error
+    except WorkerFailed as error:
+        told = str(error)
+    assert "xxx" in told and KEY[:6] not in told

@@ -1,0 +1,44 @@
+"""The blocks of docs/judging.md are config that yatt accepts."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.runs import ROOT, RunFile
+from yatt.adapters.judge_api import check_api
+from yatt.config.load import load
+from yatt.core.verdict import check_template, check_verdict, parse, parse_ranking
+
+TEXT = (ROOT / "docs" / "judging.md").read_text()
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.S | re.M)]
+SAID = [
+    "so [[A]] or [[B]]? [[B]]",
+    "I like [2].\nRanking: [2] > [3] > [1]",
+    '{"reason": "x", "score": 7}',
+    "hm, score: 8",
+]
+MEANS = [0.0, (1, 2, 0), 7.0, 8.0]
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_a_block_is_accepted_and_reads_what_a_judge_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    settings: dict[str, Any] = {**BLOCKS[number], "run": {"deterministic": False}}
+    (genrm,) = load([RunFile(tmp_path, settings).write()], []).genrms
+    check_template(genrm.template, "template", genrm.judging)
+    check_verdict(genrm.verdict, "verdict")
+    monkeypatch.setenv("JUDGE_API_KEY", "x")
+    if not genrm.has_engine:
+        check_api(genrm, "api")
+    if genrm.judging == "listwise":
+        assert parse_ranking(SAID[number], genrm.verdict, 3) == MEANS[number]
+    else:
+        assert parse(SAID[number], genrm.verdict) == MEANS[number]
+
+
+def test_every_block_is_tried() -> None:
+    assert len(BLOCKS) == len(SAID) == len(MEANS)

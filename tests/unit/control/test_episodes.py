@@ -1,0 +1,166 @@
+"""Episodes of several turns: real episodes, router and table of engines, no processes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.runs import RunFile
+from tests.unit.control.engine_stand_in import Engines, completion
+from yatt.adapters.dataset import Row
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.config.load import load
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.control.rollouts.episodes import Episodes, rollout_sampling
+from yatt.control.rollouts.groups import PromptGroup, SampleState, new_group
+from yatt.control.rollouts.router import Router
+from yatt.control.rollouts.subject import Subject
+from yatt.core.placement import ROLLOUT, place
+from yatt.core.rewards import Shaping
+from yatt.errors import WorkerFailed
+from yatt.paths import RunPaths
+from yatt.records import message as m
+
+ANSWER = "6+6="
+CallStep = Callable[[m.Step], Awaitable[m.Message]]
+
+
+async def answers_once(step: m.Step) -> m.Message:
+    return m.Stepped(is_end=True) if len(step.turns) > 1 else m.Stepped(observation=ANSWER)
+
+
+class Bench:
+    """One sample of one prompt. Everything is real but the engine and the reward process."""
+
+    def __init__(self, folder: Path, call_step: CallStep = answers_once, **settings: Any) -> None:
+        file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
+        config = load([file], [f"environment.path={folder / 'env.py'}"])
+        self.node = Node(
+            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0, host="",
+            device="cpu",
+        )  # fmt: skip
+        self.steps: list[m.Step] = []
+        self.engines = Engines(lambda _, sample: completion(sample, [5, 6], version=3))
+        self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
+        self.engines.completed = self.local.completed
+        self.tokenizer = Tokenizer(config.model.path)
+        router = Router(self.node, self.local, Peers(), Progress(int))
+
+        async def noted(step: m.Step) -> m.Message:
+            self.steps.append(step)
+            return await call_step(step)
+
+        self.episodes = Episodes(self.node, self.tokenizer, router, noted, rollout_sampling(config))
+        self.group = new_group(4, 2, "1+1=", self.tokenizer.encode_plain("1+1="), 1)
+
+    def subject(self) -> Subject:
+        row = Row(prompt="1+1=", ground_truth="2", data_source="sums", raw={})
+        return Subject(group=self.group, sample=self.group.samples[0], row=row, ref=m.RowRef(0, 0, 0))
+
+    async def extend(self, may_sample: Callable[[], bool] = lambda: True) -> SampleState:
+        if not self.local.is_awake("engine.1"):
+            await self.local.add("engine.1", ROLLOUT, self.node.slabs[0], 3)
+        subject = self.subject()
+        await asyncio.wait_for(self.episodes.extend(subject, may_sample), 20)
+        return subject.sample
+
+    def prompts(self) -> list[bytes]:
+        return [body.prompt_ids for _, body, _ in self.engines.sent if isinstance(body, m.Sample)]
+
+
+def test_two_turns_with_an_answer_between_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    sample = asyncio.run(bench.extend())
+    observed = m.pack_ids(bench.tokenizer.encode_plain(ANSWER))
+    assert [turn.token_ids for turn in sample.turns] == [m.pack_ids([5, 6]), observed, m.pack_ids([5, 6])]
+    assert [turn.is_sampled for turn in sample.turns] == [True, False, True]
+    assert sample.finish_reason == "stop"
+    first = bench.group.prompt
+    assert bench.prompts() == [first, first + m.pack_ids([5, 6]) + observed]
+    assert [step.turns[-1][0] for step in bench.steps] == ["assistant", "assistant"]
+    assert bench.steps[1].turns[1] == ("user", ANSWER)
+    (fact,) = bench.group.facts({}, Shaping(max_tokens=64))
+    assert (fact.num_completion_tokens, fact.num_observation_tokens, fact.num_turns) == (
+        4,
+        len(observed) // 4,
+        2,
+    )
+    (rollout,) = bench.group.rollouts().values()
+    assert rollout.turns == (m.Turn(first), *sample.turns)
+
+
+def test_the_policys_text_is_without_the_answers(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    sample = asyncio.run(bench.extend())
+    said = bench.tokenizer.decode([5, 6])
+    assert bench.episodes.text_of(sample) == f"{said}\n\n{said}"
+    turns = bench.episodes.with_turns(bench.subject()).turns
+    assert turns == (("assistant", said), ("user", ANSWER), ("assistant", said))
+
+
+def test_the_last_turn_is_not_answered(tmp_path: Path) -> None:
+    async def always(_: m.Step) -> m.Message:
+        return m.Stepped(observation=ANSWER)
+
+    bench = Bench(tmp_path, always, environment={"max_turns": 3}, rollout={"max_response_tokens": 64})
+    sample = asyncio.run(bench.extend())
+    assert sample.num_turns == 3 and len(bench.steps) == 2 and sample.finish_reason == "stop"
+
+
+def test_an_episode_ends_when_no_room_is_left(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rollout={"max_response_tokens": 2 + len(ANSWER)})
+    sample = asyncio.run(bench.extend())
+    assert sample.finish_reason == "length" and sample.num_turns == 1
+    assert sample.num_response_tokens <= 2 + len(ANSWER)
+
+
+def test_an_interrupted_episode_continues_where_it_was_and_after_a_checkpoint(tmp_path: Path) -> None:
+    whole = asyncio.run(Bench(tmp_path / "whole").extend())
+    bench = Bench(tmp_path / "parts")
+
+    async def in_parts() -> SampleState:
+        bench.engines.answer = lambda _, sample: completion(sample, [5], "abort", version=2)
+        sample = await bench.extend()
+        assert not sample.finish_reason and not sample.is_turn_over
+        bench.engines.answer = lambda _, sample: completion(sample, [6], version=3)
+        permits = iter([True, False])  # the turn, then no other one
+        await bench.extend(lambda: next(permits))
+        saved = msgspec.msgpack.decode(msgspec.msgpack.encode(bench.group), type=PromptGroup)
+        bench.group = saved
+        assert saved.samples[0].turns[-1].token_ids == m.pack_ids(bench.tokenizer.encode_plain(ANSWER))
+        bench.engines.answer = lambda _, sample: completion(sample, [5, 6], version=3)
+        return await bench.extend()
+
+    got = asyncio.run(in_parts())
+    assert [turn.token_ids for turn in got.turns] == [turn.token_ids for turn in whole.turns]
+    assert got.turns[0].policy_versions == ((2, 0, 1), (3, 1, 2))
+    assert got.oldest_version(9) == 2
+    assert len(bench.steps) == 2, "no answer is asked for twice"
+
+
+def test_a_failure_of_the_users_code_fails_the_sample_and_is_the_users(tmp_path: Path) -> None:
+    async def fails(_: m.Step) -> m.Message:
+        return m.Failed(error="env.py:3: no", exit_code=2)
+
+    sample = asyncio.run(Bench(tmp_path, fails).extend())
+    assert sample.failed == "environment, prompt 4, sample 0: env.py:3: no" and sample.is_users_failure
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_failure_of_machines_is_not_the_users(tmp_path: Path, deterministic: bool) -> None:
+    async def lost(_: m.Step) -> m.Message:
+        return m.Failed(error="ended its process each time")
+
+    bench = Bench(tmp_path, lost, run={"deterministic": deterministic})
+    if deterministic:
+        with pytest.raises(WorkerFailed, match="a lost sample would change the results"):
+            asyncio.run(bench.extend())
+        return
+    sample = asyncio.run(bench.extend())
+    assert sample.failed and not sample.is_users_failure

@@ -1,0 +1,215 @@
+"""A judge behind a URL, with OpenAI's chat completions API: rate limit, retries, Retry-After.
+
+A request that fails for a passing reason (network, 429, 5xx) is repeated. One that the service refuses (400,
+413, 422) concerns only its text. 401, 403 and 404 are mistakes in the run file, and are told as such. The key
+is read from the environment and is in no message. Answers are data: only the text of the first choice counts.
+"""
+
+import asyncio
+import email.utils
+import json
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from yatt import clock
+from yatt.config.schema import GenRMSection
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.records import message as m
+from yatt.records.judged import REFUSED, Said
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_BYTES = 4 << 20
+"""Longest answer that is read."""
+
+MOST_WAIT_S = 300.0
+"""Longest wait before a retry, whatever the service asks for."""
+
+MISTAKES = {401: "check api.key_env", 403: "check api.key_env", 404: "check api.url and model"}
+"""Status codes of mistakes in the run file."""
+
+PASSING = frozenset({408, 409, 425, 429})
+"""Status codes, beside 5xx, after which the same request may succeed."""
+
+_SHOWN_CHARACTERS = 300
+
+
+def check_api(genrm: GenRMSection, key: str) -> None:
+    """Checks what can be known before the run.
+
+    Raises:
+        ConfigError: the key is not in the environment, or verdict.choices, which the API does not have.
+    """
+    if genrm.api.key_env and not _key(genrm):
+        raise ConfigError(
+            f"{key}.key_env: the environment has no {genrm.api.key_env}; export it before yatt starts."
+        )
+    _check_key(genrm, key)
+    if genrm.verdict.choices:
+        raise ConfigError(f"{key}: the API has no choices; write verdict.pattern or verdict.json_schema.")
+
+
+def _key(genrm: GenRMSection) -> str:
+    return os.environ.get(genrm.api.key_env, "") if genrm.api.key_env else ""
+
+
+def _check_key(genrm: GenRMSection, key: str) -> None:
+    """Refuses a key that no HTTP header can have: libraries quote the headers that they refuse."""
+    if not all("!" <= letter <= "~" for letter in _key(genrm)):
+        raise ConfigError(
+            f"{key}.key_env: {genrm.api.key_env} has a line break, a space or a character outside of ASCII."
+        )
+
+
+class JudgeApi:
+    """Client of one service, for one node.
+
+    Args:
+        num_nodes: nodes that share the rate limit.
+
+    Raises:
+        ConfigError: the key is one that no request can have.
+    """
+
+    def __init__(self, genrm: GenRMSection, num_nodes: int) -> None:
+        self._genrm, api = genrm, genrm.api
+        self._url = f"{api.url.rstrip('/')}/chat/completions"
+        per_minute = api.requests_per_minute / num_nodes
+        self._interval_s = 60 / per_minute if per_minute else 0.0
+        self._next_s = 0.0
+        self._room = asyncio.Semaphore(api.max_concurrency)
+        _check_key(genrm, f"genrms[{genrm.name}].api")
+        self._secret = _key(genrm)
+        self._client = self._make_client()
+
+    def _make_client(self) -> "httpx.AsyncClient":
+        """Reads certificates: not for an event loop."""
+        import httpx
+
+        headers = {"Accept-Encoding": "identity"}  # a compressed answer may be of any length
+        if self._secret:
+            headers["Authorization"] = f"Bearer {self._secret}"
+        limits = httpx.Limits(max_connections=self._genrm.api.max_concurrency)
+        # A proxy would read plain http, and the key in it; https goes through as a tunnel.
+        is_private = self._url.startswith("https://")
+        return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=is_private)
+
+    async def complete(self, text: str, ask: m.Ask, structure: str) -> Said:
+        """Returns the service's answer to one user message.
+
+        Args:
+            structure: as in `m.Sample.structure`.
+
+        Raises:
+            WorkerFailed: there was none, after the retries.
+        """
+        body = self._body(text, ask, structure)
+        api, why = self._genrm.api, ""
+        for retry in range(api.retries + 1):
+            async with self._room:
+                await self._turn()
+                said, why, wait_s = await self._try(body)
+            if said is not None:
+                return said
+            if retry < api.retries:
+                await asyncio.sleep(self._pause_s(retry, wait_s))
+        raise WorkerFailed(f"GenRM '{self._genrm.name}' did not answer ({api.retries + 1} tries): {why}")
+
+    def _body(self, text: str, ask: m.Ask, structure: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._genrm.model, "messages": [{"role": "user", "content": text}],
+            "max_tokens": ask.max_tokens, "temperature": ask.temperature, "seed": ask.seed,
+        }  # fmt: skip
+        if self._genrm.stop:
+            body["stop"] = list(self._genrm.stop)
+        if structure:
+            schema = {"name": "verdict", "schema": json.loads(structure)["json"], "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+    async def _turn(self) -> None:
+        """Waits until the rate limit allows one more request."""
+        now_s = clock.monotonic_s()
+        at_s = max(now_s, self._next_s)
+        self._next_s = at_s + self._interval_s
+        if at_s > now_s:
+            await asyncio.sleep(at_s - now_s)
+
+    async def _try(self, body: dict[str, Any]) -> tuple[Said | None, str, float]:
+        """Returns the answer, or why there is none and how long the service asks to wait."""
+        import httpx
+
+        try:
+            async with asyncio.timeout(self._genrm.api.timeout_s):
+                status, headers, content = await self._post(body)
+        except TimeoutError:
+            return None, f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}", 0.0
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            why = f"{type(error).__name__}; check api.url and api.key_env"  # its text may quote the key
+            return Said(text="", finish_reason=REFUSED, error=why), "", 0.0
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            return None, self._without_key(f"{type(error).__name__}: {error}"), 0.0
+        if status == 200:
+            said = read_answer(self._without_key(content.decode(errors="replace")).encode())
+            return (said, "", 0.0) if said else (None, "the answer is no chat completion", 0.0)
+        why = f"HTTP {status}: {_shown(self._without_key(content.decode(errors='replace')))}"
+        if status in PASSING or status >= 500:
+            return None, why, retry_after_s(headers.get("retry-after", ""))
+        hint = f"; {MISTAKES[status]}" if status in MISTAKES else ""
+        return Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"), "", 0.0
+
+    async def _post(self, body: dict[str, Any]) -> tuple[int, "httpx.Headers", bytes]:
+        """Returns status, headers and content.
+
+        Raises:
+            ValueError: the content is longer than `MOST_BYTES`.
+        """
+        async with self._client.stream("POST", self._url, json=body) as response:
+            content = b""
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise ValueError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
+            return response.status_code, response.headers, content
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._secret, "***") if self._secret else text
+
+    def _pause_s(self, retry: int, wait_s: float) -> float:
+        """Time before the next try. What the service asks for also holds for requests that come later."""
+        own_s = min(60.0, 2.0**retry) * random.uniform(0.5, 1.0)
+        pause_s = min(MOST_WAIT_S, max(own_s, wait_s))
+        if wait_s:
+            self._next_s = max(self._next_s, clock.monotonic_s() + pause_s)
+        return pause_s
+
+
+def read_answer(content: bytes) -> Said | None:
+    """Returns the first choice of a chat completion; None if it is none."""
+    try:
+        choice = json.loads(content)["choices"][0]
+        text, reason = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    if not isinstance(text, str | None):
+        return None
+    whole = (text or "").encode(errors="replace").decode()  # without halves of characters
+    return Said(text=whole, finish_reason="length" if reason == "length" else "stop")
+
+
+def retry_after_s(header: str) -> float:
+    """Returns the seconds of a Retry-After header, which may also be a date; 0 if there is none."""
+    if header.strip().isdecimal():
+        return min(MOST_WAIT_S, float(header))
+    try:
+        at = email.utils.parsedate_to_datetime(header)
+    except (TypeError, ValueError):
+        return 0.0
+    return min(MOST_WAIT_S, max(0.0, at.timestamp() - time.time()))
+
+
+def _shown(text: str) -> str:
+    return text[:_SHOWN_CHARACTERS].replace("\n", " ")

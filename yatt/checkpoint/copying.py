@@ -1,0 +1,63 @@
+"""Copies one committed checkpoint to another store, verified while it is streamed. No torch.
+
+Names and bytes stay the same, so the copy belongs to the same run, and another run can start from it
+(`run.from_checkpoint`). The manifest is written last. A copy that is interrupted can be repeated.
+"""
+
+from functools import partial
+
+from yatt.checkpoint.manifest import ADOPTED, Checkpoints, Manifest, adoption, sealed
+from yatt.checkpoint.ownership import claim_store, owner_of
+from yatt.checkpoint.store import Store
+from yatt.checkpoint.streams import AnyFile, Tick, checked_chunks, in_threads
+from yatt.checkpoint.verifying import files_of
+from yatt.core.claims import Commit
+from yatt.errors import CheckpointError, ConfigError
+
+
+def copy(checkpoints: Checkpoints, name: str, target: Store, url: str, tick: Tick) -> bool:
+    """Copies the checkpoint of this manifest.
+
+    Args:
+        url: of the target, for messages.
+
+    Returns:
+        Whether the target did not have it before.
+
+    Raises:
+        CheckpointError: a file is damaged, in the source or on its way.
+        ConfigError: the target belongs to another run.
+    """
+    manifest = checkpoints.read(name)
+    run_id = manifest.run_id or owner_of(checkpoints.store)
+    if not run_id:
+        raise ConfigError(f"{name}: its store has no run_id; write the run's id to this name in the store.")
+    claim_store(target, url, run_id)
+    there = Checkpoints(target, manifest.attempt, manifest.run_id)
+    if target.size(name) is not None:
+        return _is_there(there, name, manifest, url)
+    folders = {file.path.rpartition("/")[0] for file in files_of(manifest)}
+    try:
+        in_threads(files_of(manifest), partial(_copy_file, checkpoints.store, target), tick)
+        record = adoption(Commit(*manifest.parent))
+        if not target.create(f"{ADOPTED}/{manifest.attempt:06d}.json", record):
+            raise CheckpointError(f"{url} has another record of what attempt {manifest.attempt} resumed from")
+        there.commit(manifest)
+    except BaseException:
+        if target.size(name) is None:
+            for folder in folders:
+                target.delete_folder(folder)
+        raise
+    return True
+
+
+def _is_there(there: Checkpoints, name: str, manifest: Manifest, url: str) -> bool:
+    if sealed(there.whole(name)) != sealed(manifest):
+        raise ConfigError(f"{url} has another checkpoint under the name {name}; write another URL.")
+    return False
+
+
+def _copy_file(source: Store, target: Store, file: AnyFile, tick: Tick) -> None:
+    written = target.write_stream(file.path, lambda: checked_chunks(source, file, tick))
+    if (written.size_bytes, written.checksum) != (file.size_bytes, file.checksum):
+        raise CheckpointError(f"{file.path}: what was written is not what was read; run the command again")

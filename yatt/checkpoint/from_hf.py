@@ -1,0 +1,237 @@
+"""Makes a checkpoint of a Hugging Face folder's weights, for `run.from_checkpoint` with `take: weights`.
+
+It has main copies in float32 and the model's own parameters in bfloat16, so that a run of either dtype can
+start from it; it has no optimizer state, so `take: state` is refused when it is restored. Tensors are read,
+converted and written in bands of rows; no torch, no whole tensor in memory.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from yatt.adapters.patience import patiently
+from yatt.adapters.tensor_header import ITEM_BYTES, TensorPlace, invalid_file, read_header
+from yatt.checkpoint.holders import holder_of
+from yatt.checkpoint.manifest import MANIFESTS, Checkpoints, Manifest
+from yatt.checkpoint.ownership import claim_store
+from yatt.checkpoint.pieces import checksum, header_of
+from yatt.checkpoint.store import Store
+from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads
+from yatt.errors import ConfigError
+from yatt.models.folder import ModelFolder
+from yatt.models.rows import WeightRow
+from yatt.models.spans import row_spans, spans_within
+from yatt.models.tensors import tensor_faults
+from yatt.records.message import ShardFile, TensorPiece
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FILE_BYTES = 512 << 20
+"""Most bytes of the pieces of a shard file."""
+
+DTYPES = ("F32", "BF16", "F16")
+ITERATION, ATTEMPT = 1, 1
+"""A manifest needs both; `from_checkpoint.take: weights` starts at iteration 0 whatever they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Band:
+    """Rows [begin, end) of a parameter."""
+
+    row: WeightRow
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.end - self.begin, *self.row.full_shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor of the folder: its file and its place there."""
+
+    file: Path
+    place: TensorPlace
+
+
+def check_new_store(store: Store, url: str) -> None:
+    """Refuses a store that is in use.
+
+    Raises:
+        ConfigError: it has checkpoints, or a run folder uses it.
+    """
+    if store.names(MANIFESTS) or holder_of(store) is not None:
+        raise ConfigError(f"{url} is the checkpoint store of a run already; write another URL.")
+
+
+def to_checkpoint(source: ModelFolder, store: Store, url: str, run_id: str, tick: Tick) -> str:
+    """Writes the folder's weights as the only checkpoint of a store; returns the manifest's name.
+
+    Args:
+        run_id: the store belongs to a run of this id.
+        tick: called with the bytes that were written.
+
+    Raises:
+        ConfigError: the store is in use, or a tensor is missing, has another shape, or is not a number.
+    """
+    check_new_store(store, url)
+    tensors = tensors_of(source)
+    claim_store(store, url, run_id)
+    checkpoints = Checkpoints(store, ATTEMPT, run_id)
+    store.delete_folder(f"global_step_{ITERATION}")  # of an interrupted conversion; no manifest names it
+    prefix = checkpoints.prefix(ITERATION)
+    try:
+        bands = [band for row in source.model.rows for band in _bands(row)]
+        named = [
+            (f"{prefix}/rank-{number:05d}.safetensors", some) for number, some in enumerate(_in_files(bands))
+        ]
+        write = partial(_write_file, store, tensors)
+        files = in_threads(named, write, tick)
+        checkpoints.adopt(None)
+        manifest = Manifest(
+            iteration=ITERATION, attempt=ATTEMPT, run_id=run_id, config_hash="", files=tuple(files),
+            common=msgspec.Raw(b"{}"), nodes=(),
+        )  # fmt: skip
+        checkpoints.commit(manifest)
+    except BaseException:
+        if not store.names(MANIFESTS):
+            store.delete_folder(prefix)
+        raise
+    return checkpoints.name(manifest)
+
+
+def tensors_of(source: ModelFolder) -> dict[str, _Source]:
+    """Returns the folder's tensors by name.
+
+    Raises:
+        ConfigError: one is missing, or has a shape or dtype that its config.json does not promise.
+    """
+    found: dict[str, _Source] = {}
+    for file in sorted(source.path.glob("*.safetensors")):
+        places = patiently(partial(read_header, file))
+        found |= {name: _Source(file, place) for name, place in places.items()}
+    shapes = {name: tensor.place.shape for name, tensor in found.items()}
+    model = source.model
+    if faults := [*tensor_faults(model.rows, shapes, is_tied=model.shape.is_tied)]:
+        raise ConfigError(f"{source.path} {faults[0]}.")
+    for name in (name for row in model.rows for name in row.hf_names):
+        if (dtype := found[name].place.dtype) not in DTYPES:
+            raise ConfigError(f"{source.path}: {name} is {dtype}; it must be one of {', '.join(DTYPES)}.")
+    return found
+
+
+def checkpoint_bytes(source: ModelFolder) -> int:
+    """Returns the bytes of the pieces that `to_checkpoint` writes."""
+    return sum(math.prod(row.full_shape) for row in source.model.rows) * _BYTES_PER_ELEMENT
+
+
+_BYTES_PER_ELEMENT = 4 + 2
+
+
+def _bands(row: WeightRow) -> Iterator[_Band]:
+    height = max(1, CHUNK_BYTES // (4 * math.prod(row.full_shape[1:])))
+    for begin in range(0, row.num_rows, height):
+        yield _Band(row=row, begin=begin, end=min(begin + height, row.num_rows))
+
+
+def _in_files(bands: Sequence[_Band]) -> list[list[_Band]]:
+    files: list[list[_Band]] = []
+    room = 0
+    for band in bands:
+        size_bytes = math.prod(band.shape) * _BYTES_PER_ELEMENT
+        if not files or size_bytes > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(band)
+        room -= size_bytes
+    return files
+
+
+def _write_file(
+    store: Store, tensors: dict[str, _Source], named: tuple[str, list[_Band]], tick: Tick
+) -> ShardFile:
+    path, bands = named
+    table = [
+        (dtype, band.shape, math.prod(band.shape) * size)
+        for band in bands
+        for dtype, size in (("float32", 4), ("bfloat16", 2))
+    ]
+    header, pieces = header_of(table), list[TensorPiece]()
+
+    def chunks() -> Iterator[bytes]:
+        pieces.clear()  # pieces of an interrupted stream
+        yield header
+        begin = len(header)
+        for band in bands:
+            for kind, dtype, data in _converted(tensors, band):
+                pieces.append(_piece(band, f"{kind}.{band.row.name}", dtype, begin, data))
+                begin += len(data)
+                yield data
+                tick(len(data))
+
+    written = store.write_stream(path, chunks)
+    return ShardFile(
+        path=path, size_bytes=written.size_bytes, checksum=written.checksum, tensors=tuple(pieces)
+    )
+
+
+def _piece(band: _Band, key: str, dtype: str, begin: int, data: bytes) -> TensorPiece:
+    return TensorPiece(
+        key=key, dtype=dtype, global_shape=band.row.full_shape,
+        global_offset=(band.begin, *(0 for _ in band.shape[1:])), local_shape=band.shape, begin=begin,
+        size_bytes=len(data), checksum=checksum(data),
+    )  # fmt: skip
+
+
+def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[tuple[str, str, bytes]]:
+    """Yields kind, dtype and bytes of a band: the main copy, and the parameter rounded from it.
+
+    Raises:
+        ConfigError: an element is not a number.
+    """
+    import numpy as np
+
+    parts = []
+    for span in spans_within(row_spans(band.row), band.begin, band.end):
+        tensor = tensors[span.name]
+        size_bytes = math.prod(band.shape[1:]) * ITEM_BYTES[tensor.place.dtype]
+        data = _read(tensor, span.first * size_bytes, span.num_rows * size_bytes)
+        parts.append(_as_float32(tensor.place.dtype, data))
+        if np.isnan(parts[-1]).any():
+            raise ConfigError(f"{tensor.file}: {span.name} has elements that are not numbers.")
+    values = np.concatenate(parts)
+    yield "main", "float32", values.tobytes()
+    yield "model", "bfloat16", _as_bfloat16(values)
+
+
+def _read(tensor: _Source, begin: int, size_bytes: int) -> bytes:
+    def read() -> bytes:
+        with tensor.file.open("rb", buffering=0) as file:
+            found = os.pread(file.fileno(), size_bytes, tensor.place.begin + begin)
+        if len(found) != size_bytes:
+            raise invalid_file(tensor.file, "ends within a tensor")
+        return found
+
+    return patiently(read)
+
+
+def _as_float32(dtype: str, data: bytes) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    import numpy as np
+
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype("<f4")
+
+
+def _as_bfloat16(values: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> bytes:
+    """Rounds to the nearest, ties to even, as torch does; there are no NaNs."""
+    bits = values.view("<u4")
+    return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes())

@@ -1,0 +1,209 @@
+"""`yatt ckpt list | verify | export | prune | copy` and `yatt convert`."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from yatt.checkpoint.copying import copy
+from yatt.checkpoint.export import export, weight_bytes
+from yatt.checkpoint.from_hf import check_new_store, checkpoint_bytes, to_checkpoint
+from yatt.checkpoint.hf_folder import check_target
+from yatt.checkpoint.inventory import StoredCheckpoint, inventory
+from yatt.checkpoint.ownership import owner_of
+from yatt.checkpoint.store import open_store
+from yatt.checkpoint.verifying import Verified, size_of, verify
+from yatt.cli.progress import ByteProgress, size
+from yatt.cli.sources import (
+    Source,
+    ages_s,
+    all_of,
+    chosen,
+    commit_of,
+    manifest_of,
+    model_folder,
+    parsed_options,
+    patient,
+    run_source,
+    shown_url,
+    store_source,
+)
+from yatt.config.operation import CheckpointSection
+from yatt.config.schema import ModelSection
+from yatt.core.claims import Commit
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, CheckpointError, ConfigError
+from yatt.launch.completed import new_id
+from yatt.launch.folder import open_existing
+from yatt.launch.pruning import prune
+from yatt.models.folder import ModelFolder
+from yatt.obs.console import duration
+from yatt.printable import printable
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def open_source(where: str, *, is_store: bool, options: Sequence[str]) -> Source:
+    """Returns the checkpoints of a run folder, or in a store."""
+    if options and not is_store:
+        raise ConfigError("--option is for a store's URL; a run's own options are in its config.")
+    return store_source(where, parsed_options(options)) if is_store else run_source(Path(where))
+
+
+def list_checkpoints(source: Source, *, as_json: bool) -> int:
+    """Prints what the store holds."""
+    entries, ages = inventory(source.checkpoints), ages_s(source)
+    if as_json:
+        listed = [asdict(e) | {"age_s": ages.get(Commit(e.iteration, e.attempt))} for e in entries]
+        _print(json.dumps({"store": source.shown, "checkpoints": listed}))
+        return EXIT_FINISHED
+    rows = [("ITERATION", "ATTEMPT", "SIZE", "AGE", "STATE"), *(_row(e, ages) for e in entries)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows if entries else ():
+        cells = [cell.rjust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        _print("  ".join([*cells, row[4]]))
+    if not entries:
+        _print(f"{source.shown}: no checkpoints")
+    return EXIT_FINISHED
+
+
+def _row(entry: StoredCheckpoint, ages: dict[Commit, float]) -> tuple[str, ...]:
+    age = ages.get(Commit(entry.iteration, entry.attempt))
+    state = f"{entry.state}: {entry.fault}" if entry.fault else entry.state
+    return (
+        str(entry.iteration),
+        str(entry.attempt),
+        size(entry.size_bytes) if entry.size_bytes else "-",
+        "-" if age is None else duration(age),
+        f"{state}, resumed next" if entry.is_next else state,
+    )
+
+
+def verify_checkpoints(source: Source, iteration: int, *, as_json: bool) -> int:
+    """Reads all bytes of one iteration's checkpoint, or of all in the lineage."""
+    names, found = all_of(source, iteration), []
+    progress = ByteProgress("verify", sum(_size_of(source, name) for name in names))
+    try:
+        for name in names:
+            found.append(verify(source.checkpoints, name, progress.tick))
+            progress.clear()
+            if not as_json:
+                _print_verified(found[-1])
+    finally:
+        progress.clear()
+    if as_json:
+        listed = [
+            asdict(each) | asdict(commit_of(each.name)) | {"is_whole": not each.damages} for each in found
+        ]
+        _print(json.dumps({"store": source.shown, "checkpoints": listed}))
+    return EXIT_FAILED if any(each.damages for each in found) else EXIT_FINISHED
+
+
+def _size_of(source: Source, name: str) -> int:
+    try:
+        return size_of(manifest_of(source, name))
+    except CheckpointError:
+        return 0
+
+
+def _print_verified(found: Verified) -> None:
+    commit, count = commit_of(found.name), len(found.damages)
+    state = f"DAMAGED in {count} place{'s' if count > 1 else ''}" if count else "whole"
+    _print(f"iteration {commit.iteration} of attempt {commit.attempt}: {state} ({size(found.size_bytes)})")
+    for damage in found.damages:
+        _print(f"  {damage}")
+
+
+def export_checkpoint(
+    source: Source, iteration: int, target: Path, model: Path | None, family: Path | None
+) -> int:
+    """Writes a checkpoint's weights as a Hugging Face folder."""
+    check_target(target)
+    name = chosen(source, iteration)
+    folder = model_folder(source, model, family)
+    progress = ByteProgress("export", weight_bytes(manifest_of(source, name)))
+    try:
+        export(source.checkpoints, name, folder, target, progress.tick)
+    finally:
+        progress.clear()
+    _print(f"{target}: the weights of iteration {commit_of(name).iteration}")
+    return EXIT_FINISHED
+
+
+def copy_checkpoint(source: Source, url: str, iteration: int, options: Sequence[str]) -> int:
+    """Copies one checkpoint to another store."""
+    name = chosen(source, iteration)
+    place = url if "://" in url else str(Path(url).absolute())
+    target = patient(open_store(place, parsed_options(options)))
+    progress = ByteProgress("copy", size_of(manifest_of(source, name)))
+    try:
+        is_new = copy(source.checkpoints, name, target, shown_url(place), progress.tick)
+    finally:
+        progress.clear()
+    done = "copied" if is_new else "was there already"
+    _print(f"{shown_url(place)}: iteration {commit_of(name).iteration} {done}")
+    return EXIT_FINISHED
+
+
+def prune_checkpoints(run: Path, changes: dict[str, Any], *, dry_run: bool) -> int:
+    """Deletes the checkpoints of a run that its config, or these changes of it, do not keep."""
+    paths, config = open_existing(run)
+    try:
+        policy: CheckpointSection = replace(config.checkpoint, **changes)
+    except ValueError as error:
+        raise ConfigError(f"ckpt prune: {error}") from error
+    source = run_source(run)
+    removed = prune(paths, config, source.checkpoints.store, policy, dry_run=dry_run)
+    done = "would delete" if dry_run else "deleted"
+    for commit in removed.commits:
+        _print(f"{done} iteration {commit.iteration} of attempt {commit.attempt}")
+    if removed.note:
+        _print(f"note: {removed.note}")
+    if not removed.commits:
+        _print("no checkpoint to delete")
+    return EXIT_FINISHED
+
+
+def source_of(where: str, options: Sequence[str]) -> Source:
+    """Returns the checkpoints of a run folder or a store, whichever it is.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    folder = Path(where)
+    if "://" in where or (folder / "manifests").is_dir():
+        return open_source(where, is_store=True, options=options)
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"{where} is a Hugging Face folder; add --to-checkpoint URL.")
+    return open_source(where, is_store=False, options=options)
+
+
+def convert_folder(folder: Path, url: str, run_id: str, family: Path | None, options: Sequence[str]) -> int:
+    """Writes the weights of a Hugging Face folder as a checkpoint."""
+    if run_id and not _RUN_ID.fullmatch(run_id):
+        raise ConfigError("--run-id may have letters, digits, '-' and '_', at most 64.")
+    source = _hugging_face(folder, family)
+    place = url if "://" in url else str(Path(url).absolute())
+    store = patient(open_store(place, parsed_options(options)))
+    check_new_store(store, shown_url(place))
+    owner = run_id or owner_of(store) or new_id()  # of an interrupted conversion, or a new one
+    progress = ByteProgress("convert", checkpoint_bytes(source))
+    try:
+        to_checkpoint(source, store, shown_url(place), owner, progress.tick)
+    finally:
+        progress.clear()
+    _print(f"{shown_url(place)}: the weights of {folder}, as run {owner}; use run.from_checkpoint.url")
+    return EXIT_FINISHED
+
+
+def _hugging_face(folder: Path, family: Path | None) -> ModelFolder:
+    section = ModelSection(path=str(folder.absolute()), family=str(family.absolute()) if family else "")
+    from yatt.adapters.model_family import model_of_run
+
+    return ModelFolder(path=folder, model=model_of_run(section))
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(printable(text) + "\n")

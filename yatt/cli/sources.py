@@ -1,0 +1,197 @@
+"""What the commands about checkpoints work on: a run folder, or the URL of a checkpoint store."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from yatt import clock
+from yatt.adapters.model_family import model_of_run
+from yatt.adapters.segments import SegmentTail
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.patient import PatientStore
+from yatt.checkpoint.run_store import check_presence, store_url
+from yatt.checkpoint.store import Store, open_store
+from yatt.config.load import load_resolved
+from yatt.config.schema import ModelSection, RunConfig
+from yatt.core.claims import Commit
+from yatt.errors import CheckpointError, ConfigError
+from yatt.models.folder import ModelFolder
+from yatt.obs.events import as_event
+from yatt.paths import RunPaths
+
+ANSWER_S = 60.0
+"""Longest wait for a store that fails temporarily."""
+
+_SECRETS = re.compile(r"://[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint store, and the run that it was found by, if any."""
+
+    url: str
+    checkpoints: Checkpoints
+    paths: RunPaths | None = None
+    config: RunConfig | None = None
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages."""
+        return shown_url(self.url)
+
+
+def shown_url(url: str) -> str:
+    """Returns a URL without the user and password that some drivers accept in it."""
+    return _SECRETS.sub("://", url)
+
+
+def run_source(run: Path) -> Source:
+    """Returns the checkpoints of a run folder.
+
+    Raises:
+        ConfigError: it is not a run folder.
+        CheckpointsMissing: its store lists none, although some were committed.
+    """
+    paths = RunPaths(run.absolute())
+    if not paths.config.is_file():
+        also = "; for a checkpoint store add --store" if (run / "manifests").is_dir() else ""
+        raise ConfigError(f"{run} is not a run folder: it has no config.yaml{also}.")
+    config = load_resolved(paths.config)
+    url = store_url(config, paths.root)
+    store = patient(open_store(url, config.checkpoint.storage_options))
+    check_presence(store, url, paths)
+    return Source(url, Checkpoints(store, 0), paths, config)
+
+
+def store_source(url: str, options: Mapping[str, Any]) -> Source:
+    """Returns the checkpoints in a store.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+    place = url if "://" in url else str(Path(url).absolute())
+    return Source(place, Checkpoints(patient(open_store(place, options)), 0))
+
+
+def patient(store: Store) -> Store:
+    """Returns the store with retries; waits are reported on the terminal."""
+
+    def say(error: str) -> None:
+        if error:
+            sys.stderr.write(f"yatt: the store fails ({error}); trying again, up to {ANSWER_S:g} s\n")
+
+    return PatientStore(store, limit_s=ANSWER_S, say=say)
+
+
+def parsed_options(settings: Sequence[str]) -> dict[str, Any]:
+    """Returns options for fsspec from KEY=VALUE; a value is YAML, so that `anon=true` is a boolean.
+
+    Raises:
+        ConfigError: a setting is none.
+    """
+    found = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--option {key}: its value is not YAML; put it in quotes.") from error
+        if not key or not equals:
+            raise ConfigError(f"--option {setting}: write KEY=VALUE.")
+    return found
+
+
+def chosen(source: Source, iteration: int) -> str:
+    """Returns the manifest of this iteration, or (0) of the newest whole checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+        CheckpointError: none of them is whole.
+    """
+    names = all_of(source, iteration)
+    if iteration:
+        return names[0]
+    skipped = []
+    for name in names:
+        try:
+            source.checkpoints.whole(name)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        for reason in skipped:
+            sys.stderr.write(f"yatt: skipped {reason}\n")
+        return name
+    raise CheckpointError(f"{source.shown} has no whole checkpoint: {'; '.join(skipped)}")
+
+
+def all_of(source: Source, iteration: int) -> tuple[str, ...]:
+    """Returns the manifests of this iteration, or (0) of all in the lineage, newest first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    candidates = source.checkpoints.candidates()
+    if names := candidates.of_iteration(iteration):
+        return names
+    known = ", ".join(str(commit_of(name).iteration) for name in candidates.names[:10])
+    if not candidates.names:
+        raise ConfigError(f"{source.shown} has no committed checkpoint.")
+    stale = any(commit_of(name).iteration == iteration for name in candidates.stale)
+    why = "only one of a stale attempt" if stale else "none"
+    raise ConfigError(f"{source.shown}: of iteration {iteration} there is {why}; write one of {known}.")
+
+
+def commit_of(name: str) -> Commit:
+    """Returns iteration and attempt of a manifest, by its name."""
+    iteration, attempt = name.rpartition("/")[2].split(".")[:2]
+    return Commit(int(iteration), int(attempt))
+
+
+def model_folder(source: Source, folder: Path | None, family: Path | None) -> ModelFolder:
+    """Returns the policy's model.
+
+    Args:
+        folder: replaces the run's `model.path`.
+        family: replaces the run's `model.family`.
+
+    Raises:
+        ConfigError: it is unknown, or its config.json cannot be used.
+    """
+    if source.config is None and folder is None:
+        raise ConfigError(
+            f"{source.shown} does not say which model it is of; add --model FOLDER with the config and the "
+            "tokenizer of the policy."
+        )
+    section = source.config.model if source.config else ModelSection(path=str(folder))
+    section = replace(section, path=str((folder or Path(section.path)).absolute()))
+    if family is not None:
+        section = replace(section, family=str(family.absolute()))
+    return ModelFolder(path=Path(section.path), model=model_of_run(section))
+
+
+def ages_s(source: Source) -> dict[Commit, float]:
+    """Returns the seconds since each commit that the run's events record; for people only."""
+    if source.paths is None:
+        return {}
+    now, found = datetime.fromisoformat(clock.wall_iso()), {}
+    for batch in SegmentTail(source.paths.events, as_event).batches():
+        for event in batch:
+            if event["kind"] == "ckpt.commit":
+                age = now - datetime.fromisoformat(event["wall"])
+                found[Commit(event["iteration"], event["attempt"])] = max(0.0, age.total_seconds())
+    return found
+
+
+def manifest_of(source: Source, name: str) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return source.checkpoints.read(name)

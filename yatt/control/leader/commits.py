@@ -1,0 +1,156 @@
+"""The save in flight: uploads by all trainer nodes, then the commit, while the run continues.
+
+Whatever fails here costs this save and not the run; only an attempt that is over or a store that was taken
+over ends it. `yatt.core.saving` decides what follows.
+"""
+
+import asyncio
+import contextlib
+from functools import partial
+
+import msgspec
+
+from yatt import clock
+from yatt.adapters.attempt_claim import check_newest
+from yatt.adapters.ledger import COMMITTED, note
+from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.thread_call import call_in_thread
+from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.retention import Removed, retain
+from yatt.checkpoint.run_store import store_url
+from yatt.checkpoint.unfinished import abort_uploads
+from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.metrics_row import MetricsRow
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.node import Node
+from yatt.core.phases import Committed, SaveFailed
+from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_WILL_CONTINUE, YattError
+from yatt.obs.events import EventLog
+from yatt.obs.metrics import read_rows
+from yatt.records import cluster as c
+
+NOTE_S = 10.0
+"""Longest wait for the record of a commit in the ledger."""
+
+FATAL = (EXIT_DO_NOT_RESTART, EXIT_WILL_CONTINUE)
+"""Exit codes of failures that end the attempt: a newer attempt exists, or another folder has the store."""
+
+
+class Commits:
+    """Uploads and commits one save at a time.
+
+    Args:
+        inbox: gets Committed or SaveFailed.
+        row: rows of metrics, which decide about the best checkpoints.
+    """
+
+    def __init__(
+        self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog, inbox: Inbox,
+        row: MetricsRow,
+    ) -> None:  # fmt: skip
+        self._node, self._clients, self._events, self._inbox = node, clients, events, inbox
+        self._row = row
+        self.checkpoints = checkpoints
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, prefix: str, draft: Manifest) -> None:
+        """Begins to upload the snapshots that were taken.
+
+        Args:
+            draft: the manifest, without its files.
+        """
+        task = asyncio.get_running_loop().create_task(self._run(prefix, draft))
+        self._tasks.add(task)  # one that removes old checkpoints may be there too
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Gives up an upload that still runs: the attempt ends."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, prefix: str, draft: Manifest) -> None:
+        began_s = clock.monotonic_s()
+        try:
+            await self._commit(await self._uploaded(prefix, draft), began_s)
+        except (YattError, OSError) as error:
+            self._failed(draft.iteration, error)
+        except Exception as error:  # noqa: BLE001 (reported: nobody awaits this task)
+            self._inbox.fail(f"a defect in saving: {error!r}", EXIT_FAILED)
+        else:
+            self._inbox.put(Committed(draft.iteration))
+            await self._retain()
+
+    def _failed(self, iteration: int, error: YattError | OSError) -> None:
+        code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
+        self._events.emit("ckpt.fail", iteration=iteration, error=str(error))
+        if code in FATAL:
+            self._inbox.fail(str(error), code)
+        self._inbox.put(SaveFailed(iteration, str(error)))
+
+    async def _uploaded(self, prefix: str, draft: Manifest) -> Manifest:
+        """Returns the whole manifest, when all nodes have uploaded."""
+        order = c.UploadOrder(iteration=draft.iteration, url=prefix)
+        try:
+            uploaded = await self._clients.ask_trainer_nodes(order)
+        except (YattError, OSError):
+            await self._discard(prefix)  # after an upload only: a commit that failed may have taken effect
+            raise
+        return msgspec.structs.replace(
+            draft, files=tuple(file for node in uploaded for file in node.files),
+            nodes=tuple(node.state for node in uploaded),
+        )  # fmt: skip
+
+    async def _commit(self, manifest: Manifest, began_s: float) -> None:
+        iteration = manifest.iteration
+        await self.check_newest()
+        await call_in_thread(partial(self.checkpoints.commit, manifest))
+        size_bytes = sum(file.size_bytes for file in manifest.files)
+        seconds = round(clock.monotonic_s() - began_s, 6)
+        self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
+        await self.note(iteration)
+
+    async def note(self, iteration: int) -> None:
+        """Records a commit in the ledger, so that a store that is not mounted later is not taken for a new
+        one. The commit is valid without the record, so the wait is short."""
+        record = partial(note, self._node.paths, self._node.attempt, COMMITTED, {"iteration": iteration})
+        with contextlib.suppress(OSError, YattError, TimeoutError):
+            await asyncio.wait_for(call_in_thread(record), NOTE_S)
+
+    async def _retain(self) -> None:
+        """Removes checkpoints that are not kept. Those that cannot be removed now are removed after the next
+        commit."""
+        config, paths, attempt = self._node.config, self._node.paths, self._node.attempt
+        policy, is_first = config.checkpoint, not self.checkpoints.leftovers.is_searched
+        newest_rows = (*self._row.unwritten, dict(self._row.values))
+
+        def work() -> Removed:
+            if is_first:
+                abort_uploads(store_url(config, paths.root), policy.storage_options, before=attempt)
+            rows = read_rows(paths.metrics) if policy.keep_best else []
+            return retain(self.checkpoints, policy, [*rows, *newest_rows])
+
+        try:
+            removed = await call_in_thread(work)
+        except (OSError, YattError) as error:  # nobody awaits this: whatever it is, it is an event
+            self._events.emit("ckpt.keep", reason=str(error))
+            return
+        for commit in removed.commits:
+            self._events.emit("ckpt.delete", iteration=commit.iteration)
+        if removed.note:
+            self._events.emit("ckpt.keep", reason=removed.note)
+
+    async def _discard(self, prefix: str) -> None:
+        """Removes the files of a failed save, if the store lets it; a later start removes them otherwise."""
+        with contextlib.suppress(OSError, YattError):
+            await call_in_thread(partial(self.checkpoints.discard, prefix))
+
+    async def check_newest(self) -> None:
+        """Refuses to go on if a newer attempt exists.
+
+        Raises:
+            StaleAttempt: it does.
+        """
+        check = partial(check_newest, self._node.paths, self._node.attempt)
+        await call_in_thread(partial(patiently, check))

@@ -1,0 +1,184 @@
+"""Verdicts of GenRMs: a question becomes text, the text goes to an engine or a service, a verdict comes back.
+
+The answer is parsed in a reward process (`yatt.reward`), because a pattern may take too long. A question that
+is not answered readably is asked again with another seed.
+"""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from yatt.adapters.judge_api import JudgeApi
+from yatt.adapters.patience import patiently
+from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.tokenizer import TextPart, Tokenizer
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.groups import MOST_VERDICT, TRUNCATED, SampleState
+from yatt.control.rollouts.subject import Subject
+from yatt.core.placement import genrm_role
+from yatt.core.prompts import sample_seed
+from yatt.core.verdict import Shown, render, structure_of
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+from yatt.records.judged import REFUSED, Said
+from yatt.records.message import pack_ids, unpack_ids
+
+Complete = Callable[[str, m.Sample], Awaitable[m.Completed]]
+CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
+
+
+LONG = 4096
+"""Characters of a question that is tokenised in a thread."""
+
+
+class Refused(Exception):
+    """The GenRM cannot take this question: for example, its text is too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question to a GenRM.
+
+    Args:
+        subject: the sample in question; its group gives the seed, and its counters count.
+        about: the samples that the verdict is shown with.
+        number: distinguishes the questions about a group, for the seed.
+        num_ranked: number of completions that a listwise verdict ranks.
+    """
+
+    subject: Subject
+    shown: Shown
+    about: tuple[SampleState, ...]
+    number: int
+    num_ranked: int = 0
+
+
+class Judge:
+    """Asks the GenRMs of one node.
+
+    Args:
+        complete: sends a request to an engine of a role.
+        call_reward: calls one of this node's reward processes.
+        num_nodes: nodes that share the rate limits of services.
+    """
+
+    def __init__(
+        self, config: RunConfig, complete: Complete, call_reward: CallReward, num_nodes: int
+    ) -> None:
+        self._config, self._complete, self._call_reward = config, complete, call_reward
+        opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
+        self._tokenizers = {
+            g.name: opened(partial(Tokenizer, g.model, config.data.template_time))
+            for g in config.engine_genrms
+        }
+        self._services = {g.name: JudgeApi(g, num_nodes) for g in config.genrms if not g.has_engine}
+        self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
+        self._requests = itertools.count(1)
+        self._turn = asyncio.Lock()
+
+    async def ask(self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]) -> Said:
+        """Has a GenRM complete a text.
+
+        Raises:
+            WorkerFailed | DeadlineExceeded: it did not, after the retries.
+        """
+        structure = "" if genrm.path else self._structures[genrm.name]
+        if genrm.name in self._services:
+            return await self._services[genrm.name].complete("".join(p.text for p in parts), ask, structure)
+        prompt_ids = await self._encoded(genrm, list(parts))
+        sample = m.Sample(
+            request_id=f"{genrm.name}/{next(self._requests)}", prompt_ids=pack_ids(prompt_ids),
+            seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
+            max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
+            stop=genrm.stop, structure=structure,
+        )  # fmt: skip
+        completed = await self._complete(genrm_role(genrm.name), sample)
+        text = self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
+        return Said(text=text, finish_reason=completed.finish_reason, error=completed.error)
+
+    async def verdicts(self, genrm: GenRMSection, question: Question) -> list[m.Scored]:
+        """Returns the readable verdicts of all votes; empty if there is none.
+
+        Raises:
+            Refused: the GenRM does not take the question.
+            WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
+        """
+        votes = (self._vote(genrm, question, vote) for vote in range(genrm.votes))
+        found = await asyncio.gather(*votes, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in found if isinstance(each, m.Scored)]
+
+    async def _vote(self, genrm: GenRMSection, question: Question, vote: int) -> m.Scored | None:
+        subject = question.subject
+        parts = [TextPart(text, is_own) for text, is_own in render(genrm.template, question.shown)]
+        for retry in range(genrm.retries + 1):
+            attempt = vote * (genrm.retries + 1) + retry
+            ask = m.Ask(
+                genrm=genrm.name, text="", max_tokens=genrm.max_tokens,
+                seed=sample_seed(self._config.run.seed, subject.group.number, question.number, attempt),
+                temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
+            )  # fmt: skip
+            subject.counters[f"genrm/{genrm.name}/asked"] += 1
+            said = await self.ask(genrm, ask, parts)
+            if said.finish_reason == ABORTED:
+                raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
+            if said.finish_reason == REFUSED:
+                raise Refused(said.error)
+            verdict = await self._read(genrm, question, said)
+            if verdict is not None:
+                return verdict
+        return None
+
+    async def _read(self, genrm: GenRMSection, question: Question, said: Said) -> m.Scored | None:
+        """Returns the verdict. A cut text has none: its end might have changed the verdict."""
+        for sample in question.about:
+            sample.verdicts = {**sample.verdicts, genrm.name: said.text[-MOST_VERDICT:]}
+        counters = question.subject.counters
+        if said.finish_reason == TRUNCATED:
+            counters[f"genrm/{genrm.name}/truncated"] += 1
+            return None
+        answer = await self._call_reward(
+            question.subject.order(genrm.name, said.text, num_ranked=question.num_ranked)
+        )
+        if isinstance(answer, m.Scored):
+            return answer
+        users_failure(answer)
+        counters[f"genrm/{genrm.name}/unparsable"] += 1
+        return None
+
+    async def _encoded(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+        """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""
+        async with self._turn:
+            if sum(len(part.text) for part in parts) > LONG:
+                ids: list[int] = await call_in_thread(partial(self._prompt_ids, genrm, parts))
+                return ids
+            await asyncio.sleep(0)
+            return self._prompt_ids(genrm, parts)
+
+    def _prompt_ids(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+        tokenizer = self._tokenizers[genrm.name]
+        if not genrm.chat:
+            return tokenizer.encode_parts(parts, adds_special=True)
+        return tokenizer.encode_chat([{"role": "user", "content": parts}])
+
+
+def mean_score(verdicts: Sequence[m.Scored]) -> float:
+    """The mean of all votes."""
+    return math.fsum(verdict.score for verdict in verdicts) / len(verdicts)
+
+
+def users_failure(answer: m.Message) -> m.Failed:
+    """Returns the failure of a reward process if the sample or the function caused it.
+
+    Raises:
+        WorkerFailed: a machine caused it.
+    """
+    if isinstance(answer, m.Failed) and answer.user:
+        return answer
+    raise WorkerFailed(answer.error if isinstance(answer, m.Failed) else repr(answer))

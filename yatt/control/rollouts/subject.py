@@ -1,0 +1,46 @@
+"""A completion to score, with what functions and GenRMs may know of it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from yatt.adapters.dataset import Row, prompt_text, truth_text
+from yatt.control.rollouts.groups import PromptGroup, SampleState
+from yatt.core.verdict import Shown
+from yatt.records import message as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One completion to score, and its data row."""
+
+    group: PromptGroup
+    sample: SampleState
+    row: Row
+    ref: m.RowRef
+    counters: "Counter[str]" = field(default_factory=Counter)
+    is_held_out: bool = False
+    turns: tuple[tuple[str, str], ...] = ()
+    """With an environment: role and text of all turns after the prompt."""
+
+    @property
+    def place(self) -> str:
+        """Name of the sample in messages."""
+        return f"prompt {self.group.number}, sample {self.sample.index}"
+
+    def shown(self, **completions: str) -> Shown:
+        """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
+        row = self.row
+        return Shown(
+            prompt=prompt_text(row.prompt), ground_truth=truth_text(row.ground_truth),
+            data_source=row.data_source, **completions,
+        )  # fmt: skip
+
+    def order(self, name: str, text: str, *, num_ranked: int = 0) -> m.Score:
+        """The order to score `text`: the completion, or a GenRM's verdict on it."""
+        group, sample = self.group, self.sample
+        return m.Score(
+            reward=name, prompt=group.prompt_text, completion=text, row=self.ref,
+            is_held_out=self.is_held_out, finish_reason=sample.finish_reason,
+            num_prompt_tokens=group.num_prompt_tokens, num_completion_tokens=sample.num_tokens,
+            turns=self.turns, num_ranked=num_ranked,
+        )  # fmt: skip

@@ -1,0 +1,243 @@
+"""States, events and actions of the phases of the run (`yatt.core.phases`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from yatt.core.nodeset import NodeSet
+from yatt.core.saving import NO_SAVES, Saving
+
+
+class Phase(Enum):
+    """The current phase of the run."""
+
+    JOIN = "join"
+    BUILD = "build"
+    ROLLOUT = "rollout"
+    SCORE = "score"
+    TRAIN = "train"
+    SAVE = "save"
+    PUBLISH = "publish"
+    SYNC = "sync"
+    VALIDATE = "validate"
+    COMMIT = "commit"
+    EXPORT = "export"
+    ENDED = "ended"
+
+
+class PhasePart(Enum):
+    """The parts of a phase."""
+
+    PREPARE = "prepare"
+    ENTER = "enter"
+    ACT = "act"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Constants of an attempt. Iterations count from 1; 0 is before the first.
+
+    The run cannot continue without its `trainer_nodes`. `pools` maps each engine role to the nodes that can
+    run it. `absent` nodes take no part from the start.
+    """
+
+    nodes: frozenset[int]
+    trainer_nodes: frozenset[int]
+    pools: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    absent: frozenset[int] = frozenset()
+    total_iterations: int
+    save_every: int
+    validate_every: int
+    validates: bool
+    num_scorings: int
+    exports: bool = False
+    """Whether the policy is written as a Hugging Face folder after the last iteration."""
+
+    def is_save_due(self, iteration: int) -> bool:
+        """Whether the state after `iteration` has to be saved."""
+        last = iteration == self.total_iterations
+        return last or (self.save_every > 0 and iteration % self.save_every == 0)
+
+    def is_validation_due(self, iteration: int) -> bool:
+        """Whether the policy after `iteration` has to be validated."""
+        edge = iteration in (0, self.total_iterations)
+        regular = self.validate_every > 0 and iteration % self.validate_every == 0
+        return self.validates and (edge or regular)
+
+    def cause_without(self, lost: frozenset[int]) -> str:
+        """Returns why the run cannot continue without these nodes; '' if it can."""
+        for node in sorted(lost & self.trainer_nodes):
+            return f"node{node} has trainer ranks, and the run cannot do without them"
+        for role, pool in self.pools.items():
+            if pool <= lost:
+                return f"no node is left that can run {role}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """State of the run. `trained` iterations are done. `validated`: the number of iterations of the policy
+    that this attempt validated last. `owed`: nodes whose answer is awaited."""
+
+    phase: Phase
+    part: PhasePart
+    seq: int
+    owed: NodeSet
+    trained: int = 0
+    saving: Saving = NO_SAVES
+    exported: bool = False
+    validated: int = -1
+    scoring: int = 0
+    stop: str = ""
+    failure: str = ""
+    lost: frozenset[int] = frozenset()
+    symptom: "Failure | None" = None
+    """A failure that waits for its cause; until then other events are ignored."""
+
+    def is_finished(self, program: Program) -> bool:
+        """Whether all iterations are done, and a due validation and export."""
+        is_owed = program.is_validation_due(self.trained) and self.validated < self.trained
+        is_owed |= program.exports and not self.exported
+        return self.trained >= program.total_iterations and not is_owed
+
+    @property
+    def iteration(self) -> int:
+        """The current iteration in the phases of rollout, scoring and training; else the last trained one."""
+        return self.trained + (self.phase in (Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN))
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAnswered:
+    """`node` carried out its order with this `seq`."""
+
+    node: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """The act with this `seq` is done. `again`: more must be sampled before training.
+
+    `resumed` is the iteration that BUILD resumed from.
+    """
+
+    seq: int
+    again: bool = False
+    resumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """A request to end early; the run can be continued."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """This attempt cannot continue; `exit_code` shows whether another one could.
+
+    `is_symptom`: the failure may follow from a cause that is not known yet.
+    """
+
+    error: str
+    exit_code: int
+    is_symptom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceOver:
+    """No cause of the symptom was reported within its time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is lost; `why` is the end of a sentence about it."""
+
+    node: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The save of this iteration is committed."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """The save of this iteration could not be uploaded or committed; training is not affected."""
+
+    iteration: int
+    error: str
+
+
+Event = OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver | Committed | SaveFailed
+
+# ---- actions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOrder:
+    """Send PREPARE or ENTER of `phase` to `node`."""
+
+    node: int
+    part: PhasePart
+    phase: Phase
+    scoring: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Carry out the phase's own work."""
+
+    phase: Phase
+    scoring: int
+    iteration: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """Cancel the act with this `seq`."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    """Send no more orders to this node; `goes_on`: whether the run continues without it."""
+
+    node: int
+    why: str
+    goes_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCause:
+    """Wait for the symptom's cause for a limited time, then put `PatienceOver`."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the attempt."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PostponeSave:
+    """Report that this iteration is not saved, because an earlier save is still in flight."""
+
+    iteration: int
+    in_flight: int
+
+
+Action = PhaseOrder | Act | BreakOff | Exclude | AwaitCause | End | PostponeSave
+Result = tuple[RunState, tuple[Action, ...]]

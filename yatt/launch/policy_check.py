@@ -1,0 +1,122 @@
+"""Checks that the policy can be trained in the run's layout.
+
+A family of the user is loaded in a process of its own.
+"""
+
+from pathlib import Path
+
+from yatt.adapters.model_family import model_of_run, own_family
+from yatt.adapters.tensor_header import TensorPlace, read_header
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.trial import answer_trial, run_trial
+from yatt.config.check import num_trainer_nodes
+from yatt.config.load import parse_resolved, resolved_text
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+from yatt.models.families import FAMILIES, Family
+from yatt.models.model import Model, read_config
+from yatt.models.tensors import tensor_faults
+from yatt.trainer.layout import check_layout
+
+TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+def check_policy(config: RunConfig) -> None:
+    """Checks model and layout before anything is started.
+
+    Raises:
+        ConfigError: the architecture is not supported or has a feature that cannot be trained, sizes do not
+            divide, or the user's family is wrong.
+    """
+    if not Path(config.model.path).is_dir():
+        return  # told by another check
+    if not config.model.family:
+        check_architecture(config.model.path)
+        Tokenizer(config.model.path)
+        check_fits(config)
+        return
+    Tokenizer(config.model.path)
+    path = Path(config.model.family).absolute()
+    run_trial(
+        "yatt.launch.policy_check", [resolved_text(config)], path=path, key="model.family",
+        limit_s=config.launch.start_timeout_s,
+    )  # fmt: skip
+
+
+def check_architecture(folder: str, own: Family | None = None) -> None:
+    """Refuses a model whose class is not one of the known families': its model type alone is not enough.
+
+    Args:
+        own: a family of the user, known too.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    architectures = read_config(folder).get("architectures") or ["none named"]
+    named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
+    families = [*FAMILIES.values(), *([own] if own else [])]
+    known = [family.architecture for family in families]
+    if not set(named) & set(known):
+        raise ConfigError(
+            f"model.path: architecture {', '.join(named)} cannot be trained; use {', '.join(known)}, or "
+            "write a family of your own (model.family, docs/extending.md)."
+        )
+
+
+def check_fits(config: RunConfig) -> None:
+    """Checks that the policy's sizes fit the layout of trainer and engines.
+
+    Raises:
+        ConfigError: the model has a feature that cannot be trained, sizes that do not divide, or its files
+            have other tensors than its config promises.
+        OSError: its files cannot be read now.
+    """
+    model = model_of_run(config.model)
+    shape = model.shape
+    _check_tensors(config.model.path, model)
+    check_layout(shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    if shape.attention.num_heads % config.rollout.tp_size:
+        raise ConfigError(
+            f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
+            f"of {config.model.path}; write a divisor."
+        )
+
+
+def _check_tensors(folder: str, model: Model) -> None:
+    places, faults = _places(folder)
+    shapes = {name: place.shape for name, place in places.items()}
+    if not shapes and not faults:
+        return  # told by another check
+    other = sorted(f"{name} ({p.dtype})" for name, p in places.items() if p.dtype not in TRAINED_DTYPES)
+    if other:
+        faults.append(f"has tensors that cannot be trained: {', '.join(other[:3])}; save them in bfloat16")
+    if faults := faults or list(tensor_faults(model.rows, shapes, is_tied=model.shape.is_tied)):
+        raise ConfigError("\n".join(f"model.path: {folder} {fault}." for fault in faults))
+
+
+def _places(folder: str) -> tuple[dict[str, TensorPlace], list[str]]:
+    """Returns the tensors of all files, and what is wrong with the files."""
+    places: dict[str, TensorPlace] = {}
+    faults, file_of = [], dict[str, str]()
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        if not path.is_file():
+            faults.append(f"has {path.name}, which is no file or a link to none; copy it again")
+            continue
+        found = read_header(path)
+        if twice := sorted(found.keys() & places.keys()):
+            faults.append(
+                f"has {twice[0]} in {file_of[twice[0]]} and in {path.name}; remove the file that is wrong"
+            )
+        places |= found
+        file_of |= dict.fromkeys(found, path.name)
+    return places, faults
+
+
+def _check(text: str) -> None:
+    config = parse_resolved(text)
+    check_architecture(config.model.path, own_family(config.model))
+    check_fits(config)
+
+
+if __name__ == "__main__":
+    answer_trial(_check)

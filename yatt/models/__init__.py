@@ -1,0 +1,1 @@
+"""Model families: what a config.json means, and the weights it promises. No torch, no megatron."""

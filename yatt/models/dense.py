@@ -1,0 +1,147 @@
+"""Reads the Hugging Face config of a dense decoder: Llama, Qwen2, Qwen3 and what resembles them.
+
+Settings that this code does not implement exactly (other activations, biases, sliding windows, unknown RoPE
+scalings) are refused by name instead of ignored. Missing keys get transformers' defaults.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from yatt.errors import ConfigError
+from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
+
+Values = Mapping[str, Any]
+LLAMA3_SCALING = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Values that megatron-core's rope_scaling hard-codes."""
+
+DEFAULT_THETA = 10000.0
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Values of keys that are missing in config.json, as in transformers 5.19."""
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (None, False),
+    "use_sliding_window": (None, False),
+    "attention_dropout": (None, 0, 0.0),
+    "partial_rotary_factor": (None, 1.0),
+    "quantization_config": (None,),
+    "attention_bias": (None, False),
+}
+"""Values with which a dense decoder is what the trainer builds."""
+
+
+def read_dense(
+    values: Values, defaults: Values, allowed: Values = ALLOWED, *,
+    has_qkv_bias: bool = False, has_qk_norm: bool = False,
+) -> Shape:  # fmt: skip
+    """Shape of a dense decoder whose layers are all alike.
+
+    Args:
+        values: content of config.json.
+        defaults: the family's defaults, beside `DEFAULTS`.
+        allowed: values that other keys may have.
+
+    Raises:
+        ConfigError: a key has a value that is not implemented, or is no size.
+    """
+    filled = {**DEFAULTS, **defaults, **{key: value for key, value in values.items() if value is not None}}
+    _refuse_unsupported(filled, allowed)
+    sizes = {key: _size(filled, key) for key in SIZES if key in filled}
+    num_heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    num_kv_heads = sizes.get("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"model.path: config.json says num_key_value_heads={num_kv_heads}, which does not divide "
+            f"num_attention_heads={num_heads}."
+        )
+    theta, factor = _rope(filled)
+    attention = GroupedAttention(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=sizes.get("head_dim", hidden // num_heads),
+        has_qkv_bias=has_qkv_bias, has_qk_norm=has_qk_norm,
+    )  # fmt: skip
+    layer = Layer(attention=attention, feed_forward=DenseFeedForward(size=sizes["intermediate_size"]))
+    return Shape(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=hidden,
+        layers=(layer,) * sizes["num_hidden_layers"],
+        norm_eps=_number(filled, "rms_norm_eps"),
+        rope_theta=theta,
+        rope_scaling_factor=factor,
+        is_tied=bool(filled["tie_word_embeddings"]),
+        max_positions=sizes["max_position_embeddings"],
+        init_std=_number(filled, "initializer_range"),
+    )
+
+
+def _refuse_unsupported(values: Values, allowed: Values) -> None:
+    for key, wanted in allowed.items():
+        if values.get(key) not in wanted:
+            raise ConfigError(
+                f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
+                f"{values['model_type']}; it needs {wanted[-1]!r}."
+            )
+    layers = values.get("layer_types") or ()
+    if other := [kind for kind in layers if kind != "full_attention"]:
+        raise ConfigError(
+            f"model.path: config.json says layer_types with {other[0]!r}, which the trainer cannot do; it "
+            "needs 'full_attention' in every layer."
+        )
+
+
+def _size(values: Values, key: str) -> int:
+    value = values[key]
+    if type(value) is not int or value < 1:
+        raise ConfigError(
+            f"model.path: config.json says {key}={value!r}; it needs a whole number of 1 or more."
+        )
+    return value
+
+
+def _number(values: Values, key: str) -> float:
+    value: Any = values.get(key)
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
+    return float(value)
+
+
+def _rope(values: Values) -> tuple[float, float]:
+    """RoPE base, and Llama 3 scaling factor (0: none).
+
+    transformers 5 stores both in `rope_parameters`; older versions use `rope_theta` and `rope_scaling`.
+    `rope_scaling` has precedence over `rope_parameters`.
+    """
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    unknown = ConfigError(
+        f"model.path: RoPE scaling {rope} is not supported; use 'default', or 'llama3' with {LLAMA3_SCALING}."
+    )
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise unknown
+    rope = {key: value for key, value in rope.items() if value is not None}
+    theta = _number({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise unknown
+    if kind == "default":
+        return theta, 0.0
+    longest = values.get("original_max_position_embeddings", values["max_position_embeddings"])
+    scaling = {"original_max_position_embeddings": longest} | rope
+    if kind != "llama3" or any(scaling.get(key) != value for key, value in LLAMA3_SCALING.items()):
+        raise unknown
+    return theta, _number(scaling, "factor")

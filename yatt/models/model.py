@@ -1,0 +1,104 @@
+"""A model folder's shape and weight table, read by its family."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yatt.errors import ConfigError
+from yatt.models.families import FAMILIES, Family
+from yatt.models.rows import EMBEDDING, WeightRow
+from yatt.models.shape import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What the trainer needs to know of a model."""
+
+    shape: Shape
+    rows: tuple[WeightRow, ...]
+
+
+def read_model(folder: str, own: Family | None = None) -> Model:
+    """The model in a Hugging Face folder. Reads its config.json without transformers, so that the launcher
+    refuses a model before anything is started, with the same rules as the trainer.
+
+    Args:
+        own: a family of the user, for its model type.
+
+    Raises:
+        ConfigError: no config.json, or an architecture or feature that is not supported.
+    """
+    return model_of(read_config(folder), own)
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """Reads a Hugging Face folder's config.json.
+
+    Raises:
+        ConfigError: it is missing, or is not one JSON object.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path: {folder} has no config.json; name a Hugging Face model folder.")
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"model.path: {path} cannot be read as JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"model.path: {path} is not a JSON object; save the model with save_pretrained.")
+    return found
+
+
+def model_of(config: Any, own: Family | None = None) -> Model:
+    """The model in a config: the content of a config.json, or a `transformers` config object.
+
+    Raises:
+        ConfigError: an architecture or feature that is not supported, or a family's table is wrong.
+    """
+    values = dict(config if isinstance(config, Mapping) else config.to_dict())
+    family = family_of(values.get("model_type"), own)
+    shape: object = family.read(values)
+    if not isinstance(shape, Shape):
+        raise ConfigError(f"model.family: {family.model_type}: read gives {type(shape).__name__}, not Shape.")
+    rows = tuple(family.rows(shape))
+    check_rows(family, rows)
+    return Model(shape=shape, rows=rows)
+
+
+def family_of(model_type: object, own: Family | None = None) -> Family:
+    """The family of a model type.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = FAMILIES | ({own.model_type: own} if own else {})
+    if not isinstance(model_type, str) or model_type not in known:
+        raise ConfigError(
+            f"model.path: architecture {model_type!r} is not supported; use one of {', '.join(known)}, or "
+            "write a family of your own (model.family, docs/extending.md)."
+        )
+    return known[model_type]
+
+
+def check_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
+    """Refuses a table that cannot be right.
+
+    Raises:
+        ConfigError: it names a parameter twice, uses a tensor in two rows, or has no embedding.
+    """
+    names = [row.name for row in rows]
+    tensors = [name for row in rows for name in row.hf_names]
+    for what, found in (("parameter", names), ("tensor", tensors)):
+        if twice := [name for name, count in Counter(found).items() if count > 1]:
+            raise ConfigError(f"model.family: {family.model_type}: two rows have the {what} {twice[0]}.")
+    if EMBEDDING not in names:
+        raise ConfigError(f"model.family: {family.model_type}: no row is {EMBEDDING}.")
+    for row in rows:
+        if row.groups < 1 or any(part.num_rows < 1 or part.num_rows % row.groups for part in row.parts):
+            raise ConfigError(
+                f"model.family: {family.model_type}: the parts of {row.name} do not divide into {row.groups} "
+                "groups."
+            )

@@ -1,0 +1,143 @@
+"""The weight table of a model: which Hugging Face tensors form each megatron-core parameter.
+
+A row lists parts: consecutive rows of Hugging Face tensors. The parameter is made of `groups` blocks, each
+with the same share of every part. So one group is all parts in sequence (gate and up), and one group per
+key/value head is megatron-core's order of queries, keys and values. Tensor parallelism cuts each part alike;
+along which dimension is read off the parameter (`yatt.weights.convert`).
+
+Names of parameters are Transformer Engine's; layers are numbered from 0 over the whole model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yatt.models.shape import DenseFeedForward, GroupedAttention, Shape
+
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The next `num_rows` rows of the Hugging Face tensor `name`; a later part takes the rows after them."""
+
+    name: str
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRow:
+    """One parameter.
+
+    Args:
+        name: of the parameter in megatron-core.
+        width: columns; 0 for a vector.
+        groups: blocks in which the parts are interleaved.
+        is_padded: the number of rows is padded to a multiple of the tensor-parallel size.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    width: int = 0
+    groups: int = 1
+    is_padded: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole parameter, without padding."""
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole parameter, without padding."""
+        return (self.num_rows, self.width) if self.width else (self.num_rows,)
+
+    @property
+    def hf_names(self) -> tuple[str, ...]:
+        """Hugging Face tensors of which it is made, each once."""
+        return tuple(dict.fromkeys(part.name for part in self.parts))
+
+
+def vector(name: str, hf_name: str, size: int) -> WeightRow:
+    """A norm's weight: the same tensor on both sides."""
+    return WeightRow(name=name, parts=(Part(hf_name, size),))
+
+
+def matrix(name: str, parts: Iterable[Part], width: int, groups: int = 1) -> WeightRow:
+    """A matrix of some parts."""
+    return WeightRow(name=name, parts=tuple(parts), width=width, groups=groups)
+
+
+def vocabulary(name: str, hf_name: str, shape: Shape) -> WeightRow:
+    """An embedding or output matrix."""
+    part = Part(hf_name, shape.vocab_size)
+    return WeightRow(name=name, parts=(part,), width=shape.hidden_size, is_padded=True)
+
+
+def decoder(shape: Shape, layers: Iterable[WeightRow]) -> list[WeightRow]:
+    """The whole table, in the order in which weights are exported.
+
+    With tied embeddings there is no output matrix, because it is the embedding.
+    """
+    table = [vocabulary(EMBEDDING, "model.embed_tokens.weight", shape), *layers]
+    table.append(vector("decoder.final_layernorm.weight", "model.norm.weight", shape.hidden_size))
+    return table if shape.is_tied else [*table, vocabulary(OUTPUT, "lm_head.weight", shape)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNames:
+    """Hugging Face names within `model.layers.N.`, with one name for each of query, key, value, or one name
+    for all three; likewise gate and up. Defaults are Llama's."""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    output: str = "self_attn.o_proj"
+    down: str = "mlp.down_proj"
+    input_norm: str = "input_layernorm"
+    ffn_norm: str = "post_attention_layernorm"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+
+
+def layer_rows(shape: Shape, names: LayerNames | None = None) -> list[WeightRow]:
+    """The rows of all layers."""
+    chosen, table = names or LayerNames(), list[WeightRow]()
+    for index, layer in enumerate(shape.layers):
+        table += _attention(shape, layer.attention, chosen, index)
+        table += _feed_forward(shape, layer.feed_forward, chosen, index)
+    return table
+
+
+def _parts(prefix: str, names: tuple[str, ...], sizes: list[int], leaf: str) -> list[Part]:
+    """One part per size; with a single name all of them are parts of that tensor."""
+    every = names * len(sizes) if len(names) == 1 else names
+    return [Part(f"{prefix}{name}.{leaf}", size) for name, size in zip(every, sizes, strict=True)]
+
+
+def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, index: int) -> list[WeightRow]:
+    mcore, hf = f"decoder.layers.{index}.self_attention.", f"model.layers.{index}."
+    head, kv = attention.head_dim, attention.num_kv_heads
+    sizes = [attention.num_heads * head, kv * head, kv * head]
+    table = [
+        vector(mcore + "linear_qkv.layer_norm_weight", f"{hf}{names.input_norm}.weight", shape.hidden_size),
+        matrix(mcore + "linear_qkv.weight", _parts(hf, names.qkv, sizes, "weight"), shape.hidden_size, kv),
+    ]
+    if attention.has_qkv_bias:
+        table.append(matrix(mcore + "linear_qkv.bias", _parts(hf, names.qkv, sizes, "bias"), 0, kv))
+    if attention.has_qk_norm:
+        table.append(vector(mcore + "q_layernorm.weight", f"{hf}{names.q_norm}.weight", head))
+        table.append(vector(mcore + "k_layernorm.weight", f"{hf}{names.k_norm}.weight", head))
+    output = Part(f"{hf}{names.output}.weight", shape.hidden_size)
+    return [*table, matrix(mcore + "linear_proj.weight", [output], sizes[0])]
+
+
+def _feed_forward(shape: Shape, dense: DenseFeedForward, names: LayerNames, index: int) -> list[WeightRow]:
+    mcore, hf = f"decoder.layers.{index}.mlp.", f"model.layers.{index}."
+    down = Part(f"{hf}{names.down}.weight", shape.hidden_size)
+    return [
+        vector(mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size),
+        matrix(
+            mcore + "linear_fc1.weight", _parts(hf, names.gate_up, [dense.size] * 2, "weight"),
+            shape.hidden_size,
+        ),
+        matrix(mcore + "linear_fc2.weight", [down], dense.size),
+    ]  # fmt: skip

@@ -1,0 +1,55 @@
+"""Where the rows of Hugging Face tensors are in a megatron-core parameter, as numbers.
+
+For code that moves bytes without tensors; `yatt.weights.convert.fuse` and `pick` do the same with tensors.
+"""
+
+from dataclasses import dataclass
+
+from yatt.models.rows import WeightRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpan:
+    """Consecutive rows of a parameter that are consecutive rows of one Hugging Face tensor.
+
+    Args:
+        name: of the Hugging Face tensor.
+        first: row of that tensor.
+        begin: row of the parameter.
+    """
+
+    name: str
+    first: int
+    begin: int
+    num_rows: int
+
+    @property
+    def end(self) -> int:
+        """Row of the parameter after the last one."""
+        return self.begin + self.num_rows
+
+
+def row_spans(row: WeightRow) -> list[RowSpan]:
+    """Returns the spans of a parameter in the order of its rows; together they are all of its rows."""
+    firsts, taken = [], dict.fromkeys(row.hf_names, 0)
+    for part in row.parts:
+        firsts.append(taken[part.name])
+        taken[part.name] += part.num_rows
+    spans, begin = [], 0
+    for group in range(row.groups):
+        for part, first in zip(row.parts, firsts, strict=True):
+            height = part.num_rows // row.groups
+            spans.append(RowSpan(name=part.name, first=first + group * height, begin=begin, num_rows=height))
+            begin += height
+    return spans
+
+
+def spans_within(spans: list[RowSpan], begin: int, end: int) -> list[RowSpan]:
+    """Returns the parts of the spans that are in the rows [begin, end) of the parameter."""
+    found = []
+    for span in spans:
+        low, high = max(begin, span.begin), min(end, span.end)
+        if low < high:
+            first = span.first + low - span.begin
+            found.append(RowSpan(name=span.name, first=first, begin=low, num_rows=high - low))
+    return found

@@ -1,0 +1,45 @@
+"""Compares the tensors of a model folder with a weight table, before anything is started."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from yatt.models.rows import WeightRow
+
+UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
+"""Tensors that older transformers saved and that are computed from the config."""
+
+TIED_OUTPUT = "lm_head.weight"
+MAX_NAMED = 3
+
+
+def tensor_faults(
+    rows: Sequence[WeightRow], shapes: Mapping[str, tuple[int, ...]], *, is_tied: bool
+) -> Iterator[str]:
+    """Yields what is wrong with a folder whose tensors have these shapes.
+
+    Tensors that no row uses are refused: they would be neither trained nor published. Exceptions are
+    `UNUSED_SUFFIXES`, and the output matrix if it is tied to the embedding.
+    """
+    wanted = {name: shape for row in rows for name, shape in hf_shapes(row).items()}
+    if missing := [name for name in wanted if name not in shapes]:
+        yield f"has no tensor {_some(missing)}; its config.json promises them"
+    if other := [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]:
+        more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+        first = f"{other[0]} with shape {shapes[other[0]]}; its config.json promises {wanted[other[0]]}"
+        yield f"has the tensor {first}{more}"
+    ignored = {TIED_OUTPUT} if is_tied else set[str]()
+    known = wanted.keys() | ignored
+    if unused := [n for n in shapes if n not in known and not n.endswith(UNUSED_SUFFIXES)]:
+        yield f"has tensors that the weight table does not use: {_some(sorted(unused))}"
+
+
+def hf_shapes(row: WeightRow) -> dict[str, tuple[int, ...]]:
+    """Shapes of the row's Hugging Face tensors, by name."""
+    rows = dict.fromkeys(row.hf_names, 0)
+    for part in row.parts:
+        rows[part.name] += part.num_rows
+    return {name: (num_rows, row.width) if row.width else (num_rows,) for name, num_rows in rows.items()}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,0 +1,51 @@
+"""A sample as a list of turns, from the engine to the loss.
+
+The first turn is the prompt. Then turns of the policy and observations alternate; a run without an
+environment has one turn of the policy. Arrays are raw bytes: token ids little-endian int32, log-probs
+little-endian float32.
+"""
+
+import msgspec
+
+ENVIRONMENT = "environment"
+"""Name of the environment among the user's functions; no reward may have it."""
+
+
+class MediaRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A file that belongs to a prompt. Only its reference travels; the engine reads the bytes.
+
+    `path` is relative to `data.media_root`. `sha256` is the expected digest in hex; empty: not checked.
+    """
+
+    path: str
+    sha256: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Tokens of one turn. Only tokens that the policy sampled are trained on (`is_sampled`).
+
+    `logprobs` are the sampler's, of each token of a sampled turn. `policy_versions` are spans (version, first
+    token, end token) in the turn. `finish_reason` is '' until the policy has ended its turn.
+    """
+
+    token_ids: bytes
+    is_sampled: bool = False
+    logprobs: bytes = b""
+    policy_versions: tuple[tuple[int, int, int], ...] = ()
+    finish_reason: str = ""
+    media: tuple[MediaRef, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids) // 4
+
+    def longer(self, ids: bytes, logprobs: bytes, policy_version: int) -> "Turn":
+        """This turn with more tokens, which `policy_version` sampled."""
+        if not ids:
+            return self
+        span = (policy_version, self.num_tokens, self.num_tokens + len(ids) // 4)
+        return msgspec.structs.replace(
+            self, token_ids=self.token_ids + ids, logprobs=self.logprobs + logprobs,
+            policy_versions=(*self.policy_versions, span),
+        )  # fmt: skip

@@ -1,0 +1,101 @@
+"""The files of a checkpoint's shards, and the orders that make them: take a snapshot, upload it."""
+
+from typing import ClassVar
+
+import msgspec
+
+from yatt.records.order import Message, Order
+
+
+class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
+
+    `begin` and `size_bytes` are its place in the file; `checksum` is that of these bytes
+    (`yatt.checkpoint.pieces`).
+    """
+
+    key: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+    checksum: str
+
+
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a checkpoint; `path` is relative to the checkpoint store."""
+
+    path: str
+    size_bytes: int
+    checksum: str
+    tensors: tuple[TensorPiece, ...] = ()
+
+
+class PlannedPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece before it is written: `at` is its first byte in the data of the host copy's segment `area`."""
+
+    key: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    area: str
+    at: int
+    size_bytes: int
+
+
+class SavePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The files that one rank's snapshot becomes, each a tuple of pieces; the same for every save."""
+
+    rank: int
+    files: tuple[tuple[PlannedPiece, ...], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.size_bytes for pieces in self.files for piece in pieces)
+
+
+class SnapshotTaken(Message, frozen=True, kw_only=True):
+    """The host copy is of the iteration. `common` is JSON of values that all ranks share (rank 0 fills it);
+    `size_bytes` is what this rank's part of a checkpoint has."""
+
+    common: bytes
+    size_bytes: int
+
+
+class TakeSnapshot(Order[SnapshotTaken], frozen=True, kw_only=True):
+    """Order to a trainer rank to bring its host copy up to date, which must be of this iteration."""
+
+    under_lease: ClassVar[bool] = True
+
+    iteration: int
+
+
+class Uploaded(Message, frozen=True, kw_only=True):
+    """The files that were written."""
+
+    files: tuple[ShardFile, ...]
+
+
+class Upload(Order[Uploaded], frozen=True, kw_only=True):
+    """Order to the uploader to write the snapshots of this node's ranks to the checkpoint store.
+
+    `url`: a prefix that only this attempt uses. `stems`: paths of the ranks' host copies.
+    """
+
+    iteration: int
+    url: str
+    stems: tuple[str, ...]
+
+
+class Detached(Message, frozen=True, kw_only=True):
+    """The host copies may change. `size_bytes` had to be copied out."""
+
+    size_bytes: int
+
+
+class Detach(Order[Detached], frozen=True, kw_only=True):
+    """Order to the uploader to copy out what it has not uploaded yet, because the host copies will change."""

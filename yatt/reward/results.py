@@ -1,0 +1,74 @@
+"""Reads what a user's reward function has returned."""
+
+import math
+import numbers
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_SCORE = 1e9
+"""Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One sample's result. `score` None: the function has none for this sample."""
+
+    score: float | None
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def read_one(result: Any) -> Result:
+    """Reads a number, or a dict with `score` and other numbers.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(result, dict):
+        return Result(_finite(result))
+    if "score" not in result:
+        raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
+    extra = {
+        encodable(str(name)): float(value)
+        for name, value in result.items()
+        if name != "score" and _is_measure(value)
+    }
+    return Result(_finite(result["score"]), extra)
+
+
+def read_list(result: Any, size: int) -> list[Result]:
+    """Reads one result per sample; None is allowed for samples that the function does not apply to.
+
+    Raises:
+        ValueError: it is no list of this length, or an entry is no result.
+    """
+    if hasattr(result, "tolist"):  # numpy, torch
+        result = result.tolist()
+    if not isinstance(result, list | tuple) or len(result) != size:
+        what = "one number for one completion" if size == 1 else f"{size} numbers for {size} completions"
+        raise ValueError(f"it must give a list of {what}, not {result!r:.200}")
+    return [Result(None) if each is None else read_one(each) for each in result]
+
+
+def encodable(text: str) -> str:
+    """Replaces each lone surrogate (half a character) in `text` by ?, because messages are UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def _is_measure(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an int larger than any float
+        return False
+
+
+def _finite(value: Any) -> float:
+    """Converts a score to a finite float; scalars of numpy and torch are accepted."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"its score is {value!r}, not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"its score is {number}")
+    if abs(number) > MOST_SCORE:
+        raise ValueError(f"its score is {number:g}; more than {MOST_SCORE:g} is no reward")
+    return number

@@ -1,0 +1,141 @@
+"""The uploader: ``python -m yatt.uploader --run RUN --attempt N --worker NAME --endpoint E``.
+
+Reads the host copies of this node's trainer ranks and writes them to the checkpoint store, while engines hold
+the GPUs. It runs with low priority. If it is killed, its controller starts it again and repeats the order; if
+the host copies have changed meanwhile, that save fails and training goes on.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from yatt.adapters.channel import Channel
+from yatt.adapters.curve import calling_socket
+from yatt.adapters.host_segment import Stamp
+from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.staged import load_on_node
+from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
+from yatt.adapters.worker_loop import serve_until_stopped
+from yatt.checkpoint.run_store import Stores
+from yatt.config.schema import RunConfig
+from yatt.errors import EXIT_FAILED, YattError
+from yatt.paths import RunPaths
+from yatt.records import message as m
+from yatt.uploader.upload import Throttle, UploadJob
+
+CONTROLLER = "controller"
+NICENESS = 10
+_LOG = logging.getLogger("yatt.uploader")
+
+
+class Uploader:
+    """Executes the orders of one controller: one upload at a time; a new one ends the one before.
+
+    Args:
+        stores: the run's checkpoint store.
+        attempt: number of this attempt, as in the stamps of the host copies.
+        max_bytes_per_s: limit of this node's uploads; 0: none.
+    """
+
+    def __init__(self, stores: Stores, attempt: int, max_bytes_per_s: float) -> None:
+        self._stores, self._attempt, self._throttle = stores, attempt, Throttle(max_bytes_per_s)
+        self._job: UploadJob | None = None
+        self._uploading, self._detaching = asyncio.Lock(), asyncio.Lock()
+        self._steps = itertools.count(1)
+        self.progress = 0
+        """A counter that rises with each piece that is read."""
+
+        self.stopped = asyncio.Event()
+
+    async def handle(self, sender: str, body: m.Message) -> m.Message | None:  # noqa: ARG002
+        """Executes one order of the controller."""
+        try:
+            match body:
+                case m.Stop():
+                    self.stopped.set()
+                    return m.Done()
+                case m.Upload():
+                    return await self._upload(body)
+                case m.Detach():
+                    return m.Detached(size_bytes=await self._detach())
+        except (YattError, OSError) as error:
+            _LOG.warning("%s failed: %s", type(body).__name__, error)
+            code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
+            return m.Failed(error=str(error), exit_code=code)
+        return m.Failed(error=f"{type(body).__name__} is no order for an uploader")
+
+    def tick(self) -> None:
+        """Counts progress; called in any thread."""
+        self.progress = next(self._steps)
+
+    async def _upload(self, order: m.Upload) -> m.Message:
+        if self._job is not None:  # its save has failed on another node, so nobody waits for it
+            self._job.cancel()
+        async with self._uploading:
+            stamp, stems = Stamp(self._attempt, order.iteration), [Path(stem) for stem in order.stems]
+            job = self._job = UploadJob(
+                self._stores.of(is_origin=False), order.url, stems, stamp, throttle=self._throttle,
+                tick=self.tick,
+            )  # fmt: skip
+            try:
+                return m.Uploaded(files=await call_in_thread(job.run))
+            finally:
+                self._job = None
+                async with self._detaching:
+                    job.close()
+
+    async def _detach(self) -> int:
+        async with self._detaching:
+            return 0 if self._job is None else int(await call_in_thread(self._job.detach))
+
+
+async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
+    """Executes orders until Stop or until the controller has ended; returns the exit code."""
+    context, loop = zmq.Context(), asyncio.get_running_loop()
+    socket = calling_socket(context, arguments.endpoint, arguments.worker)
+    told: set[asyncio.Task[None]] = set()
+
+    def say(error: str) -> None:
+        """Reports a wait for the store; called in any thread."""
+        loop.call_soon_threadsafe(tell, m.Renew(token=0, turns=0, work=uploader.progress, waits_for=error))
+
+    def tell(body: m.Message) -> None:
+        task = loop.create_task(channel.tell(CONTROLLER, body))
+        told.add(task)
+        task.add_done_callback(told.discard)
+
+    stores = Stores(config, Path(arguments.run), say, lambda: uploader.tick())
+    uploader = Uploader(stores, arguments.attempt, config.checkpoint.max_bytes_per_s)
+    channel = Channel(
+        socket, attempt=arguments.attempt, handler=uploader.handle, peer=CONTROLLER,
+        progress=lambda _: uploader.progress,
+    )  # fmt: skip
+    try:
+        await call_in_thread(partial(stores.of, is_origin=False))
+        await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
+        return await serve_until_stopped(uploader.stopped, channel, arguments.controller)
+    finally:
+        await channel.close()
+        context.term()
+
+
+def main() -> int:
+    """Runs the uploader of one node."""
+    leave_notice_to_controller()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    os.nice(NICENESS)
+    arguments = parse_arguments("The uploader of one node of a yatt run.")
+    where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
+    config = patiently(partial(load_on_node, *where))
+    return asyncio.run(serve(arguments, config))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""A rank's snapshot as the uploader reads it: from the host copy, or from what was copied out of it."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from yatt.adapters.files import Buffer
+from yatt.adapters.host_segment import SegmentReader, Stamp, plan_path, segment_path
+from yatt.errors import WorkerFailed
+from yatt.records.message import PlannedPiece, SavePlan
+
+
+def read_plan(stem: Path) -> SavePlan:
+    """Reads the plan beside a host copy.
+
+    Raises:
+        WorkerFailed: there is none.
+    """
+    try:
+        return msgspec.msgpack.decode(plan_path(stem).read_bytes(), type=SavePlan)
+    except (OSError, msgspec.DecodeError) as error:
+        raise WorkerFailed(f"{plan_path(stem)} cannot be read as the plan of a save: {error}") from error
+
+
+class RankSnapshot:
+    """One rank's state at one version.
+
+    Args:
+        stem: path of the host copy.
+
+    Raises:
+        WorkerFailed: the host copy is missing, or of another version.
+    """
+
+    def __init__(self, stem: Path, stamp: Stamp) -> None:
+        self.plan, self._stamp = read_plan(stem), stamp
+        areas = {piece.area for pieces in self.plan.files for piece in pieces}
+        self._segments = {area: SegmentReader(segment_path(stem, area)) for area in areas}
+        self._copied: dict[int, dict[PlannedPiece, bytes]] = {}
+        self._done: set[int] = set()
+        self._lock = threading.Lock()
+        self._check(areas)
+
+    def read(self, file: int, piece: PlannedPiece) -> Buffer:
+        """Returns a piece of the plan's file with this index.
+
+        Raises:
+            WorkerFailed: the host copy was changed before the piece was copied.
+        """
+        kept = self._copied.get(file)
+        if kept is None:
+            data = self._now(piece)
+            if self._segments[piece.area].is_still(self._stamp):
+                return data
+            kept = self._copied.get(file)  # changed after `detach` had copied it out
+        if kept is None:
+            self._segments[piece.area].check(self._stamp)
+            raise WorkerFailed("the host copy was changed while it was uploaded")
+        return kept[piece]
+
+    def done(self, file: int) -> None:
+        """Notes that a file is uploaded, so that its pieces are not needed any more."""
+        with self._lock:
+            self._done.add(file)
+            self._copied.pop(file, None)
+
+    def detach(self) -> int:
+        """Copies the pieces of all files that are not done, so that the host copy may change. Returns the
+        number of bytes copied by this call.
+
+        Raises:
+            WorkerFailed: the host copy was changed before.
+        """
+        copied = 0
+        for index, pieces in enumerate(self.plan.files):
+            with self._lock:
+                is_needed = index not in self._done and index not in self._copied
+            if not is_needed:
+                continue
+            kept = {piece: self._now(piece) for piece in pieces}
+            self._check({piece.area for piece in pieces})
+            with self._lock:
+                if index not in self._done:
+                    self._copied[index] = kept
+            copied += sum(map(len, kept.values()))
+        return copied
+
+    def _now(self, piece: PlannedPiece) -> bytes:
+        return bytes(self._segments[piece.area].data[piece.at : piece.at + piece.size_bytes])
+
+    def _check(self, areas: Sequence[str] | set[str]) -> None:
+        for area in areas:
+            self._segments[area].check(self._stamp)
+
+    def close(self) -> None:
+        """Unmaps the host copy and drops what was copied."""
+        self._copied.clear()
+        for segment in self._segments.values():
+            segment.close()
