@@ -22,4 +22,4 @@ def write_shards(
         flat = parts[piece.at].tensor.detach().contiguous().view(-1)
         return bytes(flat.view(torch.uint8).numpy())
 
-    return write_file(store, path, pieces, read)
+    return write_file(store, path, pieces, lambda: ((read(piece),) for piece in pieces))

@@ -20,15 +20,16 @@ from yatt.adapters.tensor_header import ITEM_BYTES, TensorPlace, invalid_file, r
 from yatt.checkpoint.holders import holder_of
 from yatt.checkpoint.manifest import MANIFESTS, Checkpoints, Manifest
 from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.pieces import checksum, header_of
+from yatt.checkpoint.pieces import ITEM_BYTES as PIECE_ITEM_BYTES
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads
+from yatt.checkpoint.writing import write_file
 from yatt.errors import ConfigError
 from yatt.models.folder import ModelFolder
 from yatt.models.rows import WeightRow
 from yatt.models.spans import row_spans, spans_within
 from yatt.models.tensors import tensor_faults
-from yatt.records.message import ShardFile, TensorPiece
+from yatt.records.message import PlannedPiece, ShardFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,40 +160,29 @@ def _write_file(
     store: Store, tensors: dict[str, _Source], named: tuple[str, list[_Band]], tick: Tick
 ) -> ShardFile:
     path, bands = named
-    table = [
-        (dtype, band.shape, math.prod(band.shape) * size)
-        for band in bands
-        for dtype, size in (("float32", 4), ("bfloat16", 2))
-    ]
-    header, pieces = header_of(table), list[TensorPiece]()
+    pieces = [piece for band in bands for piece in _pieces(band)]
 
-    def chunks() -> Iterator[bytes]:
-        pieces.clear()  # pieces of an interrupted stream
-        yield header
-        begin = len(header)
+    def contents() -> Iterator[tuple[bytes]]:
         for band in bands:
-            for kind, dtype, data in _converted(tensors, band):
-                pieces.append(_piece(band, f"{kind}.{band.row.name}", dtype, begin, data))
-                begin += len(data)
-                yield data
+            for data in _converted(tensors, band):
+                yield (data,)
                 tick(len(data))
 
-    written = store.write_stream(path, chunks)
-    return ShardFile(
-        path=path, size_bytes=written.size_bytes, checksum=written.checksum, tensors=tuple(pieces)
-    )
+    return write_file(store, path, pieces, contents)
 
 
-def _piece(band: _Band, key: str, dtype: str, begin: int, data: bytes) -> TensorPiece:
-    return TensorPiece(
-        key=key, dtype=dtype, global_shape=band.row.full_shape,
-        global_offset=(band.begin, *(0 for _ in band.shape[1:])), local_shape=band.shape, begin=begin,
-        size_bytes=len(data), checksum=checksum(data),
-    )  # fmt: skip
+def _pieces(band: _Band) -> Iterator[PlannedPiece]:
+    """Plans the pieces of `_converted`."""
+    for kind, dtype in (("main", "float32"), ("model", "bfloat16")):
+        yield PlannedPiece(
+            key=f"{kind}.{band.row.name}", dtype=dtype, global_shape=band.row.full_shape,
+            global_offset=(band.begin, *(0 for _ in band.shape[1:])), local_shape=band.shape, area="", at=0,
+            size_bytes=math.prod(band.shape) * PIECE_ITEM_BYTES[dtype],
+        )  # fmt: skip
 
 
-def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[tuple[str, str, bytes]]:
-    """Yields kind, dtype and bytes of a band: the main copy, and the parameter rounded from it.
+def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[bytes]:
+    """Yields the bytes of a band: of the main copy, and of the parameter rounded from it.
 
     Raises:
         ConfigError: an element is not a number.
@@ -208,8 +198,8 @@ def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[tuple[str, 
         if np.isnan(parts[-1]).any():
             raise ConfigError(f"{tensor.file}: {span.name} has elements that are not numbers.")
     values = np.concatenate(parts)
-    yield "main", "float32", values.tobytes()
-    yield "model", "bfloat16", _as_bfloat16(values)
+    yield values.tobytes()
+    yield _as_bfloat16(values)
 
 
 def _read(tensor: _Source, begin: int, size_bytes: int) -> bytes:

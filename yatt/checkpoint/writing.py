@@ -1,20 +1,23 @@
 """Writes planned pieces as files of a checkpoint. No torch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import xxhash
 
 from yatt.adapters.files import Buffer
-from yatt.checkpoint.pieces import checksum, header_of
+from yatt.checkpoint.pieces import header_of
 from yatt.checkpoint.store import Store
 from yatt.records.message import PlannedPiece, ShardFile, TensorPiece
 
-Read = Callable[[PlannedPiece], Buffer]
+Contents = Callable[[], Iterable[Iterable[Buffer]]]
+"""Begins to read: yields the blocks of each piece, in order."""
 
 
-def write_file(store: Store, path: str, pieces: Sequence[PlannedPiece], read: Read) -> ShardFile:
+def write_file(store: Store, path: str, pieces: Sequence[PlannedPiece], contents: Contents) -> ShardFile:
     """Writes these pieces as one safetensors file whose tensors are named by their index.
 
     Args:
-        read: returns a piece's bytes; called in order, and again from the first if the store retries.
+        contents: called again if the store retries. A block is used before the next one is requested.
     """
     header = header_of((piece.dtype, piece.local_shape, piece.size_bytes) for piece in pieces)
     written_pieces: list[TensorPiece] = []
@@ -23,11 +26,13 @@ def write_file(store: Store, path: str, pieces: Sequence[PlannedPiece], read: Re
         written_pieces.clear()  # pieces of an interrupted stream
         yield header
         begin = len(header)
-        for piece in pieces:
-            data = read(piece)
-            written_pieces.append(_written(piece, begin, data))
-            begin += len(data)
-            yield data
+        for piece, blocks in zip(pieces, contents(), strict=True):
+            digest = xxhash.xxh3_128()
+            for block in blocks:
+                digest.update(block)
+                yield block
+            written_pieces.append(_written(piece, begin, digest.hexdigest()))
+            begin += piece.size_bytes
 
     written = store.write_stream(path, chunks)
     return ShardFile(
@@ -35,7 +40,7 @@ def write_file(store: Store, path: str, pieces: Sequence[PlannedPiece], read: Re
     )
 
 
-def _written(piece: PlannedPiece, begin: int, data: Buffer) -> TensorPiece:
+def _written(piece: PlannedPiece, begin: int, checksum: str) -> TensorPiece:
     return TensorPiece(
         key=piece.key,
         dtype=piece.dtype,
@@ -43,6 +48,6 @@ def _written(piece: PlannedPiece, begin: int, data: Buffer) -> TensorPiece:
         global_offset=piece.global_offset,
         local_shape=piece.local_shape,
         begin=begin,
-        size_bytes=len(data),
-        checksum=checksum(data),
+        size_bytes=piece.size_bytes,
+        checksum=checksum,
     )

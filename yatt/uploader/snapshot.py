@@ -1,7 +1,7 @@
 """A rank's snapshot as the uploader reads it: from the host copy, or from what was copied out of it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,9 @@ from yatt.adapters.files import Buffer
 from yatt.adapters.host_segment import SegmentReader, Stamp, plan_path, segment_path
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, SavePlan
+
+BLOCK_BYTES = 1 << 20
+"""A block is copied, then its checksum is computed, then it is written: it stays in a core's cache."""
 
 
 def read_plan(stem: Path) -> SavePlan:
@@ -43,22 +46,29 @@ class RankSnapshot:
         self._lock = threading.Lock()
         self._check(areas)
 
-    def read(self, file: int, piece: PlannedPiece) -> Buffer:
-        """Returns a piece of the plan's file with this index.
+    def blocks(self, file: int, piece: PlannedPiece) -> Iterator[Buffer]:
+        """Yields a piece of the plan's file with this index, in blocks of `BLOCK_BYTES`. A block is valid
+        until the next one is requested.
 
         Raises:
             WorkerFailed: the host copy was changed before the piece was copied.
         """
+        room = memoryview(bytearray(min(BLOCK_BYTES, piece.size_bytes)))
+        for begin in range(0, piece.size_bytes, BLOCK_BYTES):
+            yield self._block(file, piece, begin, room[: piece.size_bytes - begin])
+
+    def _block(self, file: int, piece: PlannedPiece, begin: int, room: memoryview) -> Buffer:
+        end = begin + len(room)
         kept = self._copied.get(file)
         if kept is None:
-            data = self._now(piece)
+            room[:] = self._now(piece)[begin:end]
             if self._segments[piece.area].is_still(self._stamp):
-                return data
+                return room
             kept = self._copied.get(file)  # changed after `detach` had copied it out
         if kept is None:
             self._segments[piece.area].check(self._stamp)
             raise WorkerFailed("the host copy was changed while it was uploaded")
-        return kept[piece]
+        return memoryview(kept[piece])[begin:end]
 
     def done(self, file: int) -> None:
         """Notes that a file is uploaded, so that its pieces are not needed any more."""
@@ -79,7 +89,7 @@ class RankSnapshot:
                 is_needed = index not in self._done and index not in self._copied
             if not is_needed:
                 continue
-            kept = {piece: self._now(piece) for piece in pieces}
+            kept = {piece: bytes(self._now(piece)) for piece in pieces}
             self._check({piece.area for piece in pieces})
             with self._lock:
                 if index not in self._done:
@@ -87,8 +97,8 @@ class RankSnapshot:
             copied += sum(map(len, kept.values()))
         return copied
 
-    def _now(self, piece: PlannedPiece) -> bytes:
-        return bytes(self._segments[piece.area].data[piece.at : piece.at + piece.size_bytes])
+    def _now(self, piece: PlannedPiece) -> memoryview:
+        return self._segments[piece.area].data[piece.at : piece.at + piece.size_bytes]
 
     def _check(self, areas: Sequence[str] | set[str]) -> None:
         for area in areas:

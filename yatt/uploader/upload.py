@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 
 from yatt.adapters.files import Buffer
@@ -16,7 +15,7 @@ from yatt.records.message import PlannedPiece, ShardFile
 from yatt.uploader.snapshot import RankSnapshot
 
 THREADS = 4
-"""Files that are uploaded at once; each thread holds one piece, and what the store's driver holds."""
+"""Files that are uploaded at once; each thread holds one block, and what the store's driver holds."""
 
 
 class Throttle:
@@ -41,7 +40,7 @@ class UploadJob:
 
     Args:
         url: prefix of the files.
-        tick: called after each piece, in any thread.
+        tick: called after each block, in any thread.
 
     Raises:
         WorkerFailed: a host copy is missing, or of another version.
@@ -76,7 +75,7 @@ class UploadJob:
         return sum(snapshot.detach() for snapshot in self._snapshots)
 
     def cancel(self) -> None:
-        """Ends the upload at the next piece."""
+        """Ends the upload at the next block."""
         self._is_cancelled = True
 
     def close(self) -> None:
@@ -98,14 +97,16 @@ class UploadJob:
     def _upload(self, snapshot: RankSnapshot, index: int) -> ShardFile:
         path = f"{self._url}/rank-{snapshot.plan.rank:05d}-{index:05d}.safetensors"
         pieces = snapshot.plan.files[index]
-        written = write_file(self._store, path, pieces, partial(self._read, snapshot, index))
+        written = write_file(
+            self._store, path, pieces, lambda: (self._blocks(snapshot, index, piece) for piece in pieces)
+        )
         snapshot.done(index)
         return written
 
-    def _read(self, snapshot: RankSnapshot, index: int, piece: PlannedPiece) -> Buffer:
-        if self._is_cancelled:
-            raise WorkerFailed("the upload was cancelled")
-        self._throttle.wait(piece.size_bytes)
-        data = snapshot.read(index, piece)
-        self._tick()
-        return data
+    def _blocks(self, snapshot: RankSnapshot, index: int, piece: PlannedPiece) -> Iterator[Buffer]:
+        for block in snapshot.blocks(index, piece):
+            if self._is_cancelled:
+                raise WorkerFailed("the upload was cancelled")
+            self._throttle.wait(len(block))
+            yield block
+            self._tick()

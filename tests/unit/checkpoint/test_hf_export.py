@@ -140,6 +140,7 @@ from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
 from yatt.models.folder import ModelFolder
 from yatt.models.model import read_model
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 store, source, target, at = sys.argv[1:]
 left = [int(at)]
 def tick(_):

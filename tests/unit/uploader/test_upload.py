@@ -12,7 +12,7 @@ from yatt.adapters.host_segment import Stamp, plan_path
 from yatt.checkpoint.store import FolderStore, Written
 from yatt.errors import StoreUnreachable, WorkerFailed
 from yatt.records.message import PlannedPiece
-from yatt.uploader import upload as upload_module
+from yatt.uploader import snapshot as snapshot_module, upload as upload_module
 from yatt.uploader.snapshot import RankSnapshot
 from yatt.uploader.upload import Throttle, UploadJob
 
@@ -41,6 +41,11 @@ class GatedStore(FolderStore):
             return super().write_stream(name, gated)
         except StoreUnreachable:
             return super().write_stream(name, gated)
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "BLOCK_BYTES", BYTES // 3)
 
 
 def job_of(store: FolderStore, trainers: list[Trainer], version: int = 1) -> UploadJob:
@@ -121,11 +126,12 @@ def believes_any_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looks_before_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: RankSnapshot, file: int, piece: PlannedPiece) -> Buffer:
+    def block(self: RankSnapshot, file: int, piece: PlannedPiece, begin: int, room: memoryview) -> Buffer:
         assert self._segments[piece.area].stamp() is not None
-        return self._now(piece)
+        room[:] = self._now(piece)[begin : begin + len(room)]
+        return room
 
-    monkeypatch.setattr(RankSnapshot, "read", read)
+    monkeypatch.setattr(RankSnapshot, "_block", block)
 
 
 def forgets_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
