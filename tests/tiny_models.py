@@ -5,7 +5,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from yatt.adapters.host_segment import SegmentWriter, Stamp, aligned, segment_path, weight_plan_path
+from yatt.engine.published import INDEX_NAME, PublicationIndex
+from yatt.records import message as m
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -113,26 +118,62 @@ def _randomize(model: Any, *, seed: int, head: float) -> None:
             weight.copy_(scale * noise if weight.ndim > 1 else 1 + 0.1 * noise)
 
 
-def publish(folder: Path, *, model: str, policy_version: int) -> str:
+def publish(folder: Path, *, model: str, policy_version: int, cuts: int = 1) -> str:
     """Publish a model folder's weights as a trainer does; a scripted model has none."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    for source in sorted(Path(model).glob("*.safetensors")):
-        (folder / source.name).write_bytes(source.read_bytes())
-        names.append(source.name)
-    write_index(folder, names, policy_version)
+    sources = sorted(Path(model).glob("*.safetensors"))
+    if not sources:
+        write_publication(folder, [], policy_version, {})
+        return str(folder)
+    from safetensors.torch import load_file
+
+    tensors = {name: tensor for source in sources for name, tensor in load_file(source).items()}
+    return publish_tensors(folder, tensors, policy_version, cuts=cuts)
+
+
+def publish_tensors(folder: Path, tensors: dict[str, Any], policy_version: int, *, cuts: int = 1) -> str:
+    """Publish these tensors; the host copies of `cuts` ranks, each with some rows, are in the folder too."""
+    from yatt.weights.checksum import box_sum
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stems = [folder / f"host-{rank}" for rank in range(cuts)]
+    for rank, stem in enumerate(stems):
+        _write_host_copy(stem, rank, cuts, tensors, policy_version)
+    sums = {name: box_sum(t, (0,) * t.dim(), tuple(t.shape)) for name, t in tensors.items()}
+    write_publication(folder, stems, policy_version, sums)
     return str(folder)
 
 
-def write_index(folder: Path, names: list[str], policy_version: int) -> None:
-    """Say what these files hold now."""
-    checksums = {}
-    if names:
-        from safetensors.torch import load_file
+def _write_host_copy(stem: Path, rank: int, cuts: int, tensors: dict[str, Any], policy_version: int) -> None:
+    import torch
 
-        from yatt.weights.checksum import checksum
+    from yatt.weights.checksum import dtype_name
 
-        for name in names:
-            checksums |= {key: checksum(tensor) for key, tensor in load_file(folder / name).items()}
-    index = {"policy_version": policy_version, "files": names, "checksums": checksums}
-    (folder / "index.json").write_text(json.dumps(index))
+    planned, parts, at = [], [], 0
+    for name, tensor in tensors.items():
+        rows = tensor.tensor_split(cuts)
+        part = rows[rank].contiguous()
+        if not part.numel():
+            continue
+        offset = (sum(len(each) for each in rows[:rank]), *(0 for _ in tensor.shape[1:]))
+        box = m.WeightBox(offset=offset, shape=tuple(part.shape), at=at)
+        planned.append(
+            m.PlannedWeight(name=name, dtype=dtype_name(tensor), shape=tuple(tensor.shape), boxes=(box,))
+        )
+        parts.append((at, part.view(-1).view(torch.uint8)))
+        at += aligned(part.nbytes)
+    plan = m.WeightPlan(rank=rank, weights=tuple(planned))
+    weight_plan_path(stem).write_bytes(msgspec.msgpack.encode(plan))
+    segment = SegmentWriter(segment_path(stem, "weights"), at)
+    data = torch.frombuffer(segment.data, dtype=torch.uint8)
+    for begin, part in parts:
+        data[begin : begin + len(part)] = part
+    segment.complete(Stamp(1, policy_version))
+
+
+def write_publication(folder: Path, stems: list[Path], policy_version: int, sums: dict[str, int]) -> None:
+    """The index, as a controller writes it."""
+    index = PublicationIndex(
+        policy_version=policy_version, attempt=1, stems=tuple(map(str, stems)), sums=sums
+    )
+    (folder / INDEX_NAME).write_bytes(msgspec.json.encode(index))

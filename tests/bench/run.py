@@ -25,6 +25,7 @@ NAMES = (
     "balance",
     "start",
     "checkpoint",
+    "publication",
     "media",
     "group_judging",
 )

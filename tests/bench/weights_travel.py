@@ -21,12 +21,13 @@ from tests.bench import cluster
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
+from yatt.adapters.host_segment import SegmentWriter, Stamp, segment_path, weight_plan_path
 from yatt.config.load import load, resolved_text
-from yatt.control.gpus.publications import LocalPublication
+from yatt.control.gpus.uploads import host_stem
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-FILES, FILE_BYTES = 4, 256 << 20
+SIZE_BYTES = 1 << 30
 REPEATS = 5
 TARGET_MB_S = 200.0
 MOST_LATE_S = 0.5
@@ -77,17 +78,14 @@ async def give(root: Path) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with cluster.nodes(root, range(1)) as (owner,):
-        folder = owner.node.weights_folder(1)
-        make_private(folder)
-        names = [f"model-{i + 1:05d}.safetensors" for i in range(FILES)]
+        make_private(owner.node.weights_root)
+        stem = host_stem(owner.node, 0)
+        segment = SegmentWriter(segment_path(stem, "weights"), SIZE_BYTES)
         block = os.urandom(1 << 20)
-        for name in names:
-            with (folder / name).open("wb") as file:
-                for _ in range(FILE_BYTES >> 20):
-                    file.write(block)
-        (folder / "index.json").write_text(json.dumps({"policy_version": 1, "files": names, "checksums": {}}))
-        published = LocalPublication(policy_version=1, folder=folder, probe=(), expected=(), rounding=0.0)
-        owner.parts.publications.adopt(published)
+        for begin in range(0, SIZE_BYTES, len(block)):
+            segment.data[begin : begin + len(block)] = block
+        segment.complete(Stamp(cluster.ATTEMPT, 1))
+        weight_plan_path(stem).write_bytes(b"")
         lateness = Lateness()
         publish(root / "ready", b"1")
         await stop.wait()
@@ -102,14 +100,13 @@ async def take(root: Path) -> dict[str, Any]:
         while read_or_none(root / "ready") is None:
             await asyncio.sleep(0.05)
         lateness, taken_s = Lateness(), []
-        order = c.FetchWeights(policy_version=1, source=0, probe=(), probe_logprobs=(), rounding=0.0)
+        order = c.TakeWeights(policy_version=1, probe=(), probe_logprobs=(), rounding=0.0, sums={})
         for _ in range(REPEATS):
             began_s = time.monotonic()
             answer = await taker.controller.handle("node0", order)
             taken_s.append(time.monotonic() - began_s)
             assert isinstance(answer, m.Done), answer
             taker.parts.publications.newest = None
-            shutil.rmtree(taker.node.weights_folder(1))
         return {"taken_s": taken_s, "taker_late_s": lateness.end()}
 
 
@@ -131,14 +128,14 @@ def copied_s() -> float:
     """Seconds that a copy of the same bytes within the memory filesystem takes."""
     with tempfile.TemporaryDirectory(prefix="yatt-", dir="/dev/shm") as folder:
         source = Path(folder) / "a"
-        source.write_bytes(os.urandom(1 << 20) * (FILES * FILE_BYTES >> 20))
+        source.write_bytes(os.urandom(1 << 20) * (SIZE_BYTES >> 20))
         began_s = time.monotonic()
         shutil.copyfile(source, Path(folder) / "b")
         return time.monotonic() - began_s
 
 
 def run() -> dict[str, Any]:
-    size_mb = FILES * FILE_BYTES / 1e6
+    size_mb = SIZE_BYTES / 1e6
     copy_s, seen = copied_s(), measure()
     times = sorted(seen["taken_s"])
     middle = size_mb / times[len(times) // 2]
@@ -150,9 +147,9 @@ def run() -> dict[str, Any]:
     ]
     return {
         "title": "Weights between two controllers",
-        "how": f"{FILES} files of {FILE_BYTES >> 20} MiB from a trainer node's memory filesystem to that of "
-        "an engine node: real controllers in two processes, CURVE over TCP on the loopback, a checksum of "
-        f"each file at both ends. {REPEATS} fetches. Lateness is of a task that wants to run every 10 ms.",
+        "how": f"A segment of {SIZE_BYTES >> 20} MiB from a trainer node's memory filesystem to that of an "
+        f"engine node: real controllers in two processes, CURVE over TCP on the loopback. {REPEATS} fetches. "
+        "Lateness is of a task that wants to run every 10 ms.",
         "head": ["what", "time", "rate"],
         "rows": rows,
         "targets": [

@@ -2,17 +2,27 @@
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.tiny_models import VOCAB_SIZE, make_qwen3, make_scripted_model, publish, write_index
+from tests.tiny_models import (
+    VOCAB_SIZE,
+    make_qwen3,
+    make_scripted_model,
+    publish,
+    publish_tensors,
+    write_publication,
+)
+from yatt.adapters.host_segment import HEADER_BYTES, segment_path
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
-from yatt.engine.published import read_publication
+from yatt.engine.published import INDEX_NAME, PublicationIndex
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -104,7 +114,8 @@ def load(subject: Subject, tmp_path, which: int) -> str:
     """Update to model a or b under a fresh policy version; gives the model's folder."""
     subject.version += 1
     model = subject.models[which]
-    published = publish(tmp_path / f"v{subject.version}", model=model, policy_version=subject.version)
+    version = subject.version
+    published = publish(tmp_path / f"v{version}", model=model, policy_version=version, cuts=1 + version % 3)
     subject.engine.load_weights(subject.version, published)
     return model
 
@@ -277,8 +288,11 @@ def test_half_an_update_is_never_sampled_from(subject, tmp_path):
     if subject.kind == "scripted":
         pytest.skip("a script has no weights")
     model = load(subject, tmp_path, 0)
-    folder = publish(tmp_path / "torn", model=subject.models[1], policy_version=100)
-    spoil(tmp_path / "torn" / "model.safetensors")
+    tensors = weights_of(subject.models[1])
+    tensors["model.layers.1.nobody_knows_this.weight"] = tensors.pop(
+        next(n for n in tensors if "layers.1" in n)
+    )
+    folder = publish_tensors(tmp_path / "torn", tensors, 100)
     with pytest.raises(Exception, match="nobody_knows_this"):
         subject.engine.load_weights(100, folder)
     if subject.kind == "vllm":
@@ -289,53 +303,82 @@ def test_half_an_update_is_never_sampled_from(subject, tmp_path):
     assert largest_difference(scored, subject.reference(model, PROMPT)) < 1e-4
 
 
-def spoil(file):
-    from safetensors.torch import load_file, save_file
+def weights_of(model: str) -> dict:
+    from safetensors.torch import load_file
 
-    tensors = load_file(file)
-    name = next(each for each in tensors if "layers.1" in each)
-    tensors["model.layers.1.nobody_knows_this.weight"] = tensors.pop(name)
-    save_file(tensors, file)
+    return {
+        name: tensor for file in Path(model).glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
 
 
 def test_an_engine_that_holds_other_weights_is_found_out_to_the_bit(subject, tmp_path):
     if subject.kind == "scripted":
         pytest.skip("a script has no weights")
     load(subject, tmp_path, 0)
-    held = read_publication(str(tmp_path / f"v{subject.version}"), subject.version)
-    same = subject.engine.compare_weights(subject.version, str(tmp_path / f"v{subject.version}"))
+    folder = tmp_path / f"v{subject.version}"
+    same = subject.engine.compare_weights(subject.version, str(folder))
     assert same.differing == ()
     assert same.num_compared > 4
-    nudge(tmp_path, held, to="nudged")
-    nudged = subject.engine.compare_weights(subject.version, str(tmp_path / "nudged"))
-    assert nudged.differing == ("model.norm.weight",)
-    assert nudged.num_compared == same.num_compared
-
-
-def nudge(tmp_path, publication, *, to):
-    """The same publication, but for one bit of the final norm."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    (tmp_path / to).mkdir()
-    for file in publication.files:
-        tensors = load_file(file)
-        if (norm := tensors.get("model.norm.weight")) is not None:
-            norm.view(torch.int32)[3] ^= 1
-        save_file(tensors, tmp_path / to / file.name)
-    write_index(tmp_path / to, [file.name for file in publication.files], publication.policy_version)
+    index = msgspec.json.decode((folder / INDEX_NAME).read_bytes(), type=PublicationIndex)
+    others = index.sums | {"model.norm.weight": index.sums["model.norm.weight"] ^ 1}
+    write_publication(folder, [Path(stem) for stem in index.stems], subject.version, others)
+    other = subject.engine.compare_weights(subject.version, str(folder))
+    assert other.differing == ("model.norm.weight",)
+    assert other.num_compared == same.num_compared
+    write_publication(
+        folder, [Path(stem) for stem in index.stems], subject.version, dict([*index.sums.items()][:3])
+    )
+    assert subject.engine.compare_weights(subject.version, str(folder)).num_compared <= 3
 
 
 def test_a_tensor_damaged_on_its_way_or_left_out_is_refused(subject, tmp_path):
     if subject.kind == "scripted":
         pytest.skip("a script has no weights")
     folder = Path(publish(tmp_path / "v500", model=subject.models[0], policy_version=500))
-    (file,) = folder.glob("*.safetensors")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(Exception, match=r"published tensor .* damaged on its way"):
+    with segment_path(folder / "host-0", "weights").open("r+b") as file:
+        file.seek(HEADER_BYTES + 5)
+        file.write(b"\xa5")
+    with pytest.raises(Exception, match=r"published tensors .* are not here as they are at the trainer"):
         subject.engine.load_weights(500, str(folder))
+    with pytest.raises(WorkerFailed, match="has no whole weights"):
+        subject.engine.add(sample("torn"))
     load(subject, tmp_path, 0)
+
+
+def test_weights_that_change_while_they_are_read_are_refused(subject, tmp_path, monkeypatch):
+    if subject.kind == "scripted":
+        pytest.skip("a script has no weights")
+    folder = Path(publish(tmp_path / "v600", model=subject.models[0], policy_version=600))
+    path = segment_path(folder / "host-0", "weights")
+    set_sequence(path, 3)
+    with pytest.raises(WorkerFailed, match="being changed; version 600 of attempt 1 was asked for"):
+        subject.engine.load_weights(600, str(folder))
+    run(subject.engine, sample("still"))  # refused before anything was touched
+    set_sequence(path, 2)
+
+    def overtaken(tensors):
+        for index, item in enumerate(tensors):
+            if index == 3:
+                set_sequence(path, 3)
+            yield item
+
+    for module in ("yatt.engine.transfer", "yatt.engine.transformers"):
+        if module in sys.modules:
+            monkeypatch.setattr(f"{module}.counted", overtaken)
+    with pytest.raises(Exception, match="being changed; version 600"):
+        subject.engine.load_weights(600, str(folder))
+    with pytest.raises(WorkerFailed, match="has no whole weights"):
+        subject.engine.add(sample("mix"))
+    monkeypatch.undo()
+    set_sequence(path, 2)
+    subject.engine.load_weights(600, str(folder))
+
+
+def set_sequence(path: Path, sequence: int) -> None:
+    """Odd: the host copy is being changed."""
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(sequence.to_bytes(8, "little"))
 
 
 def test_tokens_are_of_the_vocabulary(subject):

@@ -186,9 +186,9 @@ def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
 
 
 def test_weights_come_from_owners_in_turn(disturbed: Disturbed) -> None:
-    fetched = [(e["node"], e["source"], e["policy_version"]) for e in events(disturbed.run, "weights.fetch")]
+    fetched = [(e["node"], e["ranks"], e["policy_version"]) for e in events(disturbed.run, "weights.fetch")]
     assert [version for node, _, version in fetched if node == 2] == list(range(ITERATIONS + 1))
-    assert {(node, source) for node, source, _ in fetched} == {(2, 0), (3, 1)}
+    assert {(node, rank) for node, (rank,), _ in fetched} == {(2, 0), (3, 1)}
 
 
 def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(tmp_path: Path) -> None:

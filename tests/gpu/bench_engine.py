@@ -28,7 +28,7 @@ def publish(model: Path, folder: Path) -> None:
     from tests.gpu.rank import Rank
 
     dtype = "bfloat16" if choose_device("auto") == "cuda" else "float32"
-    rank = Rank(model, dtype)
+    rank = Rank(model, dtype, stem=folder / "rank-00000")
     (folder / "probe.json").write_text(json.dumps(rank.publish(folder / "v1", PROBE)))
 
 
@@ -52,8 +52,11 @@ def measure(model: Path, folder: Path, *, toy: bool) -> dict:
     row["left_mib"] = (_used_bytes() - before_bytes) / 2**20
     row["wake_s"], _ = _timed(engine.wake)
     row["update_s"], _ = _timed(lambda: engine.load_weights(1, str(folder / "v1")))
-    files = read_publication(str(folder / "v1"), 1).files
-    row["weights_gb"] = sum(file.stat().st_size for file in files) / 1e9
+    from yatt.weights.published import PublishedWeights
+
+    publication = read_publication(str(folder / "v1"), 1)
+    published = PublishedWeights(publication.stems, publication.stamp)
+    row["weights_gb"] = sum(tensor.nbytes for _, tensor in published) / 1e9
     row["update_gb_per_s"] = row["weights_gb"] / row["update_s"]
     compared = engine.compare_weights(1, str(folder / "v1"))
     row["compared"], row["differing"] = compared.num_compared, list(compared.differing)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.tiny_models import write_publication
 from yatt.records import message as m
 
 GROUP_SIZE = 4
@@ -14,10 +15,11 @@ class Rank:
     """A rank that has built its model.
 
     Args:
+        stem: path of the host copy; it then outlives this rank.
         trainer: settings of the trainer's section beside the defaults.
     """
 
-    def __init__(self, model: Path, dtype: str, **trainer: Any) -> None:
+    def __init__(self, model: Path, dtype: str, *, stem: Path | None = None, **trainer: Any) -> None:
         import torch.distributed as dist
 
         from tests.integration.trainer.program import make_config
@@ -33,17 +35,19 @@ class Rank:
             store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
             dist.init_process_group(collective_backend(self.device), store=store, rank=0, world_size=1)
             join_model_parallel(config.trainer, 0)
-        self.worker = TrainerRank(
-            config, self.device, FolderStore(model / "none"), local_rank=0, tick=_nothing, say=print
-        )
+        self.worker = TrainerRank(config, self.device, FolderStore(model / "none"), tick=_nothing, say=print)
         self.memory = tempfile.TemporaryDirectory(dir="/dev/shm")
-        self.worker.handle(m.Build(stem=f"{self.memory.name}/rank-00000", attempt=1))
+        self.stem = stem or Path(self.memory.name) / "rank-00000"
+        self.worker.handle(m.Build(stem=str(self.stem), attempt=1))
         self._iteration = 0
 
     def publish(self, folder: Path, probe: list[list[int]], version: int = 1) -> list[list[float]]:
-        """Write the weights for engines; gives the probe's log-probs."""
-        order = m.Publish(policy_version=version, folder=str(folder), probe=tuple(map(m.pack_ids, probe)))
-        return [m.unpack_floats(raw) for raw in self.worker.handle(order).probe_logprobs]
+        """Publish the weights for engines; gives the probe's log-probs."""
+        self.worker._ready.host.changed(version)
+        published = self.worker.handle(m.Publish(policy_version=version, probe=tuple(map(m.pack_ids, probe))))
+        folder.mkdir(exist_ok=True)
+        write_publication(folder, [self.stem], version, published.sums)
+        return [m.unpack_floats(raw) for raw in published.probe_logprobs]
 
     def train(self, lengths: list[int], vocab: int) -> dict[str, float]:
         """One optimizer step over samples of these lengths, in one packed micro-batch; gives its metrics."""

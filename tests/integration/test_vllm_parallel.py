@@ -38,7 +38,7 @@ def test_two_tensor_parallel_workers_serve_updated_weights(tmp_path):
     engine.start()
     completed = run(engine, sample("one", ignore_eos=True))["one"]
     ids = PROMPT + ids_of(completed)
-    engine.load_weights(1, publish(tmp_path / "v1", model=models[1], policy_version=1))
+    engine.load_weights(1, publish(tmp_path / "v1", model=models[1], policy_version=1, cuts=3))
     scored = engine.score([ids])[0]
     engine.close()
     before = transformers_logprobs(models[0], ids)[len(PROMPT) - 1 :]

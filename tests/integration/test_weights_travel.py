@@ -15,8 +15,11 @@ from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
-from yatt.control.gpus import publications
-from yatt.control.gpus.publications import LocalPublication, Publications
+from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, segment_path, weight_plan_path
+from yatt.control.gpus import weight_segments
+from yatt.control.gpus.publications import Publications
+from yatt.control.gpus.uploads import host_stem
+from yatt.control.gpus.weight_segments import GivenWeights
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -27,7 +30,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-SIZES = {"model-00001.safetensors": 300_001, "model-00002.safetensors": 70_000}
+SIZE, PLAN = 370_001, b"what rank 0 has"
 
 
 class Pair:
@@ -45,64 +48,62 @@ class Pair:
             for index in range(2)
         ]  # fmt: skip
         self.events: list[dict] = []
-        self.asked: list[c.ReadPublication] = []
+        self.asked: list[c.ReadWeights] = []
         self.peers = [Peers(), Peers()]
-        self.stores = [self._store(node) for node in self.nodes]
+        for node in self.nodes:
+            make_private(node.weights_root)
+        self.given = GivenWeights(self.nodes[0])
+        events = EventLog(
+            attempt=1, node=1, role="controller", sink=lambda line: self.events.append(json.loads(line))
+        )
+        self.taken = Publications(self.nodes[1], self.peers[1], events, Progress(int))
+        stem = host_stem(self.nodes[0], 0)
+        self.segment = SegmentWriter(segment_path(stem, "weights"), SIZE)
+        weight_plan_path(stem).write_bytes(PLAN)
         self.before_piece = asyncio.Event()
         self.before_piece.set()
 
-    def _store(self, node: Node) -> Publications:
-        make_private(node.weights_root)
-        events = EventLog(
-            attempt=1,
-            node=node.index,
-            role="controller",
-            sink=lambda line: self.events.append(json.loads(line)),
-        )
-        return Publications(node, self.peers[node.index], events, Progress(int))
-
     async def answer(self, _: str, body: m.Message) -> m.Message | None:
-        source = self.stores[0]
         try:
             match body:
-                case c.ListPublication():
-                    return await source.list_files(body)
-                case c.ReadPublication():
+                case c.DescribeWeights():
+                    return await self.given.describe(body)
+                case c.ReadWeights():
                     self.asked.append(body)
                     await self.before_piece.wait()
-                    return await source.read(body)
-                case c.DigestPublication():
-                    return await source.digest(body)
+                    return await self.given.read(body)
         except YattError as error:
             return m.Failed(error=str(error), exit_code=error.exit_code)
         return None
 
-    def publish(self, policy_version: int) -> dict[str, bytes]:
-        folder = self.nodes[0].weights_folder(policy_version)
-        folder.mkdir()
-        content = {name: os.urandom(size) for name, size in SIZES.items()}
-        index = {"policy_version": policy_version, "files": list(SIZES), "checksums": {}}
-        content["index.json"] = json.dumps(index).encode()
-        for name, data in content.items():
-            (folder / name).write_bytes(data)
-        self.stores[0].adopt(
-            LocalPublication(policy_version=policy_version, folder=folder, probe=(), expected=())
-        )
+    def publish(self, policy_version: int) -> bytes:
+        self.segment.invalidate()
+        self.segment.data[:] = (content := os.urandom(SIZE))
+        self.segment.complete(Stamp(1, policy_version))
         return content
 
-    async def fetch(self, policy_version: int) -> None:
-        order = c.FetchWeights(
+    async def take(self, policy_version: int) -> None:
+        order = c.TakeWeights(
             policy_version=policy_version,
-            source=0,
             probe=(b"abcd",),
             probe_logprobs=(b"efgh",),
             rounding=0.25,
+            sums={"norm": 7},
         )
-        await self.stores[1].fetch(order)
+        await self.taken.take(order)
 
-    def received(self, policy_version: int) -> dict[str, bytes]:
-        folder = self.nodes[1].weights_folder(policy_version)
-        return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+    def received(self, policy_version: int) -> bytes:
+        """What an engine of node 1 would read.
+
+        Raises:
+            WorkerFailed: there is nothing of this version.
+        """
+        publication = read_publication(str(self.nodes[1].weights_folder(policy_version)), policy_version)
+        (stem,) = publication.stems
+        assert (publication.sums, weight_plan_path(stem).read_bytes()) == ({"norm": 7}, PLAN)
+        reader = SegmentReader(segment_path(stem, "weights"))
+        reader.check(publication.stamp)
+        return bytes(reader.data)
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +125,7 @@ async def connected(folder: Path) -> AsyncIterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publications, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(weight_segments, "PIECE_BYTES", 4096)
 
 
 async def until(holds, what: str) -> None:
@@ -135,81 +136,83 @@ async def until(holds, what: str) -> None:
     raise AssertionError(f"waited 10 s for {what}")
 
 
-def test_a_publication_arrives_whole_and_only_once(tmp_path: Path) -> None:
+def test_weights_arrive_whole_and_only_once(tmp_path: Path) -> None:
     async def scene() -> None:
         async with connected(tmp_path) as pair:
             content = pair.publish(3)
-            await pair.fetch(3)
+            await pair.take(3)
             assert pair.received(3) == content
-            newest = pair.stores[1].newest
+            newest = pair.taken.newest
             assert newest is not None
-            assert (newest.policy_version, newest.probe, newest.expected, newest.rounding) == (
-                3,
-                (b"abcd",),
-                (b"efgh",),
-                0.25,
-            )
-            assert read_publication(str(newest.folder), 3).policy_version == 3
-            num_asked = len(pair.asked)
-            assert num_asked == 74 + 18 + 1
-            await pair.fetch(3)
+            told = (newest.policy_version, newest.probe, newest.expected, newest.rounding)
+            assert told == (3, (b"abcd",), (b"efgh",), 0.25)
+            assert (num_asked := len(pair.asked)) == -(-SIZE // 4096)
+            await pair.take(3)
             assert len(pair.asked) == num_asked, "what is here is not fetched again"
-            (told,) = [event for event in pair.events if event["kind"] == "weights.fetch"]
-            assert (told["source"], told["size_bytes"]) == (0, sum(map(len, content.values())))
+            (event,) = [event for event in pair.events if event["kind"] == "weights.fetch"]
+            assert (event["ranks"], event["size_bytes"]) == ([0], SIZE)
 
     asyncio.run(scene())
 
 
-def test_the_old_publication_stays_until_the_new_one_is_taken(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            first, second = pair.publish(1), pair.publish(2)
-            await pair.fetch(1)
-            await pair.fetch(2)
-            assert (pair.received(1), pair.received(2)) == (first, second)
-            await pair.stores[1].drop_older()
-            assert (pair.received(1), pair.received(2)) == ({}, second)
-
-    asyncio.run(scene())
-
-
-def test_a_fetch_that_is_broken_off_leaves_nothing_an_engine_could_load(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            content = pair.publish(1)
-            await pair.fetch(1)
-            newer = pair.publish(2)
-            pair.asked.clear()
-            fetching = asyncio.ensure_future(pair.fetch(2))
-            await until(lambda: len(pair.asked) > 20, "some pieces")
-            pair.before_piece.clear()
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
-            assert pair.received(2) == {}
-            newest = pair.stores[1].newest
-            assert newest is not None
-            assert newest.policy_version == 1
-            assert pair.received(1) == content, "an engine that starts now takes the old ones, whole"
-            pair.before_piece.set()
-            await pair.fetch(2)
-            assert pair.received(2) == newer
-
-    asyncio.run(scene())
-
-
-def test_bytes_that_differ_from_the_source_are_refused(tmp_path: Path) -> None:
+def test_the_next_version_takes_the_memory_and_the_name_of_the_one_before(tmp_path: Path) -> None:
     async def scene() -> None:
         async with connected(tmp_path) as pair:
             pair.publish(1)
-            asked = c.DigestPublication(policy_version=1, name="model-00002.safetensors")
-            await pair.stores[0].digest(asked)  # noted before the file changes
-            file = pair.nodes[0].weights_folder(1) / "model-00002.safetensors"
-            file.write_bytes(os.urandom(SIZES["model-00002.safetensors"]))
-            with pytest.raises(
-                WorkerFailed, match=r"model-00002.safetensors of policy version 1 is not what"
-            ):
-                await pair.fetch(1)
-            assert pair.received(1) == {}
+            await pair.take(1)
+            before = sorted(path.name for path in pair.nodes[1].weights_root.iterdir())
+            second = pair.publish(2)
+            await pair.take(2)
+            assert pair.received(2) == second
+            with pytest.raises(WorkerFailed, match="no weights of policy version 1"):
+                pair.received(1)
+            after = sorted(path.name for path in pair.nodes[1].weights_root.iterdir())
+            assert len(after) == len(before) == 3, "a plan, a segment, an index"
+
+    asyncio.run(scene())
+
+
+def test_while_a_version_arrives_no_engine_can_load_any(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as pair:
+            pair.publish(1)
+            await pair.take(1)
+            old = pair.taken.newest
+            second = pair.publish(2)
+            pair.asked.clear()
+            taking = asyncio.ensure_future(pair.take(2))
+            await until(lambda: len(pair.asked) > 20, "some pieces")
+            pair.before_piece.clear()
+            with pytest.raises(WorkerFailed, match="is being changed; version 1 of attempt 1 was asked for"):
+                pair.received(1)
+            waiting = asyncio.ensure_future(pair.taken.newer_than(old))
+            await asyncio.sleep(0.05)
+            assert not waiting.done(), "an engine that was refused waits for the next version"
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            with pytest.raises(WorkerFailed):
+                pair.received(2)
+            pair.before_piece.set()
+            await pair.take(2)
+            assert pair.received(2) == second
+            assert await waiting is pair.taken.newest
+
+    asyncio.run(scene())
+
+
+def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as pair:
+            pair.publish(1)
+            pair.before_piece.clear()
+            taking = asyncio.ensure_future(pair.take(1))
+            await until(lambda: pair.asked, "the first request")
+            pair.publish(2)
+            pair.before_piece.set()
+            with pytest.raises(WorkerFailed, match="is version 2 of attempt 1; version 1 of attempt 1"):
+                await asyncio.wait_for(taking, 5.0)
+            with pytest.raises(WorkerFailed):
+                pair.received(1)
 
     asyncio.run(scene())
 
@@ -219,24 +222,24 @@ def test_a_source_that_is_lost_fails_the_fetch_at_once(tmp_path: Path) -> None:
         async with connected(tmp_path) as pair:
             pair.publish(1)
             pair.before_piece.clear()
-            fetching = asyncio.ensure_future(pair.fetch(1))
+            taking = asyncio.ensure_future(pair.take(1))
             await until(lambda: pair.asked, "the first request")
             pair.peers[1].exclude(0, "was not heard of for 10.0 s")
             with pytest.raises(WorkerFailed, match=r"node0 was not heard of for 10\.0 s"):
-                await asyncio.wait_for(fetching, 2.0)
-            assert pair.received(1) == {}
+                await asyncio.wait_for(taking, 2.0)
+            with pytest.raises(WorkerFailed):
+                pair.received(1)
 
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("name", ["../keys/server.key_secret", "/etc/passwd", "model-00009.safetensors"])
-def test_only_published_files_can_be_read(tmp_path: Path, name: str) -> None:
+def test_only_ranks_of_the_node_are_given(tmp_path: Path) -> None:
     async def scene() -> None:
         async with connected(tmp_path) as pair:
             pair.publish(1)
-            with pytest.raises(WorkerFailed):
-                await pair.stores[0].read(
-                    c.ReadPublication(policy_version=1, name=name, offset=0, num_bytes=10)
-                )
+            with pytest.raises(WorkerFailed, match="trainer rank 7 has no host copy here"):
+                await pair.given.describe(c.DescribeWeights(rank=7))
+            with pytest.raises(WorkerFailed, match="cannot be opened"):
+                await pair.given.read(c.ReadWeights(rank=7, policy_version=1, offset=0, num_bytes=10))
 
     asyncio.run(scene())

@@ -139,6 +139,11 @@ def plan_path(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}.plan")
 
 
+def weight_plan_path(stem: Path) -> Path:
+    """Path of the list of weights (`m.WeightPlan`, msgpack) beside the segments."""
+    return stem.with_name(f"{stem.name}.weight-plan")
+
+
 def aligned(size_bytes: int) -> int:
     """Rounds up to a multiple of `ALIGN_BYTES`."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -8,6 +8,7 @@ from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.uploads import Uploads
+from yatt.control.gpus.weight_segments import GivenWeights
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
@@ -29,6 +30,7 @@ class Components:
     engines: LocalEngines
     progress: Progress
     publications: Publications
+    given_weights: GivenWeights
     workers: Workers
     uploads: Uploads
     rewards: RewardPool
@@ -58,6 +60,6 @@ def build_components(
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
-        publications=publications, workers=workers, uploads=uploads, rewards=rewards, router=router,
-        rooms=rooms, arbiter=arbiter,
+        publications=publications, given_weights=GivenWeights(node), workers=workers, uploads=uploads,
+        rewards=rewards, router=router, rooms=rooms, arbiter=arbiter,
     )  # fmt: skip

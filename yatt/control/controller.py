@@ -39,12 +39,11 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self.quit = asyncio.Event()
         self.exit_code = EXIT_FAILED
-        publications = parts.publications
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.StartWorkers: self._start_workers, c.SwitchSlabs: self._switch_slabs,
             c.PublishOrder: self._publish,
-            c.ListPublication: publications.list_files, c.ReadPublication: publications.read,
-            c.DigestPublication: publications.digest, c.FetchWeights: publications.fetch,
+            c.DescribeWeights: parts.given_weights.describe, c.ReadWeights: parts.given_weights.read,
+            c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
             **(trainer_node.orders if trainer_node is not None else {}),

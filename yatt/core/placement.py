@@ -120,11 +120,23 @@ class Placement:
 
     # ---- weights --------------------------------------------------------------------------------
 
-    @cached_property
-    def weight_sources(self) -> dict[int, int]:
-        """Maps each node with rollout engines but no trainer to the trainer node that it fetches from."""
-        fetchers = sorted(self.pools[ROLLOUT] - set(self.trainer_nodes))
-        return {node: self.trainer_nodes[i % len(self.trainer_nodes)] for i, node in enumerate(fetchers)}
+    def weight_ranks(self, node: int, *, tp_size: int, pp_size: int) -> tuple[int, ...]:
+        """Returns the trainer ranks whose weights this node's engines read: one for each part of the model.
+
+        A rank of the node itself, if it has the part. Otherwise nodes take different ranks that have it, so
+        that every trainer node sends as much as the others. Ranks are in megatron-core's order
+        tp-cp-ep-dp-pp.
+        """
+        each = self.world_size // pp_size
+        copies = each // tp_size
+        turn = sorted(self.pools[ROLLOUT]).index(node)
+        ranks = []
+        for part in range(tp_size * pp_size):
+            pp_rank, tp_rank = divmod(part, tp_size)
+            having = [pp_rank * each + copy * tp_size + tp_rank for copy in range(copies)]
+            local = [rank for rank in having if self.node_of(rank) == node]
+            ranks.append(local[0] if local else having[turn % copies])
+        return tuple(ranks)
 
 
 def place(config: RunConfig) -> Placement:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from yatt.engine.protocol import Comparison
-from yatt.engine.published import note_tensor
+from yatt.engine.published import Publication, note_tensor
 from yatt.errors import WorkerFailed
-from yatt.weights.checksum import checksum
+from yatt.weights.checksum import checksum, dtype_name
+from yatt.weights.published import PublishedWeights
 
 MAX_NAMED = 8
 FUSED = {
@@ -27,11 +28,17 @@ FUSED = {
 
 
 def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, str]) -> Comparison:
-    """Compares parameters with the engine's names to checksums with Hugging Face names."""
+    """Compares parameters with the engine's names to checksums with Hugging Face names, where one is known.
+
+    Args:
+        published: as `yatt.weights.checksum.described`, by name; also of tensors without a known checksum.
+    """
     by_place = _by_place(published)
     differing, num_compared = [], 0
     for place, tensor in held:
         for name, part in _parts(tensor, by_place.get(place, []), published):
+            if published[name].endswith("/"):
+                continue
             num_compared += 1
             note_tensor()
             if checksum(part) != published[name]:
@@ -39,27 +46,35 @@ def compare_weights(held: Iterable[tuple[str, Tensor]], published: Mapping[str, 
     return Comparison(differing=tuple(differing[:MAX_NAMED]), num_compared=num_compared)
 
 
-def verified(
-    tensors: Iterable[tuple[str, Tensor]], published: Mapping[str, str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields the same tensors, each after a comparison with its checksum.
+def counted(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the same tensors, and counts each as progress."""
+    for item in tensors:
+        note_tensor()
+        yield item
+
+
+def published_checksums(publication: Publication) -> dict[str, str]:
+    """Returns `yatt.weights.checksum.described` of each published tensor, by name.
 
     Raises:
-        WorkerFailed: a tensor differs from the published one, was not published, or is missing.
+        WorkerFailed: the weights are not there in this version.
     """
-    missing = set(published)
-    for name, tensor in tensors:
-        found = checksum(tensor)
-        if found != published.get(name):
-            raise WorkerFailed(
-                f"published tensor {name} is {found} here and {published.get(name, 'not in the index')} "
-                "at the trainer: it was damaged on its way, or belongs to another version"
-            )
-        missing.discard(name)
-        note_tensor()
-        yield name, tensor
-    if missing:
-        raise WorkerFailed(f"published tensors are in no file: {', '.join(sorted(missing)[:MAX_NAMED])}")
+    return PublishedWeights(publication.stems, publication.stamp).checksums(publication.sums)
+
+
+def check_published(weights: PublishedWeights, sums: dict[str, int]) -> None:
+    """Checks, after weights were read, that all that was read is of the published version.
+
+    Raises:
+        WorkerFailed: the host copy has changed, or a tensor is not what the trainer has.
+    """
+    weights.check()
+    if wrong := weights.damaged(sums):
+        raise WorkerFailed(
+            f"of {len(sums)} published tensors these are not here as they are at the trainer: "
+            f"{', '.join(wrong[:MAX_NAMED])}; they were damaged, or belong to another version"
+        )
+    weights.check()
 
 
 def _by_place(published: Mapping[str, str]) -> dict[str, list[str]]:
@@ -79,11 +94,7 @@ def _parts(tensor: Tensor, names: list[str], published: Mapping[str, str]) -> It
     start, parts = 0, []
     for name in names:
         dtype, shape = _described(published[name])
-        if (
-            not shape
-            or dtype != str(tensor.dtype).removeprefix("torch.")
-            or shape[1:] != tuple(tensor.shape[1:])
-        ):
+        if not shape or dtype != dtype_name(tensor) or shape[1:] != tuple(tensor.shape[1:]):
             return
         parts.append((name, tensor[start : start + shape[0]]))
         start += shape[0]

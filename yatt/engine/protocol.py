@@ -60,14 +60,15 @@ class Engine(Protocol):
         """Loads the weights published in `folder` (see yatt.engine.published) and clears the caches.
 
         Raises:
-            WorkerFailed: the folder is not a publication of that policy version.
+            WorkerFailed: the folder is not a publication of that policy version, or the weights were changed
+                while they were read.
         """
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-prob of each token but the first, at temperature 1, for the sync probe."""
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
-        """Compares, bit by bit, the weights in the engine with those published in `folder`.
+        """Compares, bit by bit, weights in the engine with the published ones whose checksums are known.
 
         Repacked weights (vLLM's linear layers on CPU) and slices under tensor parallelism are left out.
         """

@@ -1,9 +1,9 @@
-"""Reads the folder in which a trainer publishes weights for the engines of its node.
+"""Reads the index of the weights that are published on this node.
 
-It has safetensors files with Hugging Face tensor names and, written last, `index.json` =
-``{"policy_version": int, "files": [names], "checksums": {tensor: text}}``; `yatt.weights.checksum` defines
-the text. The folder is on a memory filesystem, so reading is a copy from memory. This module does not import
-torch, because the scripted engine reads the index too.
+A publication is `index.json` = ``{"policy_version", "attempt", "stems", "sums"}``. A stem is the path of the
+host copy of a trainer rank, on the node's memory filesystem; its plan says which boxes of which tensors it
+contains (`yatt.weights.published`). Weights are read from there, so a publication is no copy. This module
+does not import torch, because the scripted engine reads the index too.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from yatt.adapters.host_segment import Stamp
 from yatt.errors import WorkerFailed
 
 INDEX_NAME = "index.json"
@@ -33,35 +34,37 @@ def tensors_taken() -> int:
     return _Taken.num
 
 
-class _Index(msgspec.Struct, frozen=True):
+class PublicationIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The file's content; `sums` has the checksums of some tensors, by name."""
+
     policy_version: int
-    files: tuple[str, ...]
-    checksums: dict[str, str]
+    attempt: int
+    stems: tuple[str, ...]
+    sums: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
     """One published set of weights."""
 
-    policy_version: int
-    files: tuple[Path, ...]
-    checksums: dict[str, str]
-    """Checksum by the tensor's Hugging Face name."""
+    stamp: Stamp
+    stems: tuple[Path, ...]
+    sums: dict[str, int]
 
 
 def read_publication(folder: str, policy_version: int) -> Publication:
-    """Reads the publication in `folder` and checks that it is complete and of that policy version.
+    """Reads the publication in `folder` and checks that it is of that policy version.
 
     Raises:
-        WorkerFailed: it is missing, incomplete, or of another version.
+        WorkerFailed: it is missing, or of another version.
     """
     path = Path(folder) / INDEX_NAME
     try:
-        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+        index = msgspec.json.decode(path.read_bytes(), type=PublicationIndex)
     except OSError as error:
         raise WorkerFailed(
             f"no weights of policy version {policy_version} in {folder}: {path} cannot be read "
-            f"({error.strerror}); the trainer's Publish of that version should have written it"
+            f"({error.strerror}); this node's controller should have written it"
         ) from error
     except msgspec.DecodeError as error:
         raise WorkerFailed(f"{path} is not an index of published weights: {error}") from error
@@ -69,8 +72,5 @@ def read_publication(folder: str, policy_version: int) -> Publication:
         raise WorkerFailed(
             f"{path} is of policy version {index.policy_version}, but version {policy_version} was asked for"
         )
-    files = tuple(Path(folder) / name for name in index.files)
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise WorkerFailed(f"{path} names {', '.join(missing)}, not there in {folder}")
-    return Publication(index.policy_version, files, index.checksums)
+    stamp = Stamp(index.attempt, policy_version)
+    return Publication(stamp=stamp, stems=tuple(map(Path, index.stems)), sums=index.sums)

@@ -87,7 +87,7 @@ class ScriptedEngine:
     def load_weights(self, policy_version: int, folder: str) -> None:
         """See Engine.load_weights; only the index is read."""
         assert not self._running, "requests are aborted before an update"
-        self._policy_version = read_publication(folder, policy_version).policy_version
+        self._policy_version = read_publication(folder, policy_version).stamp.version
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """See Engine.score."""

@@ -1,20 +1,19 @@
-"""vLLM's side of weight transfer: its worker processes read a publication from node-local memory.
+"""vLLM's side of weight transfer: its worker processes read published weights from the trainers' host copies.
 
 vLLM's own `WeightTransferEngine` interface (worker class and four RPCs) has been stable since 0.25, but its
-trainer-side classes change every release; we use only the former. Each worker maps the safetensors files and
-passes the tensors to the model's own `load_weights`, which slices them for its tensor-parallel rank. So the
-trainer's layout and the engine's are independent.
+trainer-side classes change every release; we use only the former. Each worker maps the host copies and passes
+the tensors to the model's own `load_weights`, which slices them for its tensor-parallel rank and reads only
+these slices. So the trainer's layout and the engine's are independent.
 
 This module imports vLLM at its top: only vLLM's worker processes load it, as `worker_extension_cls` (in
 process, that is our own process, after vLLM is imported).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -22,36 +21,43 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from yatt.engine.compare import compare_weights, verified
+from yatt.adapters.host_segment import Stamp
+from yatt.engine.compare import check_published, compare_weights, counted
 from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads
 from yatt.engine.protocol import Comparison
+from yatt.weights.published import PublishedWeights
 
 BACKEND = "yatt_shm"
 
 
 @dataclass
-class FolderInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is not typed here
+class HostCopyInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is not typed here
     """Empty: no initialization is needed before the first update."""
 
 
 @dataclass
-class FolderUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Paths of the publication's safetensors files, and a checksum by tensor name."""
+class HostCopyUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Paths of the host copies, their stamp, and checksums of some tensors by name."""
 
-    files: list[str]
-    checksums: dict[str, str]
+    stems: list[str]
+    attempt: int
+    policy_version: int
+    sums: dict[str, int]
 
 
-_Base: Any = WeightTransferEngine[FolderInitInfo, FolderUpdateInfo]
+_Base: Any = WeightTransferEngine[HostCopyInitInfo, HostCopyUpdateInfo]
 
 
-class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
-    """Loads weights from files under their Hugging Face names."""
+class HostCopyTransferEngine(_Base):  # type: ignore[misc]  # as above
+    """Loads weights under their Hugging Face names."""
 
-    init_info_cls = FolderInitInfo
-    update_info_cls = FolderUpdateInfo
+    _published: PublishedWeights | None = None
+    _sums: dict[str, int]
 
-    def init_transfer_engine(self, init_info: FolderInitInfo) -> None:
+    init_info_cls = HostCopyInitInfo
+    update_info_cls = HostCopyUpdateInfo
+
+    def init_transfer_engine(self, init_info: HostCopyInitInfo) -> None:
         """Does nothing, because there is no connection."""
 
     def start_weight_update(self) -> None:
@@ -66,11 +72,13 @@ class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FolderUpdateInfo) -> None:
-        """Loads every tensor of the files into the model, after a comparison with its checksum."""
+    def receive_weights(self, update_info: HostCopyUpdateInfo) -> None:
+        """Loads every published tensor into the model."""
+        stamp = Stamp(update_info.attempt, update_info.policy_version)
+        self._published = PublishedWeights([Path(stem) for stem in update_info.stems], stamp)
+        self._sums = update_info.sums
         with torch.no_grad():
-            tensors = verified(published_tensors(update_info.files), update_info.checksums)
-            self.model.load_weights(tensors)
+            self.model.load_weights(counted(self._published))
 
     def finish_weight_update(self) -> None:
         """Repacks weights for the engine's kernels."""
@@ -80,22 +88,29 @@ class FolderWeightTransferEngine(_Base):  # type: ignore[misc]  # as above
         if self.device.type == "cpu":
             repack_tied_heads(self.model)
 
+    def check_read(self) -> None:
+        """Checks what the finished update has read, and forgets the host copies.
+
+        Raises:
+            WorkerFailed: it was not all of the published version.
+        """
+        published, self._published = self._published, None
+        assert published is not None, "an update has read it"
+        check_published(published, self._sums)
+
     def shutdown(self) -> None:
         """Does nothing, because nothing is held between updates."""
-
-
-def published_tensors(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields name and tensor, mapped from the files; a tensor keeps its file mapped while it exists."""
-    for file in files:
-        with safe_open(file, framework="pt", device="cpu") as reader:
-            for name in reader.keys():  # noqa: SIM118 - safetensors' reader is not a dict
-                yield name, reader.get_tensor(name)
 
 
 class WorkerExtension:
     """Methods that are added to vLLM's workers, for `collective_rpc` by name."""
 
     model_runner: Any
+    weight_transfer_engine: Any
+
+    def yatt_check_read(self) -> None:
+        """See HostCopyTransferEngine.check_read. vLLM leaves an update unfinished if its own steps raise."""
+        self.weight_transfer_engine.check_read()
 
     def yatt_compare_weights(self, checksums: dict[str, str]) -> Comparison:
         """See Engine.compare_weights; compares this tensor-parallel rank's part."""
@@ -104,7 +119,7 @@ class WorkerExtension:
 
 def _register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, FolderWeightTransferEngine)
+        WeightTransferEngineFactory.register_engine(BACKEND, HostCopyTransferEngine)
     prepack_experts_on_reload()
 
 

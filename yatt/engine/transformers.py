@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.compare import compare_weights, verified
+from yatt.engine.compare import check_published, compare_weights, counted, published_checksums
 from yatt.engine.media import refuse_media
 from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.weights.published import PublishedWeights
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class TransformersEngine:
         self._tokenizer: Tokenizer | None = None
         self._waiting: deque[_Request] = deque()
         self._cohort: _Cohort | None = None
-        self._policy_version = 0
+        self._policy_version, self._has_weights = 0, True
 
     @property
     def is_busy(self) -> bool:
@@ -78,6 +78,8 @@ class TransformersEngine:
         """See Engine.add."""
         if any(request.sample.request_id == sample.request_id for request in self._all_requests()):
             return
+        if not self._has_weights:
+            raise WorkerFailed("this engine has no whole weights: an update failed; send LoadWeights")
         refuse_media(sample)
         refuse_structure(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
@@ -138,13 +140,15 @@ class TransformersEngine:
         """See Engine.load_weights; copies in place, so that tied weights stay tied."""
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
-        tensors = (item for file in publication.files for item in load_file(file).items())
-        published = dict(verified(tensors, publication.checksums))
+        published = PublishedWeights(publication.stems, publication.stamp)
         weights = dict(self._model.named_parameters(remove_duplicate=False))
-        _refuse_other_weights(weights, published, folder)
-        for name, tensor in published.items():
-            weights[name].copy_(tensor)
-        self._policy_version = policy_version
+        _refuse_other_weights(weights, published.shapes(), folder)
+        self._has_weights = False  # until the update is complete
+        with torch.no_grad():
+            for name, tensor in counted(published):
+                weights[name].copy_(tensor)
+        check_published(published, publication.sums)
+        self._policy_version, self._has_weights = policy_version, True
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """See Engine.score."""
@@ -158,7 +162,7 @@ class TransformersEngine:
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights."""
-        checksums = read_publication(folder, policy_version).checksums
+        checksums = published_checksums(read_publication(folder, policy_version))
         return compare_weights(self._model.named_parameters(remove_duplicate=False), checksums)
 
     def close(self) -> None:
@@ -253,11 +257,11 @@ def sampled(logits_V: Tensor, sample: m.Sample, chance: torch.Generator) -> tupl
     return token, float(logprobs_V[token])
 
 
-def _refuse_other_weights(weights: dict[str, Tensor], published: dict[str, Tensor], folder: str) -> None:
+def _refuse_other_weights(
+    weights: dict[str, Tensor], published: dict[str, tuple[int, ...]], folder: str
+) -> None:
     """Refuses wrong weights before any copy, so that no update is partial. A tied weight counts once."""
-    wrong = [
-        name for name, value in published.items() if name not in weights or weights[name].shape != value.shape
-    ]
+    wrong = [name for name, shape in published.items() if name not in weights or weights[name].shape != shape]
     given = {id(weights[name]) for name in published if name in weights}
     missing = [name for name, weight in weights.items() if id(weight) not in given]
     if wrong or missing:

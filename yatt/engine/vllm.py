@@ -112,14 +112,20 @@ class VllmEngine:
 
     def load_weights(self, policy_version: int, folder: str) -> None:
         """See Engine.load_weights."""
+        from yatt.engine.compare import published_checksums
+
         assert not self._running, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
-        files = [str(file) for file in publication.files]
+        published_checksums(publication)  # refuses what is not there before the engine's weights change
         self._has_weights = False  # until the update is complete: a partial one must not be sampled from
         self._llm.collective_rpc("start_weight_update")
-        update = {"files": files, "checksums": publication.checksums}
+        update = {
+            "stems": list(map(str, publication.stems)), "attempt": publication.stamp.attempt,
+            "policy_version": policy_version, "sums": publication.sums,
+        }  # fmt: skip
         self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
         self._llm.collective_rpc("finish_weight_update")
+        self._llm.collective_rpc("yatt_check_read")
         if not self._has_kv_cache:
             self._llm.wake_up(["kv_cache"])
         self._has_weights, self._has_kv_cache, self._policy_version = True, True, policy_version
@@ -144,7 +150,9 @@ class VllmEngine:
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights. Under tensor parallelism, compares only weights that are not sliced."""
-        checksums = read_publication(folder, policy_version).checksums
+        from yatt.engine.compare import published_checksums
+
+        checksums = published_checksums(read_publication(folder, policy_version))
         ranks: list[Comparison] = self._llm.collective_rpc("yatt_compare_weights", args=(checksums,))
         return Comparison(
             differing=tuple(dict.fromkeys(name for rank in ranks for name in rank.differing)),

@@ -162,63 +162,53 @@ class ExportOrder(Order[Done], frozen=True, kw_only=True):
 
 
 class PublishOrder(Order[Published], frozen=True, kw_only=True):
-    """Order to write the weights to this node's memory filesystem."""
+    """Order to bring the weights in the host copies of this node's ranks up to date."""
 
     policy_version: int
     probe: tuple[bytes, ...]
 
 
-class FetchWeights(Order[Done], frozen=True, kw_only=True):
-    """Order to copy the publication of node `source` to this node's memory filesystem.
+class TakeWeights(Order[Done], frozen=True, kw_only=True):
+    """Order to make published weights available to this node's engines: what no rank of this node has, it
+    fetches from other nodes.
 
-    `probe`, `probe_logprobs` and `rounding` are as in the source's PublishOrder and Published.
+    `probe`, `probe_logprobs` and `rounding` are as in PublishOrder and Published. `sums`: checksums of some
+    tensors, by name.
     """
 
     policy_version: int
-    source: int
     probe: tuple[bytes, ...]
     probe_logprobs: tuple[bytes, ...]
     rounding: float
+    sums: dict[str, int]
 
 
-class PublicationListed(Message, frozen=True, kw_only=True):
-    """Names and sizes in bytes of the files, the index last."""
+class WeightsDescribed(Message, frozen=True, kw_only=True):
+    """A rank's `WeightPlan` (msgpack), and the bytes of its segment of weights."""
 
-    files: tuple[tuple[str, int], ...]
+    plan: bytes
+    size_bytes: int
 
 
-class ListPublication(Order[PublicationListed], frozen=True, kw_only=True):
-    """Request to a trainer node for the list of files of this policy version."""
+class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
+    """Request to the node of a trainer rank: what does its host copy contain?"""
 
-    policy_version: int
+    rank: int
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Part of a file."""
+    """Part of a segment."""
 
     data: bytes
 
 
-class ReadPublication(Order[Piece], frozen=True, kw_only=True):
-    """Request to a trainer node for `num_bytes` of a published file, from `offset` on."""
+class ReadWeights(Order[Piece], frozen=True, kw_only=True):
+    """Request to the node of a trainer rank for `num_bytes` of its weights of this policy version."""
 
+    rank: int
     policy_version: int
-    name: str
     offset: int
     num_bytes: int
-
-
-class FileDigest(Message, frozen=True, kw_only=True):
-    """SHA-256 of a file."""
-
-    sha256: str
-
-
-class DigestPublication(Order[FileDigest], frozen=True, kw_only=True):
-    """Request to a trainer node for the checksum of a whole published file."""
-
-    policy_version: int
-    name: str
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):

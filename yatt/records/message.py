@@ -50,6 +50,11 @@ from yatt.records.shards import (
     Upload as Upload,
     Uploaded as Uploaded,
 )
+from yatt.records.weights import (
+    PlannedWeight as PlannedWeight,
+    WeightBox as WeightBox,
+    WeightPlan as WeightPlan,
+)
 
 # ---- any worker ---------------------------------------------------------------------------------
 
@@ -293,23 +298,25 @@ class Train(Order[Trained], frozen=True, kw_only=True):
 
 
 class Published(Message, frozen=True, kw_only=True):
-    """The trainer's own log-probs of the probe, as in WeightsLoaded.
+    """The host copy has the weights; the trainer's own log-probs of the probe, as in WeightsLoaded.
 
-    `rounding`: their mean change when every layer's output is rounded once more.
+    `size_bytes`, `sums`: of the boxes that this rank answers for; one rank of those with the same boxes does.
+    `sums`: of some tensors, the boxes' part of the checksum (`yatt.weights.checksum.box_sum`).
+    `rounding`: the log-probs' mean change when every layer's output is rounded once more.
     """
 
     size_bytes: int
     probe_logprobs: tuple[bytes, ...]
+    sums: dict[str, int] = msgspec.field(default_factory=dict)
     rounding: float = 0.0
 
 
 class Publish(Order[Published], frozen=True, kw_only=True):
-    """Order to write the weights under their Hugging Face names to `folder`, once per node."""
+    """Order to bring the weights in the host copy up to date."""
 
     under_lease: ClassVar[bool] = True
 
     policy_version: int
-    folder: str
     probe: tuple[bytes, ...] = ()
 
 

@@ -59,7 +59,7 @@ def main() -> None:
 
     limit_s = config.launch.phase_timeout_s
     store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
-    rank = TrainerRank(config, device, store, local_rank=arguments.local_rank, tick=tick, say=say)
+    rank = TrainerRank(config, device, store, tick=tick, say=say)
     heartbeat = Heartbeat(
         arguments.endpoint,
         worker=arguments.worker,

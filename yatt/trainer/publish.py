@@ -1,120 +1,125 @@
-"""Writes weights: as memory files for the engines of a node, and as a Hugging Face folder for people.
+"""Publishes weights: makes the host copy's segment of weights the current policy version.
 
-``index.json`` with ``{"policy_version", "files", "checksums"}`` is written last. A rename makes each complete
-file visible under its name. Writing the same version again produces the same files.
+Engines of the node read the segment itself (`yatt.weights.published`), so nothing is gathered or written. A
+plan beside the segment, made once, says which boxes of which Hugging Face tensors are where in it.
 """
 
-import json
-import os
-import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+import msgspec
+import torch
+from megatron.core import parallel_state as mpu
 from torch import Tensor
 
-from yatt.adapters.patience import LIMIT_S, patiently
-from yatt.models.folder import SIDE_FILES
+from yatt.adapters.host_segment import weight_plan_path
+from yatt.models.spans import RowSpan, row_spans, spans_within
+from yatt.records.weights import PlannedWeight, WeightBox, WeightPlan
+from yatt.trainer.host_copy import WEIGHTS, HostCopy
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick
-from yatt.weights.checksum import checksum
-from yatt.weights.convert import export_weights, write_index
+from yatt.trainer.snapshot import LocalParameter, local_parameters
+from yatt.weights.boxes import Block, blocks_of
+from yatt.weights.checksum import box_sum, dtype_name
+from yatt.weights.convert import cut_of
 
-BUCKET_BYTES = 256 << 20
+SHARE = 16
+"""One tensor in so many is compared by checksum at each publication, each in its turn; all at the first of an
+attempt. Stamps, not checksums, exclude bytes of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """Tensor names by file, bytes of all weights (on every rank), and checksums by name (if written)."""
+class _Part:
+    """A box of the Hugging Face tensor `name` of this shape; `tensor` is a view of the live parameter."""
 
-    files: dict[str, list[str]]
-    size_bytes: int
-    checksums: dict[str, str]
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    tensor: Tensor
 
 
-def publish_weights(policy: Policy, folder: Path, policy_version: int, tick: Tick, *, writes: bool) -> int:
-    """Writes all weights to `folder` on the ranks that write. Collective over all ranks.
+class Weights:
+    """This rank's part of the weights that engines load.
 
-    Returns:
-        Bytes of all weights.
+    Args:
+        stem: path of the host copy; the plan is written beside it.
     """
-    written = _write_buckets(policy, folder, tick, writes=writes)
-    if writes:
-        index = {"files": list(written.files), "checksums": written.checksums}
-        _replace(folder / "index.json", json.dumps({"policy_version": policy_version, **index}).encode())
-    return written.size_bytes
+
+    def __init__(self, policy: Policy, host: HostCopy, stem: Path) -> None:
+        self._host, self._parts = host, [part for local in _kept(policy) for part in _parts(policy, local)]
+        self._names = tuple(dict.fromkeys(name for row in policy.rows for name in row.hf_names))
+        """Of the whole model, so that all ranks compare the same tensors."""
+
+        plan = WeightPlan(rank=torch.distributed.get_rank(), weights=tuple(self._planned()))
+        weight_plan_path(stem).write_bytes(msgspec.msgpack.encode(plan))
+        self._answers = mpu.get_data_parallel_rank(with_context_parallel=True) == 0
+        """Whether this rank answers for its boxes; ranks with the same boxes do not."""
+
+        self._is_first = True
+
+    @torch.no_grad()
+    def publish(self, policy_version: int, tick: Tick) -> dict[str, int]:
+        """Copies to the host what is not there yet. Returns, by name, what this rank's boxes of the live
+        parameters contribute to the checksums of the tensors that are compared this time."""
+        self._host.copy((WEIGHTS,))
+        compared = {
+            name for i, name in enumerate(self._names) if self._is_first or (i + policy_version) % SHARE == 0
+        }
+        self._is_first = False
+        sums: dict[str, int] = {}
+        for part in self._parts if self._answers else ():
+            if part.name in compared:
+                total = sums.get(part.name, 0) + box_sum(part.tensor, part.offset, part.shape)
+                sums[part.name] = total % (1 << 64)
+                tick()
+        return sums
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the boxes that this rank answers for."""
+        return sum(part.tensor.nbytes for part in self._parts) if self._answers else 0
+
+    def _planned(self) -> Iterator[PlannedWeight]:
+        by_name: dict[str, list[_Part]] = {}
+        for part in self._parts:
+            by_name.setdefault(part.name, []).append(part)
+        for name, parts in by_name.items():
+            places = [self._host.place(part.tensor) for part in parts]
+            assert all(area == WEIGHTS for area, _ in places)
+            boxes = tuple(
+                WeightBox(offset=part.offset, shape=tuple(part.tensor.shape), at=at)
+                for part, (_, at) in zip(parts, places, strict=True)
+            )
+            yield PlannedWeight(
+                name=name, dtype=dtype_name(parts[0].tensor), shape=parts[0].shape, boxes=boxes
+            )
 
 
-def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None:
-    """Writes the policy's weights as a Hugging Face folder. Collective.
-
-    Raises:
-        OSError: the folder's filesystem fails permanently, or for longer than the limit.
-    """
-    written = _write_buckets(policy, folder, tick, writes=writes, limit_s=LIMIT_S)
-    if writes:
-        file_of = {name: file for file, names in written.files.items() for name in names}
-        patiently(partial(write_index, folder, file_of, written.size_bytes))
+def _kept(policy: Policy) -> Iterator[LocalParameter]:
+    """The parameters of which this rank's engines read something. Of the tensor-parallel ranks that have a
+    whole parameter, the first one gives it."""
+    for local in local_parameters(policy):
+        if not local.is_copy and (cut_of(local.parameter) is not None or policy.groups.tp.rank() == 0):
+            yield local
 
 
-def copy_side_files(source: Path, folder: Path) -> None:
-    """Copies config and tokenizer from one Hugging Face folder to another."""
-    for name in SIDE_FILES:
-        if (source / name).is_file():
-            patiently(partial(shutil.copyfile, source / name, folder / name))
+def _parts(policy: Policy, local: LocalParameter) -> Iterator[_Part]:
+    tp, spans = policy.groups.tp, row_spans(local.row)
+    heights = {span.name: 0 for span in spans}
+    for span in spans:
+        heights[span.name] += span.num_rows
+    for block in blocks_of(local.row, cut_of(local.parameter), rank=tp.rank(), size=tp.size()):
+        first, rows = block.offset[0], block.shape[0]
+        for span in spans_within(spans, first, first + rows):
+            yield _part(local, block, span, heights[span.name])
 
 
-def _write_buckets(
-    policy: Policy, folder: Path, tick: Tick, *, writes: bool, limit_s: float = 0.0
-) -> _Written:
-    """Writes the weights in buckets. `limit_s`: longest wait per call for a filesystem that fails."""
-    step = partial(patiently, limit_s=limit_s, on_failure=lambda _: tick())
-    if writes:
-        step(partial(folder.mkdir, exist_ok=True))  # no parents: do not recreate a removed run folder
-    files: dict[str, list[str]] = {}
-    checksums: dict[str, str] = {}
-    total = 0
-    for number, bucket in enumerate(_buckets(policy, copies=writes)):
-        name = f"model-{number + 1:05d}.safetensors"
-        files[name] = list(bucket)
-        total += sum(tensor.nbytes for tensor in bucket.values())
-        if writes:
-            checksums |= {key: checksum(tensor) for key, tensor in bucket.items()}
-            step(partial(_save_bucket, bucket, folder / name))
-        tick()
-    return _Written(files=files, size_bytes=total, checksums=checksums)
-
-
-def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file({key: tensor.cpu() for key, tensor in bucket.items()}, unfinished, {"format": "pt"})
-    except SafetensorError as error:  # its text contains the filesystem's error number
-        if (found := re.search(r"os error (\d+)", str(error))) is None:
-            raise
-        raise OSError(number := int(found[1]), os.strerror(number), str(path)) from error
-    unfinished.replace(path)
-
-
-def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
-    """Yields weights by name; copies of them if `copies`, because parts of fused weights share memory."""
-    bucket: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in export_weights(policy.models, policy.rows, policy.groups):
-        bucket[name] = tensor.contiguous().clone() if copies else tensor
-        size += tensor.nbytes
-        if size >= BUCKET_BYTES:
-            yield bucket
-            bucket, size = {}, 0
-    if bucket:
-        yield bucket
-
-
-def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)
+def _part(local: LocalParameter, block: Block, span: RowSpan, height: int) -> _Part:
+    begin = block.first_row + span.begin - block.offset[0]
+    return _Part(
+        name=span.name,
+        shape=(height, *local.row.full_shape[1:]),
+        offset=(span.first, *block.offset[1:]),
+        tensor=local.parameter.detach()[begin : begin + span.num_rows],
+    )

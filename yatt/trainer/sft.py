@@ -30,9 +30,9 @@ from yatt.config.schema import (
 from yatt.models.model import model_of, read_model
 from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.device import collective_backend, prepare_process
+from yatt.trainer.hf_folder import copy_side_files, export_hf
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
-from yatt.trainer.publish import copy_side_files, export_hf
 from yatt.weights.convert import HFTensors
 
 Example = tuple[list[int], list[int]]

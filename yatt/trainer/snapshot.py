@@ -36,7 +36,7 @@ GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Local:
+class LocalParameter:
     """A parameter of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings)."""
 
     row: WeightRow
@@ -48,7 +48,7 @@ class _Local:
 class _Owned:
     """The flat range [begin, end) of a local parameter that this rank's optimizer updates."""
 
-    local: _Local
+    local: LocalParameter
     begin: int
     end: int
     main: Tensor
@@ -110,7 +110,7 @@ def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Call
     """
     owned = list(_owned(policy))
     key = MODEL if _has_main_copies(policy) else MAIN
-    wanted = [shard for local in _locals(policy) for shard in _blank(policy, local, None, key)]
+    wanted = [shard for local in local_parameters(policy) for shard in _blank(policy, local, None, key)]
     if _has_main_copies(policy):
         wanted += [shard for one in owned for shard in _blank(policy, one.local, one, MAIN)]
     read_shards(store, manifest.files, wanted, tick)
@@ -128,18 +128,19 @@ def _has_main_copies(policy: Policy) -> bool:
     return policy.mcore.params_dtype is not torch.float32
 
 
-def _locals(policy: Policy) -> Iterator[_Local]:
+def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
+    """Yields this rank's parameters with their rows of the weight table."""
     table = {row.name: row for row in policy.rows}
     for model in policy.models:
         for name, parameter in model.named_parameters():
             wanted = global_name(name, model)
             row = row_of(table, wanted)
-            yield _Local(row=row, parameter=parameter, is_copy=wanted not in table)
+            yield LocalParameter(row=row, parameter=parameter, is_copy=wanted not in table)
 
 
 def _owned(policy: Policy) -> Iterator[_Owned]:
     parts = getattr(policy.optimizer, "chained_optimizers", [policy.optimizer])
-    for local in _locals(policy):
+    for local in local_parameters(policy):
         for part in parts:
             place = part.model_param_group_index_map.get(local.parameter)
             if place is None:
@@ -164,7 +165,7 @@ def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
         yield from _shards(policy, owned.local, kind, tensor, owned.begin)
 
 
-def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> Iterator[Shard]:
+def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: str) -> Iterator[Shard]:
     """Yields the live tensors to restore, set to 0, because checkpoints contain no vocabulary padding."""
     if owned is None:
         tensor = local.parameter.detach().view(-1)
@@ -174,7 +175,7 @@ def _blank(policy: Policy, local: _Local, owned: _Owned | None, kind: str) -> It
     yield from _shards(policy, local, kind, tensor, owned.begin if owned else 0)
 
 
-def _shards(policy: Policy, local: _Local, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
+def _shards(policy: Policy, local: LocalParameter, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
     """Yields views of `flat` (elements of the local parameter from `begin` on) as boxes of the global one."""
     tp = policy.groups.tp
     blocks = blocks_of(local.row, cut_of(local.parameter), rank=tp.rank(), size=tp.size())

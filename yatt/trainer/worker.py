@@ -25,12 +25,13 @@ from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
+from yatt.trainer.hf_folder import copy_side_files, export_hf
 from yatt.trainer.host_copy import AREAS, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.passes import Tick
 from yatt.trainer.probe import probe_logprobs, probe_rounding
-from yatt.trainer.publish import copy_side_files, export_hf, publish_weights
+from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
 from yatt.trainer.update import KlCoefficient, Learner, sequence_cut, train_iteration
@@ -39,10 +40,11 @@ from yatt.weights.convert import HFTensors
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The model, its host copy, and what of the host copy a checkpoint contains."""
+    """The model, its host copy, and what of the host copy engines load and a checkpoint contains."""
 
     learner: Learner
     host: HostCopy
+    weights: Weights
     plan: m.SavePlan
 
 
@@ -51,17 +53,15 @@ class TrainerRank:
 
     Args:
         store: the checkpoint store.
-        local_rank: local rank 0 writes files for its node.
         tick: called after each micro-batch, and after each tensor that is loaded or published.
         say: called about waits for the store of another run, as in `PatientStore`.
     """
 
     def __init__(
-        self, config: RunConfig, device: torch.device, store: Store, *, local_rank: int, tick: Tick,
-        say: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self, config: RunConfig, device: torch.device, store: Store, *, tick: Tick, say: Callable[[str], None]
+    ) -> None:
         self._config, self._device, self._store = config, device, store
-        self._local_rank, self._tick, self._say = local_rank, tick, say
+        self._tick, self._say = tick, say
         self._meeting = Meeting(config, device)
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
@@ -130,7 +130,7 @@ class TrainerRank:
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
         plan = save_plan(policy, host)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
-        self._built = _Built(learner, host, plan)
+        self._built = _Built(learner, host, Weights(policy, host, Path(order.stem)), plan)
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
 
@@ -193,15 +193,18 @@ class TrainerRank:
         return self._trained[1]
 
     def _publish(self, order: m.Publish) -> m.Message:
-        learner = self._ready.learner
-        size = publish_weights(
-            learner.policy, Path(order.folder), order.policy_version, self._tick, writes=self._local_rank == 0
-        )
+        built, learner = self._ready, self._ready.learner
+        if built.host.version != order.policy_version:
+            raise WorkerFailed(
+                f"policy version {order.policy_version} was to be published, it is {built.host.version}"
+            )
+        sums = built.weights.publish(order.policy_version, self._tick)
         sequences = [m.unpack_ids(raw) for raw in order.probe]
         cut = sequence_cut(learner)
         rows = probe_logprobs(learner.policy, sequences, cut, self._tick)
         return m.Published(
-            size_bytes=size,
+            size_bytes=built.weights.size_bytes,
+            sums=sums,
             probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows),
             rounding=probe_rounding(learner.policy, sequences, rows, cut, self._tick),
         )

@@ -64,8 +64,7 @@ class Job:
     def weights(self, name: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
-        index = json.loads((self.folder / name / "index.json").read_text())
-        return {k: v for file in index["files"] for k, v in load_file(self.folder / name / file).items()}
+        return load_file(self.folder / f"{name}.published")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from yatt.adapters.host_segment import Stamp
 from yatt.checkpoint.manifest import Checkpoints, Manifest
@@ -35,8 +36,10 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
+from yatt.control.gpus.publications import added
 from yatt.records import cluster as c, message as m
 from yatt.uploader.upload import Throttle, UploadJob
+from yatt.weights.published import PublishedWeights
 
 NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
@@ -182,7 +185,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     join_groups(config, keeps_groups=keeps_groups)
     ticks: list[int] = []
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
-    worker = TrainerRank(config, device, store, local_rank=rank, tick=lambda: ticks.append(1), say=print)
+    worker = TrainerRank(config, device, store, tick=lambda: ticks.append(1), say=print)
     (place := folder / job["name"]).mkdir(exist_ok=True)
     stem = place / f"host-{rank:05d}"
     worker.handle(m.Build(stem=str(stem), attempt=1))
@@ -277,8 +280,25 @@ def publish(worker, folder: Path) -> list:
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
     probe = tuple(m.pack_ids(row) for row in ids)
-    answer = worker.handle(m.Publish(policy_version=1, folder=str(folder), probe=probe))
+    version = worker._ready.host.version
+    answer = worker.handle(m.Publish(policy_version=version, probe=probe))
+    every: list = [None] * dist.get_world_size()
+    dist.all_gather_object(every, answer.sums)
+    if dist.get_rank() == 0:
+        keep_published(folder, Stamp(1, version), len(every), added(every))
+    dist.barrier()
     return [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+
+
+def keep_published(folder: Path, stamp: Stamp, world_size: int, sums: dict[str, int]) -> None:
+    """Reads what an engine would read, of all ranks, before it changes again."""
+    stems = [folder.parent / f"host-{rank:05d}" for rank in range(world_size)]
+    published = PublishedWeights(stems, stamp)
+    assert sums and published.damaged(sums) == []
+    flipped = {name: total ^ 1 for name, total in sums.items()}
+    assert published.damaged(flipped) == list(flipped)
+    save_file({name: tensor.clone() for name, tensor in published}, folder.with_suffix(".published"))
+    published.check()
 
 
 def nap(worker, notes: dict) -> None:

@@ -46,7 +46,7 @@ layout = {"tensor_model_parallel_size": 2} if size > 2 else {"pipeline_model_par
 config = make_config(model, layout)
 import dataclasses
 config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
-trainer = TrainerRank(config, prepare_process(config, 0), None, local_rank=rank, tick=lambda: None, say=print)
+trainer = TrainerRank(config, prepare_process(config, 0), None, tick=lambda: None, say=print)
 place = folder / "port"
 if rank == 0:
     port = trainer.handle(m.OpenStore(host="127.0.0.1")).port

@@ -16,9 +16,7 @@ ORDER = m.Restore(checkpoint="manifests/00000004.000001.json")
 def rank_with(store):
     from yatt.trainer.worker import TrainerRank  # megatron-core warns where it is imported
 
-    return TrainerRank(
-        config(1, 1, 0, 0), torch.device("cpu"), store, local_rank=0, tick=lambda: None, say=print
-    )
+    return TrainerRank(config(1, 1, 0, 0), torch.device("cpu"), store, tick=lambda: None, say=print)
 
 
 def test_a_folder_without_even_an_owner_is_not_mounted_on_this_node(tmp_path):

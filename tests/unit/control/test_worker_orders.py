@@ -116,6 +116,42 @@ def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:
     assert bench.kinds() == [], "it may be another's by now"
 
 
+def test_an_engine_that_is_refused_while_host_copies_change_loads_the_next_version() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.publish(4)
+        tried: list[int] = []
+
+        def load(order: m.LoadWeights) -> m.Message:
+            tried.append(order.policy_version)
+            if order.policy_version == 4:
+                bench.publications.change()
+                return m.Failed(error="is being changed", exit_code=1)
+            return m.WeightsLoaded(policy_version=5, probe_logprobs=LOGPROBS, differing=(), num_compared=1)
+
+        bench.socket.answers[m.LoadWeights] = load
+        waking = asyncio.ensure_future(bench.workers.wake(bench.slab, ROLLOUT, 7))
+        await asyncio.sleep(0.05)
+        assert (tried, waking.done()) == ([4], False)
+        bench.publish(5)
+        await asyncio.wait_for(waking, 5)
+        assert tried == [4, 5]
+
+    bench = Bench()
+    asyncio.run(scene(bench))
+    assert bench.engines.is_awake(bench.worker(ROLLOUT).address) and not bench.failures
+
+
+def test_an_engine_that_is_refused_though_nothing_changes_has_failed() -> None:
+    bench = Bench()
+    bench.publish(4)
+    bench.socket.answers[m.LoadWeights] = lambda _: m.Failed(error="damaged", exit_code=1)
+    ended: list[str] = []
+    bench.supervisor.end = lambda worker: ended.append(worker.name)  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(bench.workers.wake(bench.slab, ROLLOUT, 7), 5))
+    assert bench.kinds() == [("Wake", 7), ("LoadWeights", 7)]
+    assert not bench.engines.is_awake(bench.worker(ROLLOUT).address)
+
+
 def test_an_engine_whose_log_probs_differ_ends_the_attempt() -> None:
     bench = Bench()
     bench.publish(4)

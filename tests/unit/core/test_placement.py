@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, strategies as st
 
 from yatt.config.check import relations
@@ -91,10 +92,10 @@ def test_disaggregated_nobody_hands_anything_over(
     judged = [s for s, role in sorted(placement.sampling.items()) if role.startswith("genrm")]
     assert len(judged) == slabs
     assert set(placement.slabs[len(placement.slabs) - slabs :]) == set(judged), "the last ones"
-    sources = placement.weight_sources
-    assert sources.keys() == placement.pools[ROLLOUT]
-    loads = Counter(sources.values())
-    assert max(loads.values()) - min(loads[owner] for owner in placement.trainer_nodes) <= 1, "dealt evenly"
+    takers = sorted(placement.pools[ROLLOUT])
+    loads = Counter(rank for node in takers for rank in placement.weight_ranks(node, tp_size=1, pp_size=1))
+    assert sum(loads.values()) == len(takers)
+    assert max(loads.values()) - min(loads[rank] for rank in range(placement.world_size)) <= 1, "dealt evenly"
 
 
 def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weights() -> None:
@@ -102,7 +103,28 @@ def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weigh
         placement = place(config(3, 2, 1, slabs))
         assert placement.trainer_nodes == (0, 1, 2)
         assert placement.world_size == 6
-        assert placement.weight_sources == {}
+        for node in range(3):
+            (rank,) = placement.weight_ranks(node, tp_size=1, pp_size=1)
+            assert placement.node_of(rank) == node
+
+
+@pytest.mark.parametrize("mode", ["partial", "disaggregated"])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (8, 1)])
+def test_a_node_reads_each_part_of_the_model_from_one_rank_if_possible_its_own(mode, tp, pp) -> None:
+    made = config(4, 4, 1, 1) if mode == "partial" else disaggregated(6, 2, 4)
+    placement = place(made)
+    dp = placement.world_size // (tp * pp)
+    for node in sorted(placement.pools[ROLLOUT]):
+        ranks = placement.weight_ranks(node, tp_size=tp, pp_size=pp)
+        parts = [(rank // (tp * dp), rank % tp) for rank in ranks]
+        assert parts == [(p, t) for p in range(pp) for t in range(tp)], "each part once"
+        for rank in ranks:
+            having = [
+                other for other in range(placement.world_size)
+                if (other // (tp * dp), other % tp) == (rank // (tp * dp), rank % tp)
+            ]  # fmt: skip
+            local = [other for other in having if placement.node_of(other) == node]
+            assert not local or rank in local
 
 
 def test_an_engine_need_not_fit_a_node_that_only_trains() -> None:

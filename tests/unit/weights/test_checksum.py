@@ -1,10 +1,11 @@
+import itertools
 import random
 
 import pytest
 import torch
 
 from yatt.weights import checksum as module
-from yatt.weights.checksum import checksum
+from yatt.weights.checksum import box_sum, checksum
 
 
 def by_hand(tensor):
@@ -44,3 +45,19 @@ def test_a_view_has_the_checksum_of_its_copy_and_another_shape_or_dtype_has_not(
         assert checksum(view) == checksum(view.clone())
     assert checksum(whole) != checksum(whole.reshape(6, 9))
     assert checksum(whole) != checksum(whole.view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("shape", [(13,), (64,), (12, 16), (9, 7), (31, 24)])
+def test_the_sums_of_all_boxes_make_the_checksum_however_the_tensor_is_cut(dtype, shape, monkeypatch):
+    draw, whole = random.Random(f"{dtype}{shape}"), (torch.randn(shape) * 50).to(dtype)
+    for words in (1 << 16, 5):
+        monkeypatch.setattr(module, "CPU_CHUNK_WORDS", words)
+        for _ in range(20):
+            cuts = [sorted({0, size, *(draw.randrange(size) for _ in range(2))}) for size in shape]
+            pairs = [list(itertools.pairwise(cut)) for cut in cuts]
+            total = 0
+            for ranges in itertools.product(*pairs):
+                box = whole[tuple(slice(*each) for each in ranges)].clone()
+                total += box_sum(box, [begin for begin, _ in ranges], shape)
+            assert f"{total % 2**64:016x}" == checksum(whole).rpartition("/")[2], cuts

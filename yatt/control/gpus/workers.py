@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
+
 from yatt import clock
 from yatt.adapters.channel import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.publications import LocalPublication, Publications
+from yatt.control.gpus.publications import LocalPublication, Publications, added
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
 from yatt.control.node import Node
@@ -136,19 +138,13 @@ class Workers:
             self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)
 
     async def publish(self, policy_version: int, probe: tuple[bytes, ...]) -> m.Published:
-        """Makes the trainer write its weights to the node's memory filesystem; removes older publications."""
-        folder = self._node.weights_folder(policy_version)
-        body = m.Publish(policy_version=policy_version, folder=str(folder), probe=probe)
-        first = (await self.order_trainers(body))[0]
-        self._publications.adopt(
-            LocalPublication(
-                policy_version=policy_version, folder=folder, probe=probe,
-                expected=first.probe_logprobs, rounding=first.rounding,
-            )
-        )  # fmt: skip
-        await self._publications.drop_older()
-        self._events.emit("weights.publish", policy_version=policy_version, size_bytes=first.size_bytes)
-        return first
+        """Makes this node's ranks bring their host copies up to date; returns one answer for all of them."""
+        self._publications.change()
+        answers = await self.order_trainers(m.Publish(policy_version=policy_version, probe=probe))
+        size_bytes = sum(answer.size_bytes for answer in answers)
+        self._events.emit("weights.publish", policy_version=policy_version, size_bytes=size_bytes)
+        sums = added(answer.sums for answer in answers)
+        return msgspec.structs.replace(answers[0], size_bytes=size_bytes, sums=sums)
 
     async def sync(self) -> None:
         """Loads the newest weights into rollout engines that kept their slab through training.
@@ -157,7 +153,6 @@ class Workers:
         """
         rollouts = [w for w in self._supervisor.workers.values() if w.role == ROLLOUT]
         await asyncio.gather(*(self._guarded(w, self._catch_up(w)) for w in rollouts))
-        await self._publications.drop_older()
 
     async def _catch_up(self, worker: Worker) -> None:
         newest = self._publications.newest
@@ -165,6 +160,18 @@ class Workers:
             is_behind = newest is not None and self._loaded.get(worker.address) != newest.policy_version
             if newest is not None and is_behind and self._engines.is_awake(worker.address):
                 await self._load_weights(worker, newest)
+
+    async def _load_newest(self, worker: Worker) -> None:
+        """Loads the newest publication. If host copies have changed meanwhile, the engine is refused; it then
+        loads the next publication."""
+        published = await self._publications.newer_than(None)
+        while published is not None:
+            try:
+                return await self._load_weights(worker, published)
+            except WorkerFailed:
+                published = await self._publications.newer_than(published)
+                if published is None:
+                    raise
 
     async def _load_weights(self, worker: Worker, published: LocalPublication) -> None:
         """Makes a rollout engine load a publication, and compares its log-probs with the trainer's."""
@@ -208,9 +215,8 @@ class Workers:
         self._tokens[worker.name] = token
         await self.order(worker, m.Wake())
         async with self._taking[worker.name]:  # `sync` loads later publications
-            newest = self._publications.newest
-            if worker.role == ROLLOUT and newest is not None:
-                await self._load_weights(worker, newest)
+            if worker.role == ROLLOUT:
+                await self._load_newest(worker)
             if worker.role != TRAINER:
                 assert worker.slab is not None, "engines live on slabs"
                 await self._engines.add(worker.address, worker.role, worker.slab, token)

@@ -12,6 +12,7 @@ from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Manifest
+from yatt.control.gpus.publications import added
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
@@ -20,7 +21,7 @@ from yatt.control.node import Node
 from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
-from yatt.core.placement import dp_lead_ranks
+from yatt.core.placement import ROLLOUT, dp_lead_ranks
 from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED
 from yatt.obs.events import EventLog
@@ -60,8 +61,9 @@ class PhaseWork:
             case Phase.BUILD:
                 return Acted(act.seq, resumed=await self._build())
             case Phase.SYNC:  # engines that are woken for this phase load the weights themselves
-                keepers = self._node.placement.weight_sources
-                await self._clients.ask_nodes(dict.fromkeys(keepers, c.SyncWeights()))
+                placement = self._node.placement
+                keepers = placement.pools[ROLLOUT] - set(placement.trainer_nodes)
+                await self._clients.ask_nodes(dict.fromkeys(sorted(keepers), c.SyncWeights()))
             case Phase.ROLLOUT | Phase.SCORE:
                 return Acted(act.seq, again=await self._advance(act))
             case _:
@@ -105,16 +107,14 @@ class PhaseWork:
     async def _publish(self, policy_version: int) -> None:
         probe = self._probe(policy_version)
         order = c.PublishOrder(policy_version=policy_version, probe=probe)
-        first = (await self._clients.ask_trainer_nodes(order))[0]
-        fetches = {
-            index: c.FetchWeights(
-                policy_version=policy_version, source=source, probe=probe,
-                probe_logprobs=first.probe_logprobs, rounding=first.rounding,
-            )
-            for index, source in self._node.placement.weight_sources.items()
-        }  # fmt: skip
-        await self._clients.ask_nodes(fetches)
-        self._row.values["perf/weights_bytes"] = first.size_bytes
+        answers = await self._clients.ask_trainer_nodes(order)
+        take = c.TakeWeights(
+            policy_version=policy_version, probe=probe, probe_logprobs=answers[0].probe_logprobs,
+            rounding=answers[0].rounding, sums=added(answer.sums for answer in answers),
+        )  # fmt: skip
+        engine_nodes = sorted(self._node.placement.pools[ROLLOUT])
+        await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))
+        self._row.values["perf/weights_bytes"] = sum(answer.size_bytes for answer in answers)
 
     async def _validate(self, iteration: int) -> None:
         found: dict[str, list[c.SourceScores]] = {}
