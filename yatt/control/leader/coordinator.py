@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 
 from yatt import clock
@@ -158,7 +159,7 @@ class Coordinator:
                 raise
             return
         self._row.took(act.phase, clock.monotonic_s() - began_s)
-        self._inbox.put(acted)
+        self._inbox.put(replace(acted, at_s=clock.monotonic_s()))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -189,6 +190,7 @@ def program_of(node: Node) -> Program:
         absent=node.absent,
         total_iterations=config.trainer.total_iterations,
         save_every=config.checkpoint.save_every,
+        save_every_s=60 * config.checkpoint.save_every_minutes,
         validate_every=config.validation.every,
         validates=bool(config.validation.reward),
         num_scorings=len(node.placement.scoring),
