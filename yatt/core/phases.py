@@ -169,7 +169,9 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
 def _acted(state: RunState, event: Acted, program: Program) -> Result:
     match state.phase:
         case Phase.BUILD:
-            after = replace(state, trained=event.resumed, saving=state.saving.resumed(event.resumed, event.at_s))
+            after = replace(
+                state, trained=event.resumed, saving=state.saving.resumed(event.resumed, event.at_s)
+            )
         case Phase.TRAIN:
             saving = state.saving.trained(event.at_s, program.save_every_s)
             after = replace(state, trained=state.trained + 1, saving=saving)

@@ -21,6 +21,7 @@ from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
 from yatt.control.node import Node
 from yatt.core import phases
+from yatt.core.goodput import category_of
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
 from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
@@ -54,7 +55,7 @@ class Coordinator:
         self._inbox, self._program = inbox, program_of(node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
-        self._began_s = clock.monotonic_s()
+        self._began_s = self._part_began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
 
@@ -72,11 +73,20 @@ class Coordinator:
             state, actions = phases.step(state, await self._inbox.next(), self._program)
 
     def _enter(self, state: RunState) -> None:
-        """Emits events when the phase changes."""
+        """Emits events when the phase or its part changes, and accounts for the time before."""
         before, self.state = self.state, state
-        if before is not None and (before.phase, before.scoring) == (state.phase, state.scoring):
+        is_same = before is not None and (before.phase, before.scoring) == (state.phase, state.scoring)
+        if before is not None and is_same and before.part is state.part:
             return
         now_s = clock.monotonic_s()
+        if before is not None:
+            category = category_of(before.phase.value, before.part.value)
+            self._row.spent(category, now_s - self._part_began_s)
+        self._part_began_s = now_s
+        fields = {"phase": state.phase.value, "iteration": state.iteration, "part": state.part.value}
+        if is_same:
+            self._events.emit("phase.part", **fields)
+            return
         if before is not None:
             seconds = now_s - self._began_s
             self._events.emit(
@@ -85,7 +95,7 @@ class Coordinator:
         self._began_s = now_s
         if state.phase is not Phase.ENDED:
             _LOG.info("iteration %d: %s", state.iteration, state.phase.value)
-            self._events.emit("phase.begin", phase=state.phase.value, iteration=state.iteration)
+            self._events.emit("phase.begin", **fields)
 
     async def _perform(self, action: phases.Action) -> None:
         match action:
