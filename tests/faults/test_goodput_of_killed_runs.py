@@ -12,10 +12,10 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
-ITERATIONS = 8
+ITERATIONS, SAVE_EVERY = 100, 40
 SETTINGS = {
     "trainer": {"total_iterations": ITERATIONS}, "launch": {"nodes": 1},
-    "checkpoint": {"save_every": 3, "export_final": False},
+    "checkpoint": {"save_every": SAVE_EVERY, "export_final": False},
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def events(run: RunFile, kind: str) -> list[dict]:
 
 def trains_what_is_not_saved(run: RunFile) -> bool:
     begun = [e["iteration"] for e in events(run, "phase.begin") if e["phase"] == "rollout"]
-    return bool(events(run, "ckpt.commit")) and 5 in begun
+    return bool(events(run, "ckpt.commit")) and max(begun, default=0) > SAVE_EVERY + 5
 
 
 def kill_all(run: RunFile, launcher_pid: int) -> None:
@@ -43,8 +43,9 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     run = RunFile(tmp_path, SETTINGS)
     began_s = time.time()
     process = start("run", str(run.write()))
-    wait_for(lambda: trains_what_is_not_saved(run), timeout_s=120, what="iteration 5")
+    wait_for(lambda: events(run, "phase.begin"), timeout_s=120, what="a phase")
     running = told(run)
+    wait_for(lambda: trains_what_is_not_saved(run), timeout_s=120, what="an iteration after the commit")
     kill_all(run, process.pid)
     process.communicate()
     assert running["state"] == "running" and running["goodput"]["seconds"]["wasted"] == 0
@@ -64,17 +65,21 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     assert seconds["not running"] > idle_s and seconds["queue"] == 0
     assert seconds["other"] < 0.1 * wall_s, "nearly all time is accounted for"
     rollouts = [e for e in events(run, "phase.end") if e["phase"] in ("rollout", "train")]
-    kept = sum(e["seconds"] for e in rollouts if e["attempt"] == 2 or e["iteration"] <= 3)
+    kept = sum(e["seconds"] for e in rollouts if e["attempt"] == 2 or e["iteration"] <= SAVE_EVERY)
     assert seconds["rollout"] + seconds["train"] < kept, "switches are not work"
-    lost = sum(e["seconds"] for e in events(run, "phase.end") if e["attempt"] == 1 and e["iteration"] > 3)
+    lost = sum(
+        e["seconds"] for e in events(run, "phase.end") if e["attempt"] == 1 and e["iteration"] > SAVE_EVERY
+    )
     assert seconds["wasted"] >= lost > 0
 
     saves = told(run)["save_interval"]
-    assert saves["failures"] == 1 and saves["is_assumed"] and saves["saves"] == 4 and saves["stall_s"] > 0
+    assert saves["failures"] == 1 and saves["is_assumed"] and saves["saves"] == 3 and saves["stall_s"] > 0
     assert re.search(r"goodput     \d+% of .*: wasted \d+%", yatt("status", str(run.run_dir)).stdout)
     yatt("report", str(run.run_dir))
     page = (run.run_dir / "report.html").read_text()
-    assert "effective training time ratio" in page and 'title="wasted: ' in page and "Saves: best about" in page
+    assert (
+        "effective training time ratio" in page and 'title="wasted: ' in page and "Saves: best about" in page
+    )
     for row in rows(run.run_dir / "metrics.jsonl"):
         parts = sum(value for name, value in row.items() if re.fullmatch(r"goodput/\w+_s", name))
         assert math.isclose(parts, row["timing_s/step"], abs_tol=0.05), row
@@ -83,7 +88,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
 
 def test_saves_by_time_do_not_change_the_end_of_a_run_that_is_killed(tmp_path) -> None:
     """Deterministic: other iterations are saved than in the undisturbed run, and all results are the same."""
-    timed = {**SETTINGS, "checkpoint": {"save_every_minutes": 0.02, "export_final": False, "keep": 9}}
+    timed = {**SETTINGS, "checkpoint": {"save_every_minutes": 0.03, "export_final": False, "keep": 9}}
     quiet = RunFile(tmp_path / "quiet", SETTINGS)
     assert yatt("run", str(quiet.write())).returncode == 0
     run = RunFile(tmp_path / "killed", timed)

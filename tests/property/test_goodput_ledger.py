@@ -39,7 +39,13 @@ class Script:
             self.emit(kind, phase=name, iteration=iteration, part=part)
             self.at_s += self.draw.uniform(0.1, 3.0)
         if self.draw.random() < 0.1:
-            self.emit("ckpt.backpressure", node=self.draw.randrange(3), iteration=iteration, size_bytes=1, seconds=0.2)
+            self.emit(
+                "ckpt.backpressure",
+                node=self.draw.randrange(3),
+                iteration=iteration,
+                size_bytes=1,
+                seconds=0.2,
+            )
         if not dies:
             self.emit("phase.end", phase=name, iteration=iteration, seconds=self.at_s - began_s)
 
@@ -160,14 +166,20 @@ def test_what_is_computed_is_what_happened() -> None:
     events = script.run(attempts=2, iterations=2)
     spans = folded(events)
     dead = max(each["iteration"] for each in events if each["attempt"] == 1 and each["kind"] == "phase.begin")
-    committed = max([0, *(e["iteration"] for e in events if e["kind"] == "ckpt.commit" and e["attempt"] == 1)])
+    committed = max(
+        [0, *(e["iteration"] for e in events if e["kind"] == "ckpt.commit" and e["attempt"] == 1)]
+    )
     seconds = check(spans)
     lost_s = sum(
-        span.end_s - span.begin_s for span in spans[0].phases if span.iteration > committed and span.phase != "join"
+        span.end_s - span.begin_s
+        for span in spans[0].phases
+        if span.iteration > committed and span.phase != "join"
     )
     assert dead > committed and seconds["wasted"] == pytest.approx(lost_s) and lost_s >= 5.0
     kept = [span for attempt in spans for span in attempt.phases if span.phase in ("rollout", "train")]
-    kept_s = sum(span.end_s - span.act_s for span in kept if span not in spans[0].phases or span.iteration <= committed)
+    kept_s = sum(
+        span.end_s - span.act_s for span in kept if span not in spans[0].phases or span.iteration <= committed
+    )
     assert seconds["rollout"] + seconds["train"] == pytest.approx(kept_s)
     assert seconds["restore"] == (0.5 if committed else 0.0)
 

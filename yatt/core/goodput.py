@@ -41,6 +41,9 @@ CATEGORIES = (
     ROLLOUT, SCORE, TRAIN, SWITCH, PUBLICATION, SAVE_STALL, VALIDATION, EXPORT, WASTED, START_UP, RESTORE,
     QUEUE, NOT_RUNNING, OTHER,
 )  # fmt: skip
+RUN = "run"
+"""An attempt runs now (`Now`)."""
+
 PRODUCTIVE = frozenset({ROLLOUT, SCORE, TRAIN})
 _OF_PHASE = {
     "join": START_UP, "build": START_UP, "rollout": ROLLOUT, "score": SCORE, "train": TRAIN,
@@ -119,9 +122,6 @@ class Now:
     doing: str
 
 
-RUN = "run"
-
-
 def category_of(phase: str, part: str) -> str:
     """Returns the category of a part of a phase: prepare, enter or act."""
     if part == "act" or phase not in _OF_PHASE:
@@ -165,7 +165,11 @@ def goodput_share(seconds: dict[str, float]) -> float:
 def step_metrics(spent_s: dict[str, float], step_s: float) -> dict[str, float]:
     """Returns the metrics ``goodput/*`` of one iteration: seconds per category, which add up to `step_s`, and
     the productive share. Whether the iteration is preserved is not known yet."""
-    seconds = {**dict.fromkeys(_OF_ITERATION, 0.0), **spent_s, OTHER: spent_s.get(OTHER, 0.0) + max(0.0, step_s - sum(spent_s.values()))}
+    seconds = {
+        **dict.fromkeys(_OF_ITERATION, 0.0),
+        **spent_s,
+        OTHER: spent_s.get(OTHER, 0.0) + max(0.0, step_s - sum(spent_s.values())),
+    }
     named = {f"goodput/{re.sub('[ -]', '_', name)}_s": count for name, count in seconds.items()}
     return {**named, "goodput/productive": goodput_share(seconds)}
 
@@ -196,10 +200,10 @@ def _inside(
     """Yields categories and their seconds, from `begin_s` to `end_s` without a gap."""
     at_s, is_starting = begin_s, True
     for span in attempt.phases:
-        is_starting = is_starting and span.phase in _STARTING
         span_begin_s = min(end_s, max(at_s, span.begin_s))
-        span_end_s = end_s if span.is_open else min(end_s, max(span_begin_s, span.end_s))
         yield START_UP if is_starting else OTHER, span_begin_s - at_s
+        is_starting = is_starting and span.phase in _STARTING
+        span_end_s = end_s if span.is_open else min(end_s, max(span_begin_s, span.end_s))
         for category, spent_s in _parts(replace(span, begin_s=span_begin_s, end_s=span_end_s)):
             if is_starting:
                 yield RESTORE if category == RESTORE else START_UP, spent_s
