@@ -83,7 +83,8 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     for row in rows(run.run_dir / "metrics.jsonl"):
         parts = sum(value for name, value in row.items() if re.fullmatch(r"goodput/\w+_s", name))
         assert math.isclose(parts, row["timing_s/step"], abs_tol=0.05), row
-        assert 0 < row["goodput/productive"] < 1
+        is_restart = row["training/global_step"] == SAVE_EVERY  # its row is written after the resume
+        assert (0 if is_restart else 0.01) <= row["goodput/productive"] < 1
 
 
 def test_saves_by_time_do_not_change_the_end_of_a_run_that_is_killed(tmp_path) -> None:

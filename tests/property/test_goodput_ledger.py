@@ -103,8 +103,8 @@ def check(spans, now=None) -> dict[str, float]:
 
 
 def last_moment(spans, now) -> float:
-    """When the last attempt ends, or now. An attempt is over when the next one begins, unless clocks differ so
-    much that the next one seems to begin before it."""
+    """When the last attempt ends, or now. An attempt is over when the next one begins, unless clocks differ
+    so much that the next one seems to begin before it."""
     at_s = spans[0].begin_s
     for index, span in enumerate(spans):
         next_s = spans[index + 1].begin_s if index + 1 < len(spans) else math.inf
@@ -148,8 +148,9 @@ def test_recorded_facts_of_any_kind_keep_the_sum(seed, data) -> None:
     at_s = st.one_of(st.just(math.inf), st.floats(BEGAN_S - 50, BEGAN_S + 200))
     facts = {
         number: AttemptFacts(
-            began_s=data.draw(at_s), started_s=data.draw(at_s), ended_s=data.draw(at_s), queued_s=data.draw(at_s),
-            start=data.draw(st.sampled_from(["", "a", "b"])), submission=data.draw(st.sampled_from(["", "s"])),
+            began_s=data.draw(at_s), started_s=data.draw(at_s), ended_s=data.draw(at_s),
+            queued_s=data.draw(at_s), start=data.draw(st.sampled_from(["", "a", "b"])),
+            submission=data.draw(st.sampled_from(["", "s"])),
             job=data.draw(st.sampled_from(["", "7"])), committed=data.draw(st.integers(0, 5)),
             is_over=data.draw(st.booleans()), exit_code=data.draw(st.sampled_from([None, 0, 1, 75])),
         )
@@ -190,7 +191,8 @@ def test_a_begin_that_is_lost_is_known_from_the_end_and_an_end_from_the_next_beg
 
     (span,) = folded([
         event(0, "attempt.start", nodes=1), one(20, "phase.end", "rollout", seconds=15.0),
-        one(20, "phase.begin", "train"), one(32, "phase.begin", "save"), one(33, "phase.end", "save", seconds=1.0),
+        one(20, "phase.begin", "train"), one(32, "phase.begin", "save"),
+        one(33, "phase.end", "save", seconds=1.0),
     ])  # fmt: skip
     shown = [(each.phase, each.end_s - each.begin_s) for each in span.phases]
     assert shown == [("rollout", 15), ("train", 12), ("save", 1)]

@@ -1,4 +1,4 @@
-"""The account of a run, for `status` and the report: its goodput ledger and the suggested interval of saves."""
+"""The account of a run for `status` and the report: goodput ledger and suggested interval of saves."""
 
 import math
 from collections.abc import Iterable, Mapping

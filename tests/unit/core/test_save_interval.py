@@ -67,8 +67,9 @@ def test_measurements_count_failures_that_lost_work_and_the_time_that_saves_took
 
     def run(begin_s, exit_code, *, resumed=0, is_over=True):
         phases = (
-            phase("rollout", begin_s + 10, begin_s + 20, stall_s=1.0), phase("train", begin_s + 20, begin_s + 40),
-            phase("save", begin_s + 40, begin_s + 42), phase("save", begin_s + 50, begin_s + 90, is_open=True),
+            phase("rollout", begin_s + 10, begin_s + 20, stall_s=1.0),
+            phase("train", begin_s + 20, begin_s + 40), phase("save", begin_s + 40, begin_s + 42),
+            phase("save", begin_s + 50, begin_s + 90, is_open=True),
         )  # fmt: skip
         return AttemptSpan(
             begin_s=begin_s, end_s=begin_s + 100, resumed=resumed, phases=phases, is_over=is_over,

@@ -100,13 +100,33 @@ def test_a_phase_that_is_begun_again_and_a_part_without_its_begin():
         return event(at_s, kind, phase="rollout", iteration=1, part=name)
 
     again = [
-        part(0, "prepare", "phase.begin"), part(1, "enter"), part(3, "act"), part(10, "prepare"), part(11, "act"),
+        part(0, "prepare", "phase.begin"), part(1, "enter"), part(3, "act"),
+        part(10, "prepare"), part(11, "act"),
         event(20, "phase.end", phase="rollout", iteration=1, seconds=10.0),
     ]  # fmt: skip
     running = Now(at_s=BEGAN_S + 20, doing=RUN)
     assert spent(again, {}, running) == {"switch": pytest.approx(3 + 1), "rollout": pytest.approx(7 + 9)}
     assert spent(again[2:3], {}, running) == {"rollout": pytest.approx(17)}
     assert spent(again[:1], {}, running) == {"switch": pytest.approx(20)}, "it has not entered yet"
+
+
+def test_other_nodes_bound_nothing_but_the_longest_of_their_stalls_counts():
+    def stall(node, seconds, iteration=1):
+        fields = {"iteration": iteration, "size_bytes": 1, "seconds": seconds}
+        return event(1000 * node + 5, "ckpt.backpressure", node=node, **fields)
+
+    events = [
+        event(0, "phase.begin", phase="publish", iteration=1, part="act"), stall(1, 2.0), stall(0, 1.0),
+        stall(1, 1.0), event(2000, "phase.begin", node=2, phase="train", iteration=9),
+        event(10, "phase.end", phase="publish", iteration=1, seconds=10.0),
+        event(10, "phase.begin", phase="train", iteration=2, part="act"), stall(3, 1.5),
+        event(20, "phase.end", phase="train", iteration=2, seconds=10.0),
+    ]  # fmt: skip
+    (span,) = spans_of(events, {})
+    assert (span.begin_s, span.end_s) == (BEGAN_S, BEGAN_S + 20)
+    assert [each.stall_s for each in span.phases] == [3.0, 1.5]
+    found = spent([*events, event(20, "ckpt.commit", iteration=2, size_bytes=1, seconds=9.0)], {})
+    assert found == {"start-up": 10, "save stall": 1.5, "train": 8.5}, "what is before a rollout is start-up"
 
 
 def test_facts_are_read_from_the_ledger_and_damaged_ones_are_missing(tmp_path):
