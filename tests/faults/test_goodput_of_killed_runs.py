@@ -78,7 +78,9 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     yatt("report", str(run.run_dir))
     page = (run.run_dir / "report.html").read_text()
     assert (
-        "effective training time ratio" in page and 'title="wasted: ' in page and "Saves: best about" in page
+        "effective training time ratio" in page
+        and 'title="wasted: ' in page
+        and "Saves: the best interval is at least" in page
     )
     for row in rows(run.run_dir / "metrics.jsonl"):
         parts = sum(value for name, value in row.items() if re.fullmatch(r"goodput/\w+_s", name))

@@ -9,7 +9,7 @@ from yatt.adapters import ledger
 from yatt.config.schema import CheckpointSection
 from yatt.core.goodput import OTHER, WASTED, AttemptSpan, Now, goodput, goodput_share
 from yatt.core.save_interval import Suggestion, measured, suggestion
-from yatt.obs.console import duration
+from yatt.obs.console import duration, fine_duration
 from yatt.obs.spans import AttemptFacts, SpanFold, attempt_spans
 from yatt.paths import RunPaths
 
@@ -83,20 +83,17 @@ def facts_of(paths: RunPaths) -> dict[int, AttemptFacts]:
 def saves_in_words(saves: Suggestion) -> str:
     """Returns the suggested interval and its reasons as a sentence."""
     seen, times = saves.measured, "iteration" if saves.iterations == 1 else "iterations"
-    present = f"every {_amount(saves.present_s)}" if math.isfinite(saves.present_s) else "only at the end"
-    upload = f", its upload {_amount(seen.upload_s)}" if seen.upload_s else ""
+    limit = "at least" if saves.is_assumed else "about"
+    is_set = math.isfinite(saves.present_s)
+    present = f"now it is {fine_duration(saves.present_s)}" if is_set else "now only the end is saved"
+    upload = f", its upload {fine_duration(seen.upload_s)}" if seen.upload_s else ""
     count = f"{seen.failures} failure{'' if seen.failures == 1 else 's'} in {duration(seen.running_s)}"
     if saves.is_assumed:
-        count += f", so one per {_amount(saves.mtbf_s)} is assumed (95% limit)"
+        count += f", so one per {fine_duration(saves.mtbf_s)} is assumed (95% limit)"
     return (
-        f"best about every {_amount(saves.interval_s)} ({saves.iterations} {times}), now {present}; a save "
-        f"costs {_amount(seen.stall_s)}{upload}; {count}"
+        f"the best interval is {limit} {fine_duration(saves.interval_s)} ({saves.iterations} {times}), "
+        f"{present}; a save costs {fine_duration(seen.stall_s)}{upload}; {count}"
     )
-
-
-def _amount(seconds: float) -> str:
-    """Returns a duration with about two digits below ten seconds."""
-    return duration(seconds) if seconds >= 10 else f"{seconds:.2g}s"
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from yatt.core.goodput import CATEGORIES, goodput_share
 from yatt.core.save_interval import Suggestion
 from yatt.obs.account import saves_in_words
 from yatt.obs.charts import short
-from yatt.obs.console import duration
+from yatt.obs.console import duration, fine_duration
 from yatt.obs.history import AttemptView
 from yatt.obs.metrics import STEP, amount
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
@@ -124,7 +124,8 @@ def goodput_part(seconds: dict[str, float]) -> str:
     )
     rows = "".join(
         f'<tr><td><span class="swatch {CATEGORY_COLOURS[name]}"></span>{name}</td>'
-        f'<td class="n">{100 * seconds[name] / total_s:.1f}%</td><td class="n">{duration(seconds[name])}</td>'
+        f'<td class="n">{100 * seconds[name] / total_s:.1f}%</td>'
+        f'<td class="n">{fine_duration(seconds[name])}</td>'
         f'<td class="soft">{CATEGORY_SOURCES[name]}</td></tr>'
         for name in spent
     )

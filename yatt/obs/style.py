@@ -32,7 +32,8 @@ h3 { font-size:14px; font-weight:600; margin:0 0 6px; }
 .state.finished { background:#0b8a5f; } .state.failed { background:#c0392b; }
 .state.running { background:#2563c9; }
 .say { border-left:4px solid var(--good); padding:6px 12px; margin:0 0 10px; background:var(--lane);
-  border-radius:0 6px 6px 0; } .say.warn { border-color:var(--bad); background:var(--warn-bg); }
+  border-radius:0 6px 6px 0; } table + .say { margin:12px 0 0; }
+  .say.warn { border-color:var(--bad); background:var(--warn-bg); }
 table { border-collapse:collapse; width:100%; font-size:14px; } th { text-align:left; font-weight:600;
   color:var(--soft); font-size:12.5px; } th, td { padding:4px 14px 4px 0; border-bottom:1px solid var(--rule);
   vertical-align:top; } tr:last-child td { border-bottom:0; } td.n, th.n { text-align:right;
