@@ -46,6 +46,7 @@ class Script:
                 size_bytes=1,
                 seconds=0.2,
             )
+        self.emit("rollout.group.accept", number=iteration)
         if not dies:
             self.emit("phase.end", phase=name, iteration=iteration, seconds=self.at_s - began_s)
 

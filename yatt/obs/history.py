@@ -16,6 +16,7 @@ from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
 Event = dict[str, Any]
+_Timed = tuple[int, float, Event]  # attempt, wall seconds, event
 
 _PREFIXES = (
     "attempt.",
@@ -71,13 +72,20 @@ class AttemptView:
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
-    """Returns the events of a history, ordered by time, and the number of unreadable lines."""
+    """Returns the events of a history, ordered by time, and the number of unreadable lines.
+
+    Events of sampling are left out, except the newest one of each attempt: it may be its last sign of life.
+    """
     tail, clocks = SegmentTail(path, as_event), dict[int, LeaderClock]()
-    kept = [
-        (event["attempt"], clocks.setdefault(event["attempt"], LeaderClock()).at_s(event), event)
-        for batch in tail.batches() for event in batch if event["kind"].startswith(_PREFIXES)
-    ]  # fmt: skip
-    kept.sort(key=lambda each: each[:2])
+    kept, newest = list[_Timed](), dict[int, _Timed]()
+    for event in (event for batch in tail.batches() for event in batch):
+        attempt = event["attempt"]
+        timed = (attempt, clocks.setdefault(attempt, LeaderClock()).at_s(event), event)
+        if event["kind"].startswith(_PREFIXES):
+            kept.append(timed)
+        elif not event.get("node", 0) and (attempt not in newest or newest[attempt][1] <= timed[1]):
+            newest[attempt] = timed
+    kept = sorted([*kept, *newest.values()], key=lambda each: each[:2])
     return [event for _, _, event in kept], tail.unreadable
 
 
