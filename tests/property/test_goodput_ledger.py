@@ -14,7 +14,7 @@ from yatt.core.goodput import CATEGORIES, QUEUE, RUN, START_UP, Now, goodput
 from yatt.obs.account import AccountFold, account_of, facts_of
 from yatt.obs.events import as_event
 from yatt.obs.history import attempts_of, read_events
-from yatt.obs.spans import AttemptFacts, SpanFold, attempt_spans
+from yatt.obs.spans import AttemptRecord, SpanFold, attempt_spans
 from yatt.obs.view import RunView
 
 PARTS = ("prepare", "enter", "act")
@@ -148,7 +148,7 @@ def test_a_history_with_any_lines_missing_keeps_its_sum(seed, attempts, lost, is
 def test_recorded_facts_of_any_kind_keep_the_sum(seed, data) -> None:
     at_s = st.one_of(st.just(math.inf), st.floats(BEGAN_S - 50, BEGAN_S + 200))
     facts = {
-        number: AttemptFacts(
+        number: AttemptRecord(
             began_s=data.draw(at_s), started_s=data.draw(at_s), ended_s=data.draw(at_s),
             queued_s=data.draw(at_s), start=data.draw(st.sampled_from(["", "a", "b"])),
             submission=data.draw(st.sampled_from(["", "s"])),

@@ -33,7 +33,7 @@ _NO_FAILURES = (EXIT_FINISHED, EXIT_WILL_CONTINUE, EXIT_USER_MISTAKE, EXIT_DO_NO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SaveCosts:
     """Measurements of a run.
 
     Attributes:
@@ -71,7 +71,7 @@ class Suggestion:
     present_s: float
     mtbf_s: float
     is_assumed: bool
-    measured: Measured
+    measured: SaveCosts
 
     @property
     def is_far(self) -> bool:
@@ -82,7 +82,7 @@ class Suggestion:
         return not self.is_assumed and self.present_s > FAR * self.interval_s
 
 
-def measured(attempts: Sequence[AttemptSpan], now: Now | None) -> Measured:
+def measured(attempts: Sequence[AttemptSpan], now: Now | None) -> SaveCosts:
     """Returns the measurements in the attempts of a run, oldest first."""
     is_running = now is not None and now.doing == RUN
     over = attempts[:-1] if is_running and attempts and not attempts[-1].is_over else attempts
@@ -92,7 +92,7 @@ def measured(attempts: Sequence[AttemptSpan], now: Now | None) -> Measured:
     stalls_s = sum(taken) + sum(span.stall_s for span in phases if span.phase != "save")
     worked = [_iterations_of(attempt) for attempt in attempts]
     num_trained = sum(count for count, _ in worked)
-    return Measured(
+    return SaveCosts(
         num_saves=len(taken), stall_s=stalls_s / len(taken) if taken else 0.0,
         upload_s=sum(uploads_s) / len(uploads_s) if uploads_s else 0.0,
         step_s=sum(seconds for _, seconds in worked) / num_trained if num_trained else 0.0,
@@ -101,7 +101,7 @@ def measured(attempts: Sequence[AttemptSpan], now: Now | None) -> Measured:
     )  # fmt: skip
 
 
-def suggestion(seen: Measured, *, every: int, every_s: float) -> Suggestion | None:
+def suggestion(seen: SaveCosts, *, every: int, every_s: float) -> Suggestion | None:
     """Returns the suggested interval; None as long as no save and no iteration has been measured.
 
     Args:

@@ -10,7 +10,7 @@ from yatt.config.schema import CheckpointSection
 from yatt.core.goodput import OTHER, WASTED, AttemptSpan, Now, goodput, goodput_share
 from yatt.core.save_interval import Suggestion, measured, suggestion
 from yatt.obs.console import duration, fine_duration
-from yatt.obs.spans import AttemptFacts, SpanFold, attempt_spans
+from yatt.obs.spans import AttemptRecord, SpanFold, attempt_spans
 from yatt.paths import RunPaths
 
 
@@ -70,10 +70,10 @@ def account_of(attempts: Iterable[AttemptSpan], checkpoint: CheckpointSection, n
     return Account(goodput(spans, now), saves)
 
 
-def facts_of(paths: RunPaths) -> dict[int, AttemptFacts]:
+def facts_of(paths: RunPaths) -> dict[int, AttemptRecord]:
     """Returns the recorded facts of every attempt that has started, by number."""
     return {
-        each.number: AttemptFacts.of(
+        each.number: AttemptRecord.of(
             each.started, each.ended, ledger.record(paths, each.number, ledger.COMMITTED)
         )
         for each in ledger.attempts(paths)

@@ -11,7 +11,7 @@ from typing import Any
 from yatt.adapters.segments import SegmentTail
 from yatt.core.goodput import AttemptSpan
 from yatt.obs.events import as_event
-from yatt.obs.spans import AttemptFacts, LeaderClock, SpanFold, attempt_spans, wall_s
+from yatt.obs.spans import AttemptRecord, LeaderClock, SpanFold, attempt_spans, wall_s
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
@@ -90,7 +90,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 
 def attempts_of(
-    events: Iterable[Event], facts: Mapping[int, AttemptFacts] | None = None
+    events: Iterable[Event], facts: Mapping[int, AttemptRecord] | None = None
 ) -> tuple[AttemptView, ...]:
     """Returns every attempt, oldest first.
 

@@ -26,7 +26,7 @@ def wall_s(text: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFacts:
+class AttemptRecord:
     """Recorded facts of an attempt, from its ledger; all of them may be missing.
 
     Attributes:
@@ -53,7 +53,7 @@ class AttemptFacts:
     exit_code: int | None = None
 
     @classmethod
-    def of(cls, started: Event, ended: Event, committed: Event) -> "AttemptFacts":
+    def of(cls, started: Event, ended: Event, committed: Event) -> "AttemptRecord":
         """Returns the facts in these records of the ledger; empty ones are missing."""
         job, began = str(started.get("job", "")), str(started.get("began", ""))
         saved = [record.get(key) for record, key in ((ended, "committed"), (committed, "iteration"))]
@@ -184,7 +184,9 @@ class SpanFold:
         self.open_phase, self._stalls = None, {}
 
 
-def attempt_spans(folds: Mapping[int, SpanFold], facts: Mapping[int, AttemptFacts]) -> dict[int, AttemptSpan]:
+def attempt_spans(
+    folds: Mapping[int, SpanFold], facts: Mapping[int, AttemptRecord]
+) -> dict[int, AttemptSpan]:
     """Returns every attempt of which anything is known, by its number, oldest first.
 
     Args:
@@ -192,9 +194,9 @@ def attempt_spans(folds: Mapping[int, SpanFold], facts: Mapping[int, AttemptFact
         facts: by attempt number, from the ledger.
     """
     found: dict[int, AttemptSpan] = {}
-    last, before = None, AttemptFacts()
+    last, before = None, AttemptRecord()
     for number in sorted({*folds, *facts}):
-        known = facts.get(number, AttemptFacts())
+        known = facts.get(number, AttemptRecord())
         span = _with_facts(folds[number].span() if number in folds else None, known)
         if span is not None:
             found[number] = last = _after(last, span, before, known)
@@ -202,7 +204,7 @@ def attempt_spans(folds: Mapping[int, SpanFold], facts: Mapping[int, AttemptFact
     return found
 
 
-def _with_facts(span: AttemptSpan | None, known: AttemptFacts) -> AttemptSpan | None:
+def _with_facts(span: AttemptSpan | None, known: AttemptRecord) -> AttemptSpan | None:
     """Returns the span with the facts of its ledger; None if nothing says when it was."""
     if span is None or not span.end_s:
         if known.started_s == math.inf:
@@ -220,7 +222,7 @@ def _with_facts(span: AttemptSpan | None, known: AttemptFacts) -> AttemptSpan | 
 
 
 def _after(
-    earlier: AttemptSpan | None, span: AttemptSpan, before: AttemptFacts, known: AttemptFacts
+    earlier: AttemptSpan | None, span: AttemptSpan, before: AttemptRecord, known: AttemptRecord
 ) -> AttemptSpan:
     """Returns the span with the time since the attempt before it: in the same start it belongs to the span;
     else it begins with its start, and the job may have waited in the queue."""

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from yatt.core.goodput import RUN, AttemptSpan, Now, PhaseSpan
-from yatt.core.save_interval import ENOUGH, UPPER_LIMIT, Measured, measured, suggestion, young_s
+from yatt.core.save_interval import ENOUGH, UPPER_LIMIT, SaveCosts, measured, suggestion, young_s
 
-SEEN = Measured(num_saves=10, stall_s=2.0, upload_s=0.0, step_s=30.0, failures=4, running_s=14_400.0)
+SEEN = SaveCosts(num_saves=10, stall_s=2.0, upload_s=0.0, step_s=30.0, failures=4, running_s=14_400.0)
 
 
 def seen(**changes):
-    return Measured(**{name: getattr(SEEN, name) for name in Measured.__slots__} | changes)
+    return SaveCosts(**{name: getattr(SEEN, name) for name in SaveCosts.__slots__} | changes)
 
 
 @given(st.floats(0.01, 100), st.floats(100, 1e6), st.floats(0.2, 5))

@@ -8,7 +8,7 @@ from tests.obs_runs import BEGAN_S, event, make_run
 from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
 from yatt.core.goodput import RUN, Now, goodput
 from yatt.obs.account import facts_of
-from yatt.obs.spans import AttemptFacts, SpanFold, attempt_spans
+from yatt.obs.spans import AttemptRecord, SpanFold, attempt_spans
 
 
 def wall(at_s: float) -> str:
@@ -41,8 +41,8 @@ def trained(begin_s: float, attempt: int) -> list[dict]:
     ]
 
 
-def facts(**by_number) -> dict[int, AttemptFacts]:
-    return {int(name[1:]): AttemptFacts.of(*records, {}) for name, records in by_number.items()}
+def facts(**by_number) -> dict[int, AttemptRecord]:
+    return {int(name[1:]): AttemptRecord.of(*records, {}) for name, records in by_number.items()}
 
 
 def test_the_time_before_the_first_event_and_between_attempts_of_one_start_is_start_up():
