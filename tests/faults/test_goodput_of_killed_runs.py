@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     lost = sum(
         e["seconds"] for e in events(run, "phase.end") if e["attempt"] == 1 and e["iteration"] > SAVE_EVERY
     )
-    assert seconds["wasted"] >= lost > 0
+    assert seconds["wasted"] > 0.9 * lost > 0, "an event is written a moment after its phase has ended"
 
     saves = told(run)["save_interval"]
     assert saves["failures"] == 1 and saves["is_assumed"] and saves["saves"] == 3 and saves["stall_s"] > 0
