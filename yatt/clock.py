@@ -18,6 +18,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def wall_s() -> float:
+    """Current time in seconds since 1970, for people only."""
+    return time.time()
+
+
 def wall_iso() -> str:
     """Current time as ISO-8601 in UTC with milliseconds, for people and logs only."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

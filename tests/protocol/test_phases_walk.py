@@ -2,7 +2,7 @@
 
 Three settings: slabs that change hands on two nodes over two iterations; one trainer node with two engine
 nodes, of which two may be lost at any moment, dead or only standing still; and one node that saves each of
-three iterations, whose uploads end or fail at any moment, are reported twice, and late.
+three iterations, or by time, whose uploads end or fail at any moment, are reported twice, and late.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,6 +44,10 @@ SAVING = Program(
     num_scorings=0,
     exports=True,
 )
+TIMED = replace(SAVING, save_every=0, save_every_s=1.0, exports=False)
+LATEST_S = 2
+"""Acts of the timed walk take no time or a second, together at most so long."""
+
 Step = Callable[[RunState, phases.Event, Program], phases.Result]
 NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH, Phase.EXPORT}
 TRAINER, ENGINES, JUDGES = "trainer", "engines", "judges"
@@ -68,6 +72,9 @@ class World:
     in_flight: int = 0
     committed: tuple[int, ...] = ()
     fail_left: int = 0
+    now_s: int = 0
+    taken_s: int = 0
+    is_save_due: bool = False
     exported: bool = False
     validated: tuple[int, ...] = ()  # to the end
     end: phases.End | None = None
@@ -183,7 +190,27 @@ def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> 
             done = replace(done, in_flight=act.iteration, taken=(*world.taken, act.iteration))
         if act.phase is Phase.EXPORT:
             done = replace(done, exported=True)
-        yield apply(done, program, step(world.state, phases.Acted(act.seq, again=again), program))
+        for at_s in range(world.now_s, 1 + min(LATEST_S, world.now_s + 1)) if program.save_every_s else (0,):
+            event = phases.Acted(act.seq, again=again, at_s=at_s)
+            after = apply(in_time(done, act, at_s), program, step(world.state, event, program))
+            if program.save_every_s and act.phase is Phase.TRAIN and not after.state.stop:
+                check_save_by_time(after, program)
+            yield after
+
+
+def in_time(world: World, act: phases.Act, at_s: int) -> World:
+    """Counts the time since the last host copy, apart from the rules."""
+    if act.phase in (Phase.BUILD, Phase.SAVE):
+        return replace(world, now_s=at_s, taken_s=at_s, is_save_due=False)
+    is_due = act.phase is Phase.TRAIN and at_s - world.taken_s >= TIMED.save_every_s
+    return replace(world, now_s=at_s, is_save_due=world.is_save_due or is_due)
+
+
+def check_save_by_time(world: World, program: Program) -> None:
+    """After an iteration: it is saved if a save is due and none is in flight, and only then."""
+    is_last = world.trained[-1] == program.total_iterations
+    saves = world.state.phase is Phase.SAVE
+    assert saves == ((world.is_save_due or is_last) and not world.in_flight), f"a save by time: {world}"
 
 
 def ends_of_upload(world: World, step: Step, program: Program) -> Iterator[World]:
@@ -194,7 +221,7 @@ def ends_of_upload(world: World, step: Step, program: Program) -> Iterator[World
         if world.fail_left:
             is_late = int(bool(world.state.stop))
             failed = replace(
-                world, in_flight=0, fail_left=world.fail_left - 1,
+                world, in_flight=0, fail_left=world.fail_left - 1, is_save_due=True,
                 fails_after_stop=world.fails_after_stop + is_late,
             )  # fmt: skip
             yield heard(failed, phases.SaveFailed(iteration, "the disk is full"), step, program)
@@ -445,7 +472,7 @@ def counts_any_commit(state, event, program):
 
 def forgets_what_was_postponed(state, event, program):
     after, actions = phases.step(state, event, program)
-    return replace(after, saving=replace(after.saving, is_postponed=False, failures=0)), actions
+    return replace(after, saving=replace(after.saving, is_due=False, failures=0)), actions
 
 
 def takes_two_at_once(state, event, program):
@@ -479,6 +506,46 @@ def test_a_planted_mistake_about_saves_is_caught(wrong: Step) -> None:
     with pytest.raises(AssertionError):
         ends = walk(wrong, SAVING, fail_left=MAX_FAILURES)
         assert 1 in {world.end.exit_code for world in ends if world.end}
+
+
+def test_no_order_of_events_breaks_saves_by_time() -> None:
+    ends = walk(phases.step, TIMED, fail_left=1)
+    finished = {world.taken for world in ends if world.end and world.end.exit_code == 0}
+    assert {(3,), (1, 3), (2, 3), (1, 2, 3)} <= finished, "iterations are saved when their time has come"
+
+
+def never_saves_by_time(state, event, program):
+    return phases.step(state, event, replace(program, save_every_s=0.0))
+
+
+def saves_by_time_always(state, event, program):
+    return phases.step(state, event, replace(program, save_every=1))
+
+
+def counts_from_the_commit(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.Acted) and state.phase is Phase.SAVE:
+        return replace(after, saving=replace(after.saving, taken_s=state.saving.taken_s)), actions
+    return after, actions
+
+
+def counts_from_the_start_of_the_clock(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.Acted) and state.phase is Phase.BUILD:
+        return replace(after, saving=replace(after.saving, taken_s=0.0)), actions
+    return after, actions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        never_saves_by_time, saves_by_time_always, counts_from_the_commit, forgets_what_was_postponed,
+        counts_from_the_start_of_the_clock,
+    ],
+)  # fmt: skip
+def test_a_planted_mistake_about_saves_by_time_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, TIMED, fail_left=1)
 
 
 SYMPTOM = phases.Failure("trainer-n0r0: connection closed by peer", 1, is_symptom=True)

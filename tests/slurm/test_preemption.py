@@ -1,7 +1,9 @@
 """Slurm takes the nodes away: the run saves, is requeued once, and goes on where it was."""
 
+import json
 import os
 import signal
+from datetime import datetime
 
 import pytest
 
@@ -30,6 +32,12 @@ def test_a_preempted_run_saves_and_comes_back_under_the_same_id(cluster: Cluster
     page = (run.paths.root / "report.html").read_text()
     assert f"{job_id}: first start." in page
     assert f"{job_id}: requeued, start 2." in page
+    account = json.loads(run.yatt("status", str(run.paths.root), "--json").stdout)["goodput"]
+    assert account["seconds"]["queue"] > 5, "the job that preempted it ran for six seconds"
+    assert account["seconds"]["not running"] == 0
+    assert sum(account["seconds"].values()) == pytest.approx(account["wall_s"])
+    submitted, again = (datetime.fromisoformat(each.started["submitted"]) for each in (first, second))
+    assert submitted < datetime.fromisoformat(first.started["began"]) < again, "Slurm queued it again"
     run.check(reference)
 
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 CALL_LIMIT_S = 20.0
 _UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Zero Bytes", "Unexpected message")
@@ -303,6 +304,19 @@ def merged_state(components: list[Fields]) -> str:
         if state in states:
             return state
     return next((state for state in states if state != "COMPLETED"), states[0] if states else "UNKNOWN")
+
+
+def submitted_at(components: list[Fields] | None) -> str:
+    """Returns when a job was submitted or requeued, as ISO-8601 in UTC; empty if Slurm does not say.
+
+    Args:
+        components: from `Slurm.show_job`; Slurm's times are local and have no zone.
+    """
+    text = components[0].get("SubmitTime", "") if components else ""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def seconds_of(duration: str) -> float | None:

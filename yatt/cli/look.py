@@ -14,9 +14,11 @@ from yatt.adapters.ledger import newest_attempt
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch.jobs import JobView, job_view, state_in_words
+from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
+from yatt.obs.account import Account, AccountFold, saves_in_words
 from yatt.obs.console import Console, duration
 from yatt.obs.metrics import named
+from yatt.obs.report import write_report
 from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
@@ -42,7 +44,8 @@ def open_view(run: Path) -> RunView:
 
 def status(run: Path, *, as_json: bool) -> int:
     """Prints the state of a run."""
-    view = open_view(run)
+    view, account_fold = open_view(run), AccountFold()
+    view.also = account_fold.take
     view.refresh()
     job = job_view(view.paths, Slurm())
     summary = view.summary()
@@ -50,14 +53,18 @@ def status(run: Path, *, as_json: bool) -> int:
     summary |= {"state": state, "why": why, "attempt": newest_attempt(view.paths)}
     if state not in LIVELY:
         summary |= {"holders": {}, "workers": {}, "eta_s": None}
+    account = account_fold.account(
+        view.paths, load_resolved(view.paths.config).checkpoint, present(state, clock.wall_s())
+    )
     if as_json:
-        print(json.dumps({**named(summary), "job": asdict(job)}, allow_nan=False))
+        print(json.dumps({**named(summary), **account.as_json(), "job": asdict(job)}, allow_nan=False))
         return 0
     _say(f"{summary['run']}: {state}" + (f", attempt {summary['attempt']}" if summary["attempt"] else ""))
     if why:
         _say(f"  why         {why}")
     _print_job(job)
     _print_progress(summary)
+    _print_account(account)
     for slab, holder in summary["holders"].items():
         _say(f"  slab {slab:6} {holder}")
     if summary["unreadable_lines"]:
@@ -66,6 +73,25 @@ def status(run: Path, *, as_json: bool) -> int:
     for worker, does in summary["workers"].items():
         _say(f"  {worker:24} {does}")
     return 0
+
+
+def report(run: Path, out: Path | None) -> Path:
+    """Writes the report of a run; returns its path.
+
+    Raises:
+        ConfigError: it is not a run folder, or the page cannot be written.
+    """
+    view = open_view(run)
+    view.refresh()
+    state, _ = state_in_words(view.paths, view.summary()["state"], job_view(view.paths, Slurm()))
+    return write_report(view.paths, out, charged_gpu_s(view.paths), present(state, clock.wall_s()))
+
+
+def _print_account(account: Account) -> None:
+    if words := account.in_words():
+        _say(f"  goodput     {words}")
+    if account.saves is not None and account.saves.is_far:
+        _say(f"  saves       {saves_in_words(account.saves)}")
 
 
 def _print_job(job: JobView) -> None:

@@ -309,12 +309,9 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from yatt.launch.jobs import charged_gpu_s
-    from yatt.obs.report import write_report
-    from yatt.paths import RunPaths
+    from yatt.cli.look import report
 
-    paths = RunPaths(arguments.run)
-    path = write_report(paths, arguments.out, charged_gpu_s(paths))
+    path = report(arguments.run, arguments.out)
     sys.stdout.write(f"{path}\n")
     return 0
 

@@ -21,6 +21,8 @@ from yatt.config.ranges import (
     between,
 )
 
+MOST_MINUTES = 60 * 24 * 365
+
 
 def rule(holds: bool, says: str) -> None:
     """Refuses a section; `says` is the mistake and what to write.
@@ -149,7 +151,11 @@ class CheckpointSection:
     """A folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints` in the run folder."""
 
     save_every: Annotated[int, COUNT_OR_NONE] = 0
-    """Iterations between checkpoints; 0 saves only at the end."""
+    """Iterations between checkpoints; 0: none by this key. The end of a run is always saved."""
+
+    save_every_minutes: Annotated[float, at_least(0, most=MOST_MINUTES)] = 0.0
+    """Minutes between checkpoints, for iterations of unequal length; 0: none by this key. The first iteration
+    that ends later is saved. If `save_every` is set too, a save is due by whichever comes first."""
 
     keep: Annotated[int, COUNT] = 2
     """Number of newest committed checkpoints that are kept."""

@@ -50,11 +50,14 @@ class Program:
     validate_every: int
     validates: bool
     num_scorings: int
+    save_every_s: float = 0.0
+    """Seconds between saves, in addition to `save_every`; 0: none."""
+
     exports: bool = False
     """Whether the policy is written as a Hugging Face folder after the last iteration."""
 
     def is_save_due(self, iteration: int) -> bool:
-        """Whether the state after `iteration` has to be saved."""
+        """Whether the state after `iteration` has to be saved, whatever time has passed."""
         last = iteration == self.total_iterations
         return last or (self.save_every > 0 and iteration % self.save_every == 0)
 
@@ -121,12 +124,13 @@ class OrderAnswered:
 class Acted:
     """The act with this `seq` is done. `again`: more must be sampled before training.
 
-    `resumed` is the iteration that BUILD resumed from.
+    `resumed` is the iteration that BUILD resumed from. `at_s`: when it was done, in monotonic seconds.
     """
 
     seq: int
     again: bool = False
     resumed: int = 0
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,11 +169,14 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
 def _acted(state: RunState, event: Acted, program: Program) -> Result:
     match state.phase:
         case Phase.BUILD:
-            after = replace(state, trained=event.resumed, saving=state.saving.resumed(event.resumed))
+            after = replace(
+                state, trained=event.resumed, saving=state.saving.resumed(event.resumed, event.at_s)
+            )
         case Phase.TRAIN:
-            after = replace(state, trained=state.trained + 1)
+            saving = state.saving.trained(event.at_s, program.save_every_s)
+            after = replace(state, trained=state.trained + 1, saving=saving)
         case Phase.SAVE:
-            after = replace(state, saving=state.saving.taken(state.trained))
+            after = replace(state, saving=state.saving.taken(state.trained, event.at_s))
         case Phase.VALIDATE:
             after = replace(state, validated=state.trained)
         case Phase.EXPORT:
@@ -219,7 +222,7 @@ def _closing(state: RunState, program: Program) -> Phase:
 
 def _wants_save(state: RunState, program: Program) -> bool:
     """Whether the state after the last training has to be saved."""
-    return program.is_save_due(state.trained) or state.saving.is_postponed
+    return program.is_save_due(state.trained) or state.saving.is_due
 
 
 def _after_training(state: RunState, program: Program) -> Phase:

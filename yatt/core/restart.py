@@ -58,8 +58,8 @@ def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: i
     elif crashed + stopped >= CUT_OFF_FACTOR * max_without_progress:
         reason = (
             f"{crashed + stopped} attempts in a row ended without a checkpoint after iteration {committed}, "
-            f"{stopped} of them stopped from outside: save more often (checkpoint.save_every), or "
-            "ask for more time"
+            f"{stopped} of them stopped from outside: save more often (checkpoint.save_every, "
+            "save_every_minutes), or ask for more time"
         )
     else:
         return Decision(again=True, num_in_vain=crashed + stopped)

@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -92,6 +92,7 @@ class Attempts:
         wait: calls functions that use the run folder, and waits while the folder fails.
         say: prints one line for the user.
         attempt: number of this start's newest attempt.
+        began: wall time at which this start began.
     """
 
     config: RunConfig
@@ -100,6 +101,7 @@ class Attempts:
     wait: FolderWait
     say: Callable[[str], None]
     attempt: int = 0
+    began: str = field(default_factory=clock.wall_iso)
 
     def run(self, env: Mapping[str, str]) -> int:
         """Runs attempts until this start is over; returns the exit code.
@@ -153,7 +155,7 @@ class Attempts:
         self.attempt = attempt = wait(partial(claim_attempt, paths))
         about = {
             "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
-            "submission": self.backend.submission, "committed": committed,
+            "began": self.began, "submission": self.backend.submission, "committed": committed,
             "absent": sorted(self.backend.absent),
         }  # fmt: skip
         open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
@@ -202,13 +204,17 @@ class Attempts:
         return may_begin(ends, committed=committed, max_without_progress=limit), last
 
     def _after(self, attempt: int, outcome: Outcome) -> int | None:
+        ended_at = clock.wall_iso()
         known = self.wait(self._last_known)
         committed = committed_if_known(self.config, self.paths.root, otherwise=known)
         verdict = outcome.verdict
         if verdict is not Verdict.FINISHED:
             self.say(f"attempt {attempt} ended at iteration {committed}: {outcome.reason}")
         if verdict is not Verdict.KILLED:
-            ended = {"exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed}
+            ended = {
+                "exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed,
+                "wall": ended_at,
+            }  # fmt: skip
             more = {"unfit": sorted(outcome.unfit)} if outcome.unfit else {}
             self.wait(partial(note, self.paths, attempt, ENDED, {**ended, **more}))
         if verdict is Verdict.FINISHED:

@@ -16,6 +16,7 @@ from yatt.adapters.ledger import (
 )
 from yatt.adapters.process import Identity
 from yatt.adapters.slurm import LIVING_STATES, Fields, Slurm, merged_state
+from yatt.core.goodput import QUEUE, RUN, START_UP, Now
 from yatt.errors import EXIT_WILL_CONTINUE, ConfigError, DeadlineExceeded
 from yatt.launch.plan import read_plan
 from yatt.paths import RunPaths
@@ -168,6 +169,17 @@ def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
     if not job.job_id or job.state == "UNKNOWN":
         return seen if attempt else "not begun", job.why
     return (f"cut off: job {job.job_id} is {job.state}" if attempt else "never began"), job.why
+
+
+def present(state: str, at_s: float) -> Now | None:
+    """Returns what a run in this state does now, for its account; None if it is over.
+
+    Args:
+        state: from `state_in_words`.
+        at_s: wall seconds.
+    """
+    doing = {"running": RUN, "starting": RUN, "waiting": QUEUE, "between attempts": START_UP}.get(state)
+    return None if doing is None else Now(at_s=at_s, doing=doing)
 
 
 def is_cut_off(paths: RunPaths, attempt: int) -> bool:

@@ -94,6 +94,11 @@ def live_line(view: RunView) -> str:
     return f"{view.phase}  {view.iteration}/{view.total_iterations}{eta}  {holders}"
 
 
+def fine_duration(seconds: float) -> str:
+    """Returns the same as `duration`, with two digits below ten seconds."""
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2g}s"
+
+
 def duration(seconds: float) -> str:
     """Returns seconds as 1h02m, 3m05s or 7s; a value that is not finite is unchanged."""
     if not math.isfinite(seconds):

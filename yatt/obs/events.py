@@ -24,6 +24,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "attempt.end": {"exit_code": int, "reason": str},
     "attempt.resume": {"iteration": int},
     "phase.begin": {"phase": str, "iteration": int},
+    "phase.part": {"phase": str, "iteration": int, "part": str},
     "lease.grant": {"slab": str, "holder": str},
     "lease.release": {"slab": str},
     "lease.expire": _SLAB,

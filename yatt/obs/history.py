@@ -3,19 +3,20 @@
 Pure functions of the events; only `read_events` reads a file. Wall-clock times are only for display.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.segments import SegmentTail
-from yatt.core.goodput import AttemptSpan, PhaseSpan
+from yatt.core.goodput import AttemptSpan
 from yatt.obs.events import as_event
+from yatt.obs.spans import AttemptRecord, LeaderClock, SpanFold, attempt_spans, wall_s
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
 Event = dict[str, Any]
+_Timed = tuple[int, float, Event]  # attempt, wall seconds, event
 
 _PREFIXES = (
     "attempt.",
@@ -71,24 +72,36 @@ class AttemptView:
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
-    """Returns the events of a history, ordered by time, and the number of unreadable lines."""
-    tail = SegmentTail(path, as_event)
-    kept = [event for batch in tail.batches() for event in batch if event["kind"].startswith(_PREFIXES)]
-    kept.sort(key=lambda event: (event["attempt"], wall_s(event), event.get("t", 0)))
-    return kept, tail.unreadable
+    """Returns the events of a history, ordered by time, and the number of unreadable lines.
+
+    Events of sampling are left out, except the newest one of each attempt: it may be its last sign of life.
+    """
+    tail, clocks = SegmentTail(path, as_event), dict[int, LeaderClock]()
+    kept, newest = list[_Timed](), dict[int, _Timed]()
+    for event in (event for batch in tail.batches() for event in batch):
+        attempt = event["attempt"]
+        timed = (attempt, clocks.setdefault(attempt, LeaderClock()).at_s(event), event)
+        if event["kind"].startswith(_PREFIXES):
+            kept.append(timed)
+        elif not event.get("node", 0) and (attempt not in newest or newest[attempt][1] <= timed[1]):
+            newest[attempt] = timed
+    kept = sorted([*kept, *newest.values()], key=lambda each: each[:2])
+    return [event for _, _, event in kept], tail.unreadable
 
 
-def wall_s(event: Event) -> float:
-    """Returns an event's wall-clock time in seconds since 1970."""
-    return datetime.fromisoformat(event["wall"]).timestamp()
+def attempts_of(
+    events: Iterable[Event], facts: Mapping[int, AttemptRecord] | None = None
+) -> tuple[AttemptView, ...]:
+    """Returns every attempt, oldest first.
 
-
-def attempts_of(events: Iterable[Event]) -> tuple[AttemptView, ...]:
-    """Returns every attempt, oldest first."""
+    Args:
+        facts: the recorded facts of attempts by number; an attempt without events is known by these.
+    """
     folds: dict[int, _Fold] = {}
     for event in events:
-        folds.setdefault(event["attempt"], _Fold(event["attempt"])).take(event)
-    return tuple(folds[number].attempt() for number in sorted(folds))
+        folds.setdefault(event["attempt"], _Fold()).take(event)
+    spans = attempt_spans({number: fold.spans for number, fold in folds.items()}, facts or {})
+    return tuple(folds.get(number, _Fold()).attempt(number, span) for number, span in spans.items())
 
 
 def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tuple[Event, str], ...]]:
@@ -111,12 +124,8 @@ def folded(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tup
 class _Fold:
     """Builds one attempt from its events."""
 
-    number: int
-    begin_s: float = 0.0
+    spans: SpanFold = field(default_factory=SpanFold)
     last_s: float = 0.0
-    resumed: int | None = None
-    open_phase: PhaseSpan | None = None
-    phases: list[PhaseSpan] = field(default_factory=list)
     held: dict[str, LeaseSpan] = field(default_factory=dict)
     leases: list[LeaseSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -125,17 +134,10 @@ class _Fold:
 
     def take(self, event: Event) -> None:
         """Adds one event of this attempt."""
-        at_s, kind = wall_s(event), event["kind"]
-        self.begin_s = self.begin_s or at_s
+        at_s, kind = wall_s(event["wall"]), event["kind"]
         self.last_s = max(self.last_s, at_s)
-        if kind == "phase.begin":
-            self.open_phase = PhaseSpan(
-                phase=event["phase"], iteration=event["iteration"], begin_s=at_s, end_s=at_s
-            )
-        elif kind == "phase.end" and self.open_phase is not None:
-            self.phases.append(replace(self.open_phase, end_s=at_s))
-            self.open_phase = None
-        elif kind.startswith("lease."):
+        self.spans.take(event)
+        if kind.startswith("lease."):
             self._lease(kind, event, at_s)
         elif kind == "node.lost":
             self._node(event["node"], at_s)
@@ -145,20 +147,14 @@ class _Fold:
             "killed by SIGHUP",
         ):
             self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
-        elif kind == "attempt.resume":
-            self.resumed = event["iteration"]
         elif kind == "attempt.end":
             self.exit_code, self.reason = event["exit_code"], event["reason"]
 
-    def attempt(self) -> AttemptView:
+    def attempt(self, number: int, span: AttemptSpan) -> AttemptView:
         """Returns the attempt; anything still open is closed at the last event."""
-        rest = [replace(self.open_phase, end_s=self.last_s)] if self.open_phase is not None else []
-        held = [replace(span, end_s=self.last_s) for span in self.held.values()]
-        span = AttemptSpan(
-            begin_s=self.begin_s, end_s=self.last_s, resumed=self.resumed, phases=(*self.phases, *rest)
-        )
+        held = [replace(lease, end_s=self.last_s) for lease in self.held.values()]
         return AttemptView(
-            number=self.number, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
+            number=number, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
             exit_code=self.exit_code, reason=self.reason,
         )  # fmt: skip
 

@@ -6,8 +6,10 @@ from html import escape
 from typing import Any
 
 from yatt.core.goodput import CATEGORIES, goodput_share
+from yatt.core.save_interval import Suggestion
+from yatt.obs.account import saves_in_words
 from yatt.obs.charts import short
-from yatt.obs.console import duration
+from yatt.obs.console import duration, fine_duration
 from yatt.obs.history import AttemptView
 from yatt.obs.metrics import STEP, amount
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
@@ -19,17 +21,20 @@ MAX_TIMELINES = 6
 MAX_NEWS = 200
 ZOOM_ITERATIONS = 3
 CATEGORY_COLOURS = {
-    "sampling": "p-rollout", "scoring": "p-genrm", "training": "p-trainer", "weight transfer": "p-weights",
-    "checkpoint": "p-save", "validation": "p-validate", "start-up": "p-start", "lost to restarts": "p-bad",
+    "rollout": "p-rollout", "score": "p-genrm", "train": "p-trainer", "switch": "p-switch",
+    "publication": "p-weights", "save stall": "p-save", "validation": "p-validate", "export": "p-save",
+    "wasted": "p-bad", "start-up": "p-start", "restore": "p-restore", "queue": "p-queue",
     "not running": "p-idle", "other": "p-idle",
 }  # fmt: skip
 CATEGORY_SOURCES = {
-    "sampling": "phase rollout, including concurrent scoring", "scoring": "phase score",
-    "training": "phase train", "weight transfer": "phases publish and sync",
-    "checkpoint": "phases save, commit, export",
-    "validation": "phase validate", "start-up": "first attempt, before its first rollout",
-    "lost to restarts": "start-ups of later attempts, and repeated iterations",
-    "not running": "between attempts", "other": "in an attempt, outside of all phases",
+    "rollout": "phase rollout, including concurrent scoring", "score": "phase score", "train": "phase train",
+    "switch": "GPUs change their role before a phase: sleep, memory check, wake",
+    "publication": "phases publish and sync", "save stall": "phases save and commit, and back-pressure",
+    "validation": "phase validate", "export": "phase export",
+    "wasted": "iterations that were lost, because they were not committed when their attempt ended",
+    "start-up": "of every start and attempt, before its first rollout",
+    "restore": "a checkpoint was loaded", "queue": "a job of the run waited in Slurm's queue",
+    "not running": "between two starts", "other": "in an attempt, outside of all phases",
 }  # fmt: skip
 LEGEND = (
     ("p-rollout", "rollout"), ("p-genrm", "GenRM, score"), ("p-trainer", "trainer, train"),
@@ -119,14 +124,24 @@ def goodput_part(seconds: dict[str, float]) -> str:
     )
     rows = "".join(
         f'<tr><td><span class="swatch {CATEGORY_COLOURS[name]}"></span>{name}</td>'
-        f'<td class="n">{100 * seconds[name] / total_s:.1f}%</td><td class="n">{duration(seconds[name])}</td>'
+        f'<td class="n">{100 * seconds[name] / total_s:.1f}%</td>'
+        f'<td class="n">{fine_duration(seconds[name])}</td>'
         f'<td class="soft">{CATEGORY_SOURCES[name]}</td></tr>'
         for name in spent
     )
     return (
-        f"<p><b>{100 * goodput_share(seconds):.0f}%</b> of {duration(total_s)} wall time went into sampling, "
-        f'scoring and training that was kept.</p><div class="bar">{bar}</div><table>{rows}</table>'
+        f"<p><b>{100 * goodput_share(seconds):.0f}%</b> of {duration(total_s)} wall time went into rollout, "
+        f'score and train that was kept (effective training time ratio).</p><div class="bar">{bar}</div>'
+        f"<table>{rows}</table>"
     )
+
+
+def saves_part(saves: Suggestion | None) -> str:
+    """Returns the suggested interval of saves; a warning if the present one is far from it."""
+    if saves is None:
+        return ""
+    warn = " warn" if saves.is_far else ""
+    return f'<p class="say{warn}">Saves: {shown(saves_in_words(saves))}.</p>'
 
 
 def timelines(attempts: Sequence[AttemptView]) -> str:

@@ -16,9 +16,10 @@ from yatt.adapters.lines import make_ready, read_records
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, load_resolved
 from yatt.config.schema import RunConfig
-from yatt.core.goodput import goodput, goodput_share, gpu_seconds, running_share
+from yatt.core.goodput import Now, goodput_share, gpu_seconds, running_share
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs import parts
+from yatt.obs.account import account_of, facts_of
 from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.history import AttemptView, attempts_of, folded, read_events
@@ -34,12 +35,15 @@ NODE_LEFT = "continued without a node"
 """Not a failure of the run: a node was lost or found unfit."""
 
 
-def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = None) -> Path:
+def write_report(
+    paths: RunPaths, out: Path | None, charged_s: float | None = None, now: Now | None = None
+) -> Path:
     """Writes the page; returns its path.
 
     Args:
         out: the file; ``report.html`` in the run folder if None.
         charged_s: GPU seconds of the run's jobs in Slurm's accounting; None if there is none.
+        now: what the run does now; None if it is over.
 
     Raises:
         ConfigError: it is not a run folder, or the page cannot be written.
@@ -51,7 +55,7 @@ def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = No
     target = out or paths.report
     if out is None:
         make_ready(target)
-    page = report_page(paths, load_resolved(paths.config), charged_s)
+    page = report_page(paths, load_resolved(paths.config), charged_s, now)
     try:
         publish(target, page.encode(errors="replace"))
     except OSError as error:
@@ -61,21 +65,27 @@ def write_report(paths: RunPaths, out: Path | None, charged_s: float | None = No
     return target
 
 
-def report_page(paths: RunPaths, config: RunConfig, charged_s: float | None = None) -> str:
+def report_page(
+    paths: RunPaths, config: RunConfig, charged_s: float | None = None, now: Now | None = None
+) -> str:
     """Returns the page's HTML text."""
     events, bad_events = read_events(paths.events)
-    attempts = attempts_of(events)
+    attempts = attempts_of(events, facts_of(paths))
     ends = {attempt.number: end_of(attempt, paths) for attempt in attempts}
     for attempt in attempts[:-1]:
         how, why = ends[attempt.number]
         ends[attempt.number] = (CUT_OFF if how == RUNNING else how, why)
     rows, bad_rows = read_records(paths.metrics, as_row)
     samples, bad_samples = read_records(paths.samples, as_sample)
-    seconds = goodput([attempt.span for attempt in attempts])
+    account = account_of([attempt.span for attempt in attempts], config.checkpoint, now)
+    seconds = account.seconds
     view, news = folded(events, paths)
     sections = (
         ("Curves", _curves(rows)),
-        ("Where the time went", f'<div class="card">{parts.goodput_part(seconds)}</div>'),
+        (
+            "Where the time went",
+            f'<div class="card">{parts.goodput_part(seconds)}{parts.saves_part(account.saves)}</div>',
+        ),
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
         ("Attempts", _attempts(attempts, ends, starts_of(paths))),
         ("News", f'<div class="card">{parts.news_part(news)}</div>'),

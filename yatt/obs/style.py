@@ -5,12 +5,12 @@ STYLE = """
   --lane:#eef0f4; --c1:#2563c9; --c2:#d9730d; --c3:#0b8a5f; --c4:#8e44ad; --c5:#c0392b; --c6:#127f9c;
   --trainer:#2563c9; --rollout:#d9730d; --genrm:#0b8a5f; --weights:#8e44ad; --save:#127f9c;
   --validate:#a8871a; --start:#8893a3; --bad:#c0392b; --warn-bg:#fdecea; --good:#0b8a5f;
-  --idle:#c9d0da; }
+  --idle:#c9d0da; --switch:#8a6d5a; --restore:#5b5fc7; --queue:#a9b2bf; }
 @media (prefers-color-scheme: dark) { :root { --bg:#12161c; --card:#1a2029; --ink:#e4e8ee; --soft:#98a4b5;
   --rule:#2d3644; --lane:#222a35; --c1:#6ea2ff; --c2:#f2a154; --c3:#4cc79a; --c4:#c08ae0; --c5:#ef7b6d;
   --c6:#55bcd8; --trainer:#3f74d6; --rollout:#c26a17; --genrm:#1c8d66; --weights:#8a4fb0; --save:#1c7f99;
   --validate:#8f7420; --start:#566274; --bad:#ef7b6d; --warn-bg:#3a2022; --good:#4cc79a;
-  --idle:#3a4556; } }
+  --idle:#3a4556; --switch:#9a7b66; --restore:#7478d8; --queue:#4c596c; } }
 * { box-sizing: border-box; }
 body { margin:0; background:var(--bg); color:var(--ink); font:15px/1.5 system-ui, "Segoe UI",
   "Helvetica Neue", Arial, sans-serif; }
@@ -32,7 +32,8 @@ h3 { font-size:14px; font-weight:600; margin:0 0 6px; }
 .state.finished { background:#0b8a5f; } .state.failed { background:#c0392b; }
 .state.running { background:#2563c9; }
 .say { border-left:4px solid var(--good); padding:6px 12px; margin:0 0 10px; background:var(--lane);
-  border-radius:0 6px 6px 0; } .say.warn { border-color:var(--bad); background:var(--warn-bg); }
+  border-radius:0 6px 6px 0; } table + .say { margin:12px 0 0; }
+  .say.warn { border-color:var(--bad); background:var(--warn-bg); }
 table { border-collapse:collapse; width:100%; font-size:14px; } th { text-align:left; font-weight:600;
   color:var(--soft); font-size:12.5px; } th, td { padding:4px 14px 4px 0; border-bottom:1px solid var(--rule);
   vertical-align:top; } tr:last-child td { border-bottom:0; } td.n, th.n { text-align:right;
@@ -56,6 +57,8 @@ svg text { fill:var(--ink); font-size:12px; font-family:inherit; } svg text.tick
   background:var(--save); } .p-validate { fill:var(--validate); background:var(--validate); }
 .p-start { fill:var(--start); background:var(--start); } .p-bad { fill:var(--bad); background:var(--bad); }
 .p-idle { fill:var(--idle); background:var(--idle); }
+.p-switch { background:var(--switch); } .p-restore { background:var(--restore); }
+.p-queue { background:var(--queue); }
 .mark { fill:var(--bad); stroke:var(--card); }
 .bar { display:flex; height:26px; border-radius:6px; overflow:hidden; gap:1px; margin:4px 0 12px; }
 .swatch { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:8px; }

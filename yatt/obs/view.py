@@ -5,6 +5,7 @@ Reads only the run folder, so it works on any machine that sees the folder, duri
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,6 +68,9 @@ class RunView:
     num_killed: int = 0
     """Number of reward function calls that were killed at their time limit."""
 
+    also: Callable[[dict[str, Any]], None] | None = None
+    """Gets each event too, also those of stale attempts."""
+
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
 
@@ -90,6 +94,8 @@ class RunView:
         for events in self._events.batches():
             for event in events:
                 self.fold(event)
+                if self.also is not None:
+                    self.also(event)
         rows, fresh = self._metrics.read()
         known = {row[STEP] for row in self.rows}
         if fresh:

@@ -81,6 +81,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("trainer:\n", "placement: {mode: partial}\ntrainer:\n", "placement.mode: partial splits GPUs"),
         (
             "trainer:\n",
+            "checkpoint: {save_every_minutes: -5}\ntrainer:\n",
+            "checkpoint.save_every_minutes is -5.0; write 0 to 525600.",
+        ),
+        (
+            "trainer:\n",
             "launch: {nodes: 2}\nplacement: {mode: disaggregated}\ntrainer:\n",
             "placement.trainer_nodes: 0 of 2 nodes (launch.nodes): disaggregated needs at least one "
             "trainer node and one engine node; write 1 to 1",

@@ -89,7 +89,8 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
 
 
 def test_hours_count_the_gpus_of_each_attempt_and_not_those_of_absent_nodes(tmp_path):
-    paths = make_run(tmp_path, events=TWO_ATTEMPTS, launch={"nodes": 3, "gpus_per_node": 8})
+    commit = event(50, "ckpt.commit", attempt=2, iteration=1, size_bytes=1, seconds=0.5)
+    paths = make_run(tmp_path, events=[*TWO_ATTEMPTS, commit], launch={"nodes": 3, "gpus_per_node": 8})
     note(paths, 1, STARTED, {"absent": []})
     note(paths, 2, STARTED, {"absent": [2]})
     assert "0.24, 22% of them useful" in page_of(paths)  # 30 s of 24, 10 s of 16; 9 s sampled

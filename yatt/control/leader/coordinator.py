@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 
 from yatt import clock
@@ -20,6 +21,7 @@ from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
 from yatt.control.node import Node
 from yatt.core import phases
+from yatt.core.goodput import category_of
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
 from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
@@ -53,7 +55,7 @@ class Coordinator:
         self._inbox, self._program = inbox, program_of(node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
-        self._began_s = clock.monotonic_s()
+        self._began_s = self._part_began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
 
@@ -71,11 +73,20 @@ class Coordinator:
             state, actions = phases.step(state, await self._inbox.next(), self._program)
 
     def _enter(self, state: RunState) -> None:
-        """Emits events when the phase changes."""
+        """Emits events when the phase or its part changes, and accounts for the time before."""
         before, self.state = self.state, state
-        if before is not None and (before.phase, before.scoring) == (state.phase, state.scoring):
+        is_same = before is not None and (before.phase, before.scoring) == (state.phase, state.scoring)
+        if before is not None and is_same and before.part is state.part:
             return
         now_s = clock.monotonic_s()
+        if before is not None:
+            category = category_of(before.phase.value, before.part.value)
+            self._row.spent(category, now_s - self._part_began_s)
+        self._part_began_s = now_s
+        fields = {"phase": state.phase.value, "iteration": state.iteration, "part": state.part.value}
+        if is_same:
+            self._events.emit("phase.part", **fields)
+            return
         if before is not None:
             seconds = now_s - self._began_s
             self._events.emit(
@@ -84,7 +95,7 @@ class Coordinator:
         self._began_s = now_s
         if state.phase is not Phase.ENDED:
             _LOG.info("iteration %d: %s", state.iteration, state.phase.value)
-            self._events.emit("phase.begin", phase=state.phase.value, iteration=state.iteration)
+            self._events.emit("phase.begin", **fields)
 
     async def _perform(self, action: phases.Action) -> None:
         match action:
@@ -158,7 +169,7 @@ class Coordinator:
                 raise
             return
         self._row.took(act.phase, clock.monotonic_s() - began_s)
-        self._inbox.put(acted)
+        self._inbox.put(replace(acted, at_s=clock.monotonic_s()))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -189,6 +200,7 @@ def program_of(node: Node) -> Program:
         absent=node.absent,
         total_iterations=config.trainer.total_iterations,
         save_every=config.checkpoint.save_every,
+        save_every_s=60 * config.checkpoint.save_every_minutes,
         validate_every=config.validation.every,
         validates=bool(config.validation.reward),
         num_scorings=len(node.placement.scoring),

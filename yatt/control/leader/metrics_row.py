@@ -14,6 +14,7 @@ from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import is_flat
 from yatt.core.alarms import FLAT_GROUPS
+from yatt.core.goodput import step_metrics
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -35,6 +36,7 @@ class MetricsRow:
         self._is_flushed = False
         self._counters: dict[str, float] = {}
         self._timing: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
         self._began_s = clock.monotonic_s()
 
     @property
@@ -68,6 +70,10 @@ class MetricsRow:
         if (name := TIMING_NAMES.get(phase)) is not None:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
 
+    def spent(self, category: str, seconds: float) -> None:
+        """Adds time of a category of the goodput ledger."""
+        self._spent[category] = self._spent.get(category, 0.0) + seconds
+
     def fill(
         self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact], update_s: float
     ) -> None:
@@ -98,13 +104,14 @@ class MetricsRow:
         step_s = clock.monotonic_s() - self._began_s
         self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
         self.values["timing_s/step"] = step_s
+        self.values.update(step_metrics(self._spent, step_s))
         tokens = self.values.get("perf/total_num_tokens", 0)
         self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
         if self.values[STEP] or any(key.startswith("val-core/") for key in self.values):
             self._write(dict(self.values))
         if self.values[STEP]:
             self._alarms.see(self.values)
-        self._timing, self._began_s = {}, clock.monotonic_s()
+        self._timing, self._spent, self._began_s = {}, {}, clock.monotonic_s()
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "opened by BUILD, which comes first"

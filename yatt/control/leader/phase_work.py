@@ -87,7 +87,9 @@ class PhaseWork:
         store = await self._clients.ask(0, c.OpenTrainerStore())
         await self._clients.ask_trainer_nodes(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
+        began_s = clock.monotonic_s()
         found = await restoring.run()
+        restored_s = round(clock.monotonic_s() - began_s, 6)
         await self._commits.check_newest()
         await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
         if found.adopted:
@@ -97,7 +99,7 @@ class PhaseWork:
         written = await self._patiently(partial(read_rows, paths.metrics))
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
-        self._events.emit("attempt.resume", iteration=found.iteration)
+        self._events.emit("attempt.resume", iteration=found.iteration, seconds=restored_s)
         return found.iteration
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:

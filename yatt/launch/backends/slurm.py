@@ -9,7 +9,7 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.requeue import Requeue, state_of
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.slurm import Slurm, submitted_at
 from yatt.config.schema import RunConfig
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
@@ -34,6 +34,7 @@ class SlurmBackend:
         signals: signals received since the launcher started.
         absent: nodes of the run that were lost in this start.
         has_claim: whether this process has claimed the next start, so it requests it.
+        submitted: when the job was queued, as ISO-8601 in UTC; empty if Slurm did not say.
     """
 
     config: RunConfig
@@ -46,6 +47,7 @@ class SlurmBackend:
     slurm: Slurm = field(default_factory=Slurm)
     absent: frozenset[int] = frozenset()
     has_claim: bool = False
+    submitted: str = ""
 
     @property
     def submission(self) -> str:
@@ -68,7 +70,9 @@ class SlurmBackend:
             return ""
         pause_s = RETRY_FIRST_S
         while not self._is_told_to_end():
-            state = state_of(self.slurm.show_job(self.allocation.job_id), self.allocation.restarts)
+            shown = self.slurm.show_job(self.allocation.job_id)
+            self.submitted = submitted_at(shown) or self.submitted
+            state = state_of(shown, self.allocation.restarts)
             if state in (Start.OVER, Start.DIED):
                 return f"Slurm has ended this start of job {self.allocation.job_id}"
             if state is Start.SAME or not has_begun:
@@ -79,9 +83,12 @@ class SlurmBackend:
         return ENDING
 
     def about(self) -> dict[str, Any]:
-        """Returns the job and its nodes."""
+        """Returns the job, when it was queued, and its nodes."""
         hosts = {name: list(nodes) for name, nodes in self.allocation.hosts.items()}
-        return {"job": self.allocation.job_id, "restarts": self.allocation.restarts, "hosts": hosts}
+        return {
+            "job": self.allocation.job_id, "restarts": self.allocation.restarts, "hosts": hosts,
+            "submitted": self.submitted,
+        }  # fmt: skip
 
     def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         """Starts the steps, and waits until they have ended."""
