@@ -15,6 +15,7 @@ from yatt.config.load import resolved_text
 from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
+from yatt.weights.published import read_weight_plan
 
 ATTEMPT, WAIT_S = 3, 60.0
 
@@ -90,17 +91,18 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     built = controller.order(m.Build(stem=str(stem), attempt=ATTEMPT))
     assert built.host_bytes > 0
 
-    refused = controller.order(train(), 4)
-    assert refused.error == "token 4 is of an old lease; the newest here is 5"
+    assert controller.order(train(), 4).error == "token 4 is of an old lease; the newest here is 5"
     trained = controller.order(train())
     assert trained.metrics["actor/grad_norm"] > 0
     assert set(trained.timing_s) == {"old_log_prob", "ref", "adv", "update_actor"}
     check_costs(trained.costs)
 
     probe = (m.pack_ids([1, 2, 3]),)
-    published = controller.order(m.Publish(policy_version=1, folder=f"{folder}/w", probe=probe))
+    published = controller.order(m.Publish(policy_version=1, probe=probe))
     assert len(m.unpack_floats(published.probe_logprobs[0])) == 2
-    assert (folder / "w" / "index.json").is_file()
+    assert SegmentReader(segment_path(stem, "weights")).stamp() == Stamp(ATTEMPT, 1)
+    assert set(published.sums) <= {planned.name for planned in read_weight_plan(stem).weights}
+    assert "version 2 was to be published, it is 1" in controller.order(m.Publish(policy_version=2)).error
     assert "iteration 2 was to be saved, it is of 1" in controller.order(m.TakeSnapshot(iteration=2)).error
     assert controller.order(m.TakeSnapshot(iteration=1)).size_bytes > 0
     assert SegmentReader(segment_path(stem, "weights")).stamp() == Stamp(ATTEMPT, 1)
