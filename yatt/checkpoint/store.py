@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import xxhash
 
 from yatt.adapters import files
+from yatt.checkpoint.driver import STALL_S, open_driver
 from yatt.checkpoint.store_errors import reaching
-from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
+from yatt.errors import CheckpointError, StoreUnreachable
 
 UPLOAD_PART_BYTES = 32 << 20
 """Size of a part of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
@@ -77,23 +78,16 @@ class Store(Protocol):
         """Removes everything under `folder`."""
 
 
-def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """Opens the store of a checkpoint URL.
-
-    Raises:
-        ConfigError: the URL's driver is not installed, or the URL cannot be used.
-    """
-    if "://" not in url or url.startswith("file://"):
+def open_store(url: str, options: Mapping[str, Any], stall_s: float = STALL_S) -> Store:
+    """Opens the store of a checkpoint URL; arguments and errors as of `open_driver`."""
+    if is_folder(url):
         return FolderStore(Path(url.removeprefix("file://")))
-    import fsspec
+    return ObjectStore(*open_driver(url, options, stall_s))
 
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        raise ConfigError(f"checkpoint.url {url}: {error}. pip install 'yatt[objects]'.") from error
-    except ValueError as error:
-        raise ConfigError(f"checkpoint.url {url}: {error}.") from error
-    return ObjectStore(filesystem, root)
+
+def is_folder(url: str) -> bool:
+    """Whether a checkpoint URL names a folder of a mounted filesystem."""
+    return "://" not in url or url.startswith("file://")
 
 
 class FolderStore:

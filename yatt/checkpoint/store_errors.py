@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 
 from yatt.adapters.patience import PASSING
+from yatt.credentials import redacted
 from yatt.errors import CheckpointError, StoreUnreachable, YattError
 
 NETWORK = PASSING | {errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ENETDOWN, errno.ENETRESET}
@@ -61,9 +62,10 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not for_writing:
             raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
-        raise StoreUnreachable(f"{place}: {error}", is_passing=may_pass(error)) from error
+        raise StoreUnreachable(redacted(f"{place}: {error}"), is_passing=may_pass(error)) from error
     except Exception as error:  # drivers have their own error types
-        raise StoreUnreachable(f"{place}: {error or repr(error)}", is_passing=may_pass(error)) from error
+        text = redacted(f"{place}: {str(error) or repr(error)}")
+        raise StoreUnreachable(text, is_passing=may_pass(error)) from error
 
 
 def may_pass(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ The other sections and the complete config are in `yatt.config.schema`.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from yatt.config.ranges import (
     at_least,
     between,
 )
+from yatt.credentials import CURE, has_secret, secret_option
 
 
 def rule(holds: bool, says: str) -> None:
@@ -30,6 +32,20 @@ def rule(holds: bool, says: str) -> None:
     """
     if not holds:
         raise ValueError(says)
+
+
+def no_credentials(url: str, options: Mapping[str, object], key: str = "url") -> None:
+    """Refuses credentials in a store's URL or options; the message does not contain them.
+
+    Args:
+        key: name of the URL's key.
+
+    Raises:
+        ValueError: there are some.
+    """
+    rule(not has_secret(url), f"{key} contains a password or a signature; remove it. {CURE}")
+    name = secret_option(options)
+    rule(not name, f"storage_options.{name} is or contains a credential; remove it. {CURE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +65,7 @@ class FromCheckpointSection:
     """weights: new optimizer, iteration 0. state: also optimizer, schedule, data position, iteration."""
 
     def __post_init__(self) -> None:
+        no_credentials(self.url, self.storage_options)
         rule(
             bool(self.url) or not self.iteration, "iteration is set, but url is empty; write the store's url."
         )
@@ -175,9 +192,11 @@ class CheckpointSection:
     """Limit of each trainer node's uploads, in bytes per second; 0: none."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Options passed to fsspec: endpoint_url, profile ... Keep secrets in the driver's own files."""
+    """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the
+    environment or the driver's own files."""
 
     def __post_init__(self) -> None:
+        no_credentials(self.url, self.storage_options)
         rule(
             bool(self.best_metric) or not self.keep_best,
             "keep_best is set, but best_metric is empty; write a key of metrics.jsonl.",
