@@ -1,4 +1,4 @@
-"""Opens the fsspec driver of an object store: no credentials in its options, and explicit limits of its waits.
+"""Opens the fsspec driver of an object store: no credentials in its options, explicit limits of its waits.
 
 S3: a request is given up after `stall_s` without progress, while it connects, sends or receives, and is tried
 three times (botocore's mode "standard": pauses with jitter; AWS_MAX_ATTEMPTS changes the number). s3fs does
@@ -68,7 +68,7 @@ def _with_limits(url: str, options: Mapping[str, Any], stall_s: float) -> dict[s
 
 
 def _socket(stall_s: float, address: tuple[Any, ...]) -> socket.socket:
-    """Returns a socket that fails if the peer takes no data for `stall_s`: `read_timeout` is for answers only.
+    """Returns a socket that fails if the peer takes no data for `stall_s`; `read_timeout` is for answers.
 
     Source: tcp(7), TCP_USER_TIMEOUT; on Linux it also ends a zero window that is acknowledged.
     """

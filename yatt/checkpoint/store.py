@@ -186,10 +186,11 @@ class ObjectStore:
         except FileExistsError:
             return self.read(name) == data
         except Exception as error:  # drivers' own types; the write may have succeeded
-            if self.size(name) is None:
-                with reaching(self._path(name), for_writing=True):
-                    raise error
-            return self.read(name) == data
+            with contextlib.suppress(StoreUnreachable):  # the first error tells more
+                if self.size(name) is not None:
+                    return self.read(name) == data
+            with reaching(self._path(name), for_writing=True):
+                raise error
         return True
 
     def read(self, name: str) -> bytes:

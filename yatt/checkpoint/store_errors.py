@@ -85,6 +85,12 @@ def is_told_to_wait(error: BaseException) -> bool:
     return any(_status(each) in LATER_STATUSES or _code(each) in LATER_CODES for each in _chain(error))
 
 
+def code_of(error: BaseException) -> str:
+    """Returns the store's error code, else the name of the driver's innermost exception."""
+    chain = _chain(error)
+    return next((code for each in chain if (code := _code(each))), type(chain[-1]).__name__)
+
+
 def _chain(error: BaseException) -> list[BaseException]:
     """Returns the error, its cause, and so on."""
     chain = [error]

@@ -191,6 +191,10 @@ class CheckpointSection:
     max_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
     """Limit of each trainer node's uploads, in bytes per second; 0: none."""
 
+    stall_s: Annotated[float, SECONDS] = 60.0
+    """S3: seconds without progress after which a request is given up and repeated. A whole request may take
+    any time."""
+
     storage_options: dict[str, Free] = field(default_factory=dict)
     """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the
     environment or the driver's own files."""
