@@ -74,13 +74,11 @@ def _try(operation: str, url: str, work: Callable[[], object]) -> object:
     """
     try:
         return work()
-    except StoreUnreachable as error:
-        if error.is_passing:
+    except (StoreUnreachable, CheckpointError, OSError) as error:
+        if isinstance(error, StoreUnreachable) and error.is_passing:
             raise
-        fault = error
-    except (CheckpointError, OSError) as error:
-        fault = error
-    raise ConfigError(f"checkpoint.url: {url}: {operation} is refused ({fault}). {cure_of(fault)}") from fault
+        why = f"{operation} is refused ({error}). {cure_of(error)}"
+        raise ConfigError(f"checkpoint.url: {url}: {why}") from error
 
 
 def check_parent(root: Path) -> None:

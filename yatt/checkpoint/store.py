@@ -16,11 +16,12 @@ import xxhash
 
 from yatt.adapters import files
 from yatt.checkpoint.driver import STALL_S, open_driver
+from yatt.checkpoint.multipart import is_s3, write_object
 from yatt.checkpoint.store_errors import reaching
 from yatt.errors import CheckpointError, StoreUnreachable
 
-UPLOAD_PART_BYTES = 32 << 20
-"""Size of a part of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
+UPLOAD_PART_BYTES = 16 << 20
+"""Size of a part of a multipart upload. Object stores allow 10,000 parts, so a file may have 156 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +162,10 @@ class ObjectStore:
         A driver without multipart uploads (memory://) shows the incomplete file; no manifest names it yet.
         """
         measured, path = _Measured(chunks()), self._path(name)
-        with reaching(path, for_writing=True):
-            file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
+        write = write_object if is_s3(self._fs) else _write_file
         try:
-            for chunk in measured:
-                with reaching(path, for_writing=True):
-                    file.write(chunk)
-            with reaching(path, for_writing=True):
-                file.close()
-        except BaseException:  # closing it now would complete the upload
-            with contextlib.suppress(Exception):
-                file.discard()
-            with contextlib.suppress(AttributeError):
-                file.closed = True
+            write(self._fs, path, measured, UPLOAD_PART_BYTES)
+        except BaseException:
             with contextlib.suppress(StoreUnreachable):  # an incomplete upload is not visible
                 self.delete(name)
             raise
@@ -234,6 +226,24 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _write_file(filesystem: Any, path: str, chunks: Iterable[files.Buffer], part_bytes: int) -> None:
+    """Writes by the driver's own file, one part after the other."""
+    with reaching(path, for_writing=True):
+        file = filesystem.open(path, "wb", block_size=part_bytes)
+    try:
+        for chunk in chunks:
+            with reaching(path, for_writing=True):
+                file.write(chunk)
+        with reaching(path, for_writing=True):
+            file.close()
+    except BaseException:  # closing it now would complete the upload
+        with contextlib.suppress(Exception):
+            file.discard()
+        with contextlib.suppress(AttributeError):
+            file.closed = True
+        raise
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:

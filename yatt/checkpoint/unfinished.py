@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from yatt.checkpoint.driver import open_driver
+from yatt.checkpoint.multipart import is_s3
 from yatt.checkpoint.store import is_folder
 from yatt.checkpoint.store_errors import reaching
 from yatt.errors import CheckpointError, StoreUnreachable
@@ -28,7 +29,7 @@ def abort_uploads(url: str, options: Mapping[str, Any], *, before: int) -> int:
     if is_folder(url):
         return 0
     filesystem, root = open_driver(url, options)
-    if not hasattr(filesystem, "call_s3"):
+    if not is_s3(filesystem):
         return 0
     num_aborted = 0
     try:
