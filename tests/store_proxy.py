@@ -149,6 +149,11 @@ class _Front(ThreadingHTTPServer):
         self.proxy = proxy
         super().__init__(address, _Connection)
 
+    def server_bind(self) -> None:
+        """Small buffers: what is not read is not taken by the kernel either."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BLOCK)
+        super().server_bind()
+
     def handle_error(self, *_: object) -> None:
         """A cut connection is what a fault is."""
 

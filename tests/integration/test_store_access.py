@@ -33,7 +33,7 @@ def proxy(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorePr
 
 def config_of(folder: Path, endpoint: str, url: str = "", **options: Any) -> RunConfig:
     checkpoint = {
-        "url": url or f"s3://{BUCKET}/{folder.name}", "stall_s": 1.0,
+        "url": url or f"s3://{BUCKET}/{folder.name}", "stall_s": 20.0,
         "storage_options": {"endpoint_url": endpoint, **options},
     }  # fmt: skip
     return completed(load([RunFile(folder, {"checkpoint": checkpoint}).write()], []))

@@ -18,6 +18,7 @@ from yatt.errors import ConfigError
 
 STALL_S = 60.0
 CONNECT_S = 10.0
+UNSENT_BYTES = 256 << 10
 CONNECTIONS = 40
 """Most connections per process: four files at once, each with several parts in flight."""
 
@@ -70,10 +71,14 @@ def _with_limits(url: str, options: Mapping[str, Any], stall_s: float) -> dict[s
 def _socket(stall_s: float, address: tuple[Any, ...]) -> socket.socket:
     """Returns a socket that fails if the peer takes no data for `stall_s`; `read_timeout` is for answers.
 
+    `read_timeout` begins when the kernel has the whole request, so the kernel may hold only a little that is
+    not sent: else a slow link would be taken for a stalled one.
+
     Source: tcp(7), TCP_USER_TIMEOUT; on Linux it also ends a zero window that is acknowledged.
     """
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return made

@@ -62,10 +62,15 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not for_writing:
             raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
-        raise StoreUnreachable(redacted(f"{place}: {error}"), is_passing=may_pass(error)) from error
+        raise StoreUnreachable(_told(place, error), is_passing=may_pass(error)) from error
     except Exception as error:  # drivers have their own error types
-        text = redacted(f"{place}: {str(error) or repr(error)}")
-        raise StoreUnreachable(text, is_passing=may_pass(error)) from error
+        raise StoreUnreachable(_told(place, error), is_passing=may_pass(error)) from error
+
+
+def _told(place: object, error: Exception) -> str:
+    """Returns the message, with the store's error code: drivers leave it out."""
+    text, code = str(error) or repr(error), next(filter(None, map(_code, _chain(error))), "")
+    return redacted(f"{place}: {text} ({code})" if code and code not in text else f"{place}: {text}")
 
 
 def may_pass(error: BaseException) -> bool:
@@ -114,7 +119,12 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status of an error: botocore's response, aiohttp's `status`, gcsfs's `code`."""
+    """Returns the HTTP status of an error: botocore's response, aiohttp's `status`, gcsfs's `code`.
+
+    aiohttp's parser gives an answer that broke off the code 400; the server did not send it.
+    """
+    if any(kind.__name__ == "HttpProcessingError" for kind in type(error).__mro__):
+        return None
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
