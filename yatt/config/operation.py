@@ -191,6 +191,10 @@ class CheckpointSection:
     max_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
     """Limit of each trainer node's uploads, in bytes per second; 0: none."""
 
+    max_run_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
+    """Limit of the uploads of all trainer nodes together, which share it evenly; 0: none. With both limits, a
+    node has the smaller one."""
+
     stall_s: Annotated[float, SECONDS] = 60.0
     """S3: seconds without progress after which a request is given up and repeated. A whole request may take
     any time."""
