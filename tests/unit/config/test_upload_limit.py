@@ -9,9 +9,10 @@ from yatt.config.check import upload_limit
 from yatt.config.operation import CheckpointSection
 
 
-@pytest.mark.parametrize(
-    ("own", "whole", "limit"), [(0, 0, 0.0), (100, 0, 100.0), (0, 100, 25.0), (100, 100, 25.0), (10, 100, 10.0)]
-)
+LIMITS = [(0, 0, 0.0), (100, 0, 100.0), (0, 100, 25.0), (100, 100, 25.0), (10, 100, 10.0)]
+
+
+@pytest.mark.parametrize(("own", "whole", "limit"), LIMITS)
 def test_the_smaller_limit_counts_and_the_runs_is_divided_among_trainer_nodes(
     own: int, whole: int, limit: float
 ) -> None:
