@@ -96,6 +96,8 @@ def no_child_left_behind() -> Iterator[None]:
 
 
 BUCKET = "checkpoints"
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+"""Credentials of the local S3 server: the environment is where they belong."""
 
 
 @pytest.fixture(scope="session")
@@ -116,9 +118,11 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         wait_for_port(port, limit_s=30.0)
         endpoint = f"http://127.0.0.1:{port}"
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=BUCKET)
-        yield endpoint
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in S3_KEYS.items():
+                patch.setenv(name, value)
+            boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+            yield endpoint
     finally:
         server.terminate()
         server.wait(timeout=40)

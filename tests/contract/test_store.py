@@ -22,7 +22,7 @@ def store(request, tmp_path):
         return open_store(f"file://{tmp_path}/run", {})
     if request.param == "memory":
         return open_store(f"memory://{tmp_path.name}", {})
-    options = {"endpoint_url": request.getfixturevalue("s3_endpoint"), "key": "test", "secret": "test"}
+    options = {"endpoint_url": request.getfixturevalue("s3_endpoint")}
     return open_store(f"s3://{BUCKET}/{tmp_path.name}", options)
 
 
@@ -63,7 +63,7 @@ def test_a_folder_goes_with_all_in_it_and_nothing_else(store):
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, s3_endpoint):
     store.write("manifests/1", b"mine")
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     elsewhere = open_store("s3://no-such-bucket/run", options)
     with pytest.raises(StoreUnreachable, match="manifests/1"):
         elsewhere.create("manifests/1", b"mine")

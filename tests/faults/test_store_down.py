@@ -102,7 +102,7 @@ def road(s3_endpoint: str) -> Iterator[Road]:
 @pytest.fixture
 def broken_off(tmp_path: Path, road: Road) -> "Iterator[tuple[RunFile, subprocess.Popen[str], list[str]]]":
     """A run whose store went away, then a trainer rank: its launcher, and what that has said."""
-    options = {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test"}
+    options = {"endpoint_url": f"http://127.0.0.1:{road.port}"}
     run = RunFile(tmp_path, {
         "launch": {"nodes": 1},
         "trainer": {"total_iterations": 6},
@@ -189,7 +189,7 @@ class Interruption:
 def impatient_options(road: Road) -> dict:
     """A driver that does not hide what it meets for long."""
     retries = {"config_kwargs": {"retries": {"max_attempts": 1}}}
-    return {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test", **retries}
+    return {"endpoint_url": f"http://127.0.0.1:{road.port}", **retries}
 
 
 def patient_s3(tmp_path: Path, road: Road, *, limit_s: float = 60.0) -> Store:
@@ -227,7 +227,7 @@ def _fields(shard: Shard) -> dict:
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_store_refuses_for_good_is_not_waited_for(tmp_path: Path, road: Road) -> None:
     began_s = time.monotonic()
-    options = {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test"}
+    options = {"endpoint_url": f"http://127.0.0.1:{road.port}"}
     elsewhere = PatientStore(open_store("s3://no-such-bucket/run", options), limit_s=600)
     with pytest.raises(StoreUnreachable) as caught:
         elsewhere.write("x", b"-")
@@ -276,7 +276,7 @@ def test_an_object_store_that_is_away_under_a_run_costs_time_and_no_attempt(
     tmp_path: Path, road: Road, monkeypatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # so that the driver does not hide it for long
-    options = {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test"}
+    options = {"endpoint_url": f"http://127.0.0.1:{road.port}"}
     run = RunFile(tmp_path, {
         "launch": {"nodes": 1}, "trainer": {"total_iterations": 8},
         "checkpoint": {"url": f"s3://checkpoints/{tmp_path.name}", "storage_options": options},
@@ -332,7 +332,7 @@ def test_a_run_is_started_again_while_its_store_is_away_and_a_new_one_is_not(
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
     def config_in(folder: Path) -> RunConfig:
-        options = {"endpoint_url": f"http://127.0.0.1:{road.port}", "key": "test", "secret": "test"}
+        options = {"endpoint_url": f"http://127.0.0.1:{road.port}"}
         url = f"s3://checkpoints/{tmp_path.name}-{folder.name}"
         run = RunFile(folder, {"checkpoint": {"url": url, "storage_options": options}})
         return completed(load([run.write()], []))

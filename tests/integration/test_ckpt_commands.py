@@ -187,7 +187,7 @@ def test_prune_keeps_what_another_run_has_started_from(run, typed, tmp_path):
 
 def test_copy_to_s3_and_back_from_the_url_alone(run, typed, tmp_path, s3_endpoint):
     url = f"s3://{BUCKET}/{tmp_path.name}"
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     to, of = (
         [w for k, v in options.items() for w in (flag, f"{k}={v}")] for flag in ("--to-option", "--option")
     )
@@ -205,7 +205,7 @@ def test_copy_to_s3_and_back_from_the_url_alone(run, typed, tmp_path, s3_endpoin
 
 
 def test_a_run_whose_checkpoints_are_in_s3(typed, tmp_path, s3_endpoint):
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     checkpoint = {"url": f"s3://{BUCKET}/{tmp_path.name}", "storage_options": options, "keep": 1}
     run = made(tmp_path / "run", iterations=(1, 2), checkpoint=checkpoint)
     assert typed("ckpt", "verify", run.run_dir)[0] == 0

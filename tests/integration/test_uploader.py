@@ -1,6 +1,7 @@
 """A real uploader process: orders that overlap, a host copy that changes, a store that fails, its end."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_a_save_is_uploaded_though_the_host_copy_changes_in_the_middle(tmp_path:
         assert isinstance(stale, m.Failed) and "version 1 of attempt 3 was asked for" in stale.error
         assert await server.order(m.Stop()) == m.Done()
         assert await server.ended() == 0
+
+    play(run, scene)
+
+
+def test_a_node_keeps_to_its_share_of_the_runs_limit(tmp_path: Path) -> None:
+    limits = {"launch": {"nodes": 2}, "checkpoint": {"max_run_bytes_per_s": 6 * BYTES}}
+    run, trainer = write_run(tmp_path, limits), Trainer(tmp_path, attempt=ATTEMPT)
+
+    async def scene(server: WorkerServer) -> None:
+        began_s = time.monotonic()
+        assert isinstance(await server.order(upload(trainer, "p/one")), m.Uploaded)
+        assert time.monotonic() - began_s > 1.5, "six pieces at three per second, the first one at once"
 
     play(run, scene)
 

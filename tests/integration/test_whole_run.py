@@ -98,7 +98,7 @@ def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:
 def test_a_run_on_s3_goes_on_from_its_bucket_after_everything_was_killed(
     tmp_path: Path, s3_endpoint: str
 ) -> None:
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     run = RunFile(tmp_path, {
         "trainer": {"total_iterations": 8},
         "checkpoint": {"url": "s3://checkpoints/whole-run", "storage_options": options, "save_every": 1},

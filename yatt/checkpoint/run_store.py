@@ -36,7 +36,7 @@ def open_run_store(config: RunConfig, root: Path) -> Store:
     Raises:
         ConfigError: its URL cannot be used.
     """
-    return open_store(store_url(config, root), config.checkpoint.storage_options)
+    return open_store(store_url(config, root), config.checkpoint.storage_options, config.checkpoint.stall_s)
 
 
 class Stores:
@@ -61,9 +61,10 @@ class Stores:
             ConfigError: its URL cannot be used.
         """
         origin, limit_s = self._config.run.from_checkpoint, self._config.launch.phase_timeout_s
+        stall_s = self._config.checkpoint.stall_s
         opening = partial(open_run_store, self._config, self._root)
         if is_origin:
-            opening = partial(open_store, origin.url, origin.storage_options)
+            opening = partial(open_store, origin.url, origin.storage_options, stall_s)
         if is_origin not in self._opened:
             opened = patiently(opening, limit_s=limit_s)
             self._opened[is_origin] = PatientStore(opened, limit_s=limit_s, say=self._say, tick=self._tick)

@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import xxhash
 
 from yatt.adapters import files
+from yatt.checkpoint.driver import STALL_S, open_driver
+from yatt.checkpoint.multipart import is_s3, write_object
 from yatt.checkpoint.store_errors import reaching
-from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
+from yatt.errors import CheckpointError, StoreUnreachable
 
-UPLOAD_PART_BYTES = 32 << 20
-"""Size of a part of a multipart upload; object stores allow 10,000 parts, so a file may have 312 GiB."""
+UPLOAD_PART_BYTES = 16 << 20
+"""Size of a part of a multipart upload. Object stores allow 10,000 parts, so a file may have 156 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +79,16 @@ class Store(Protocol):
         """Removes everything under `folder`."""
 
 
-def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """Opens the store of a checkpoint URL.
-
-    Raises:
-        ConfigError: the URL's driver is not installed, or the URL cannot be used.
-    """
-    if "://" not in url or url.startswith("file://"):
+def open_store(url: str, options: Mapping[str, Any], stall_s: float = STALL_S) -> Store:
+    """Opens the store of a checkpoint URL; arguments and errors as of `open_driver`."""
+    if is_folder(url):
         return FolderStore(Path(url.removeprefix("file://")))
-    import fsspec
+    return ObjectStore(*open_driver(url, options, stall_s))
 
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        raise ConfigError(f"checkpoint.url {url}: {error}. pip install 'yatt[objects]'.") from error
-    except ValueError as error:
-        raise ConfigError(f"checkpoint.url {url}: {error}.") from error
-    return ObjectStore(filesystem, root)
+
+def is_folder(url: str) -> bool:
+    """Whether a checkpoint URL names a folder of a mounted filesystem."""
+    return "://" not in url or url.startswith("file://")
 
 
 class FolderStore:
@@ -167,19 +162,10 @@ class ObjectStore:
         A driver without multipart uploads (memory://) shows the incomplete file; no manifest names it yet.
         """
         measured, path = _Measured(chunks()), self._path(name)
-        with reaching(path, for_writing=True):
-            file = self._fs.open(path, "wb", block_size=UPLOAD_PART_BYTES)
+        write = write_object if is_s3(self._fs) else _write_file
         try:
-            for chunk in measured:
-                with reaching(path, for_writing=True):
-                    file.write(chunk)
-            with reaching(path, for_writing=True):
-                file.close()
-        except BaseException:  # closing it now would complete the upload
-            with contextlib.suppress(Exception):
-                file.discard()
-            with contextlib.suppress(AttributeError):
-                file.closed = True
+            write(self._fs, path, measured, UPLOAD_PART_BYTES)
+        except BaseException:
             with contextlib.suppress(StoreUnreachable):  # an incomplete upload is not visible
                 self.delete(name)
             raise
@@ -192,10 +178,11 @@ class ObjectStore:
         except FileExistsError:
             return self.read(name) == data
         except Exception as error:  # drivers' own types; the write may have succeeded
-            if self.size(name) is None:
-                with reaching(self._path(name), for_writing=True):
-                    raise error
-            return self.read(name) == data
+            with contextlib.suppress(StoreUnreachable):  # the first error tells more
+                if self.size(name) is not None:
+                    return self.read(name) == data
+            with reaching(self._path(name), for_writing=True):
+                raise error
         return True
 
     def read(self, name: str) -> bytes:
@@ -239,6 +226,24 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _write_file(filesystem: Any, path: str, chunks: Iterable[files.Buffer], part_bytes: int) -> None:
+    """Writes by the driver's own file, one part after the other."""
+    with reaching(path, for_writing=True):
+        file = filesystem.open(path, "wb", block_size=part_bytes)
+    try:
+        for chunk in chunks:
+            with reaching(path, for_writing=True):
+                file.write(chunk)
+        with reaching(path, for_writing=True):
+            file.close()
+    except BaseException:  # closing it now would complete the upload
+        with contextlib.suppress(Exception):
+            file.discard()
+        with contextlib.suppress(AttributeError):
+            file.closed = True
+        raise
 
 
 def _pread(descriptor: int, begin: int, end: int) -> bytes:

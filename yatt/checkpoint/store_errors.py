@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 
 from yatt.adapters.patience import PASSING
+from yatt.credentials import redacted
 from yatt.errors import CheckpointError, StoreUnreachable, YattError
 
 NETWORK = PASSING | {errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ENETDOWN, errno.ENETRESET}
@@ -61,9 +62,15 @@ def reaching(place: object, *, for_writing: bool = False) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not for_writing:
             raise CheckpointError(f"{place}: {error.strerror or 'is not there'}") from error
-        raise StoreUnreachable(f"{place}: {error}", is_passing=may_pass(error)) from error
+        raise StoreUnreachable(_told(place, error), is_passing=may_pass(error)) from error
     except Exception as error:  # drivers have their own error types
-        raise StoreUnreachable(f"{place}: {error or repr(error)}", is_passing=may_pass(error)) from error
+        raise StoreUnreachable(_told(place, error), is_passing=may_pass(error)) from error
+
+
+def _told(place: object, error: Exception) -> str:
+    """Returns the message, with the store's error code: drivers leave it out."""
+    text, code = str(error) or repr(error), next(filter(None, map(_code, _chain(error))), "")
+    return redacted(f"{place}: {text} ({code})" if code and code not in text else f"{place}: {text}")
 
 
 def may_pass(error: BaseException) -> bool:
@@ -81,6 +88,12 @@ def may_pass(error: BaseException) -> bool:
 def is_told_to_wait(error: BaseException) -> bool:
     """Whether the store responds with "retry later". This tells nothing about the requested file."""
     return any(_status(each) in LATER_STATUSES or _code(each) in LATER_CODES for each in _chain(error))
+
+
+def code_of(error: BaseException) -> str:
+    """Returns the store's error code, else the name of the driver's innermost exception."""
+    chain = _chain(error)
+    return next((code for each in chain if (code := _code(each))), type(chain[-1]).__name__)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -106,7 +119,12 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status of an error: botocore's response, aiohttp's `status`, gcsfs's `code`."""
+    """Returns the HTTP status of an error: botocore's response, aiohttp's `status`, gcsfs's `code`.
+
+    aiohttp's parser gives an answer that broke off the code 400; the server did not send it.
+    """
+    if any(kind.__name__ == "HttpProcessingError" for kind in type(error).__mro__):
+        return None
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))

@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from yatt.checkpoint.driver import open_driver
+from yatt.checkpoint.multipart import is_s3
+from yatt.checkpoint.store import is_folder
 from yatt.checkpoint.store_errors import reaching
 from yatt.errors import CheckpointError, StoreUnreachable
 
@@ -23,12 +26,10 @@ def abort_uploads(url: str, options: Mapping[str, Any], *, before: int) -> int:
     Does nothing for a folder, or if the driver has no list of uploads (only s3fs has one). A failure is only
     logged, since an account may lack this right.
     """
-    if "://" not in url or url.startswith("file://"):
+    if is_folder(url):
         return 0
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(url, **options)
-    if not hasattr(filesystem, "call_s3"):
+    filesystem, root = open_driver(url, options)
+    if not is_s3(filesystem):
         return 0
     num_aborted = 0
     try:

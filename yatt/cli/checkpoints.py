@@ -28,12 +28,12 @@ from yatt.cli.sources import (
     parsed_options,
     patient,
     run_source,
-    shown_url,
     store_source,
 )
 from yatt.config.operation import CheckpointSection
 from yatt.config.schema import ModelSection
 from yatt.core.claims import Commit
+from yatt.credentials import redacted
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, CheckpointError, ConfigError
 from yatt.launch.completed import new_id
 from yatt.launch.folder import open_existing
@@ -139,11 +139,11 @@ def copy_checkpoint(source: Source, url: str, iteration: int, options: Sequence[
     target = patient(open_store(place, parsed_options(options)))
     progress = ByteProgress("copy", size_of(manifest_of(source, name)))
     try:
-        is_new = copy(source.checkpoints, name, target, shown_url(place), progress.tick)
+        is_new = copy(source.checkpoints, name, target, redacted(place), progress.tick)
     finally:
         progress.clear()
     done = "copied" if is_new else "was there already"
-    _print(f"{shown_url(place)}: iteration {commit_of(name).iteration} {done}")
+    _print(f"{redacted(place)}: iteration {commit_of(name).iteration} {done}")
     return EXIT_FINISHED
 
 
@@ -187,14 +187,14 @@ def convert_folder(folder: Path, url: str, run_id: str, family: Path | None, opt
     source = _hugging_face(folder, family)
     place = url if "://" in url else str(Path(url).absolute())
     store = patient(open_store(place, parsed_options(options)))
-    check_new_store(store, shown_url(place))
+    check_new_store(store, redacted(place))
     owner = run_id or owner_of(store) or new_id()  # of an interrupted conversion, or a new one
     progress = ByteProgress("convert", checkpoint_bytes(source))
     try:
-        to_checkpoint(source, store, shown_url(place), owner, progress.tick)
+        to_checkpoint(source, store, redacted(place), owner, progress.tick)
     finally:
         progress.clear()
-    _print(f"{shown_url(place)}: the weights of {folder}, as run {owner}; use run.from_checkpoint.url")
+    _print(f"{redacted(place)}: the weights of {folder}, as run {owner}; use run.from_checkpoint.url")
     return EXIT_FINISHED
 
 

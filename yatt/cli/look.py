@@ -126,9 +126,8 @@ def _print_progress(summary: dict[str, Any]) -> None:
     uploading = f"; {summary['uploading']} is being uploaded" if summary["uploading"] else ""
     _say(f"  checkpoint  {summary['committed'] or 'none yet'}{uploading}")
     if failed := summary["failed_saves"]:
-        _say(
-            f"  ALARM       the last {failed} saves failed; the log of the uploader and events.jsonl say why"
-        )
+        saves = "save" if failed == 1 else f"{failed} saves"
+        _say(f"  ALARM       the last {saves} failed: {summary['save_error']}")
 
 
 def _say(text: str) -> None:

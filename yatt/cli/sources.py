@@ -1,6 +1,5 @@
 """What the commands about checkpoints work on: a run folder, or the URL of a checkpoint store."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from yatt.checkpoint.store import Store, open_store
 from yatt.config.load import load_resolved
 from yatt.config.schema import ModelSection, RunConfig
 from yatt.core.claims import Commit
+from yatt.credentials import redacted
 from yatt.errors import CheckpointError, ConfigError
 from yatt.models.folder import ModelFolder
 from yatt.obs.events import as_event
@@ -27,8 +27,6 @@ from yatt.paths import RunPaths
 
 ANSWER_S = 60.0
 """Longest wait for a store that fails temporarily."""
-
-_SECRETS = re.compile(r"://[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +41,7 @@ class Source:
     @property
     def shown(self) -> str:
         """The URL for messages."""
-        return shown_url(self.url)
-
-
-def shown_url(url: str) -> str:
-    """Returns a URL without the user and password that some drivers accept in it."""
-    return _SECRETS.sub("://", url)
+        return redacted(self.url)
 
 
 def run_source(run: Path) -> Source:
@@ -103,7 +96,7 @@ def parsed_options(settings: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConfigError(f"--option {key}: its value is not YAML; put it in quotes.") from error
         if not key or not equals:
-            raise ConfigError(f"--option {setting}: write KEY=VALUE.")
+            raise ConfigError(f"--option {redacted(setting)}: write KEY=VALUE.")
     return found
 
 

@@ -75,6 +75,13 @@ def num_trainer_nodes(config: RunConfig) -> int:
     return config.placement.trainer_nodes if config.placement.mode == "disaggregated" else config.launch.nodes
 
 
+def upload_limit(config: RunConfig) -> float:
+    """Returns the bytes per second that one trainer node may upload; 0: no limit."""
+    own, whole = config.checkpoint.max_bytes_per_s, config.checkpoint.max_run_bytes_per_s
+    limits = [float(limit) for limit in (own, whole / num_trainer_nodes(config)) if limit]
+    return min(limits, default=0.0)
+
+
 def node_gpus(config: RunConfig) -> tuple[int, ...]:
     """Returns the number of GPUs of each node."""
     launch, trainers = config.launch, num_trainer_nodes(config)

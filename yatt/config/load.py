@@ -8,7 +8,7 @@ import hashlib
 import math
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from datetime import date, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +20,7 @@ from yatt.config.check import relations
 from yatt.config.ranges import Range, Text
 from yatt.config.schema import RunConfig
 from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge, parse_tree, read_tree
+from yatt.credentials import is_secret_name, redacted
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -113,6 +114,11 @@ def resolved_text(config: Any) -> str:
     return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=False)
 
 
+def without_secrets(config: RunConfig) -> RunConfig:
+    """Returns the config as it may be shown: without `logging.webhook_url`, which lets its reader post."""
+    return replace(config, logging=replace(config.logging, webhook_url=""))
+
+
 def config_hash(config: RunConfig) -> str:
     """Returns the first 16 hex digits of the SHA-256 of the resolved text."""
     return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
@@ -137,7 +143,7 @@ def _finish(
     if config is not _REFUSED and not faults:
         faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]
     if faults:
-        listed = "\n".join(f"  {printable(fault)}" for fault in faults)
+        listed = "\n".join(f"  {printable(redacted(fault))}" for fault in faults)
         count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
         raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
     assert isinstance(config, cls), "no faults means a config"
@@ -161,7 +167,9 @@ def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     if node.value is UNREADABLE:
         return _REFUSED
     if not isinstance(node.value, dict):
-        faults.append(f"{node.at}: {key or 'the file'}: must be a section of keys, not {_shown(node.value)}.")
+        faults.append(
+            f"{node.at}: {key or 'the file'}: must be a section of keys, not {_told(key, node.value)}."
+        )
         return _REFUSED
     hints, known = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
     before = len(faults)
@@ -215,7 +223,8 @@ def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     value = _scalar(hint, node.value)
     if value is _REFUSED:
         faults.append(
-            f"{node.at}: {key}: {_shown(node.value)} is not {_wanted(hint)}.{_yaml_trap(hint, node.value)}"
+            f"{node.at}: {key}: {_told(key, node.value)} is not {_wanted(hint)}."
+            f"{_yaml_trap(hint, node.value)}"
         )
     return value
 
@@ -244,7 +253,7 @@ def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faul
         if isinstance(limit, Range) and value not in limit:
             says = f"{key} is {_shown(value)}; write {limit}."
         elif isinstance(limit, Text) and (wrong := limit.fault(value)):
-            says = f"{key}: {_shown(value)} {wrong}."
+            says = f"{key}: {_told(key, value)} {wrong}."
         else:
             continue
         faults.append(f"{node.at}: {says}")
@@ -262,6 +271,13 @@ def _choice(hint: Any, value: Any) -> Any:
 def _plain_type(hint: Any) -> Any:
     """Returns the type without its rules."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _told(key: str, value: Any) -> str:
+    """Shows a value, unless the option or variable at `key` may be a credential."""
+    section, _, name = key.rpartition(".")
+    is_hidden = section.rpartition(".")[2] in ("storage_options", "env") and is_secret_name(name)
+    return "the value" if is_hidden else _shown(value)
 
 
 def _shown(value: Any) -> str:

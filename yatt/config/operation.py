@@ -4,6 +4,7 @@ The other sections and the complete config are in `yatt.config.schema`.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from yatt.config.ranges import (
     at_least,
     between,
 )
+from yatt.credentials import CURE, has_secret, secret_option
 
 MOST_MINUTES = 60 * 24 * 365
 
@@ -32,6 +34,20 @@ def rule(holds: bool, says: str) -> None:
     """
     if not holds:
         raise ValueError(says)
+
+
+def no_credentials(url: str, options: Mapping[str, object], key: str = "url") -> None:
+    """Refuses credentials in a store's URL or options; the message does not contain them.
+
+    Args:
+        key: name of the URL's key.
+
+    Raises:
+        ValueError: there are some.
+    """
+    rule(not has_secret(url), f"{key} contains a password or a signature; remove it. {CURE}")
+    name = secret_option(options)
+    rule(not name, f"storage_options.{name} is or contains a credential; remove it. {CURE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,7 @@ class FromCheckpointSection:
     """weights: new optimizer, iteration 0. state: also optimizer, schedule, data position, iteration."""
 
     def __post_init__(self) -> None:
+        no_credentials(self.url, self.storage_options)
         rule(
             bool(self.url) or not self.iteration, "iteration is set, but url is empty; write the store's url."
         )
@@ -180,10 +197,20 @@ class CheckpointSection:
     max_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
     """Limit of each trainer node's uploads, in bytes per second; 0: none."""
 
+    max_run_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
+    """Limit of the uploads of all trainer nodes together, which share it evenly; 0: none. With both limits, a
+    node has the smaller one."""
+
+    stall_s: Annotated[float, SECONDS] = 60.0
+    """S3: seconds without progress after which a request is given up and repeated. A whole request may take
+    any time."""
+
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Options passed to fsspec: endpoint_url, profile ... Keep secrets in the driver's own files."""
+    """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the
+    environment or the driver's own files."""
 
     def __post_init__(self) -> None:
+        no_credentials(self.url, self.storage_options)
         rule(
             bool(self.best_metric) or not self.keep_best,
             "keep_best is set, but best_metric is empty; write a key of metrics.jsonl.",

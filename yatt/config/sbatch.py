@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from yatt.config.ranges import LINE
+from yatt.credentials import has_secret, is_secret_name
 
 OWN_KEYS = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint",
@@ -86,6 +87,8 @@ def env_faults(variables: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
             yield where, "this is not a valid variable name; use letters, digits and '_'."
         elif name.startswith(_OURS) or name == "CUDA_VISIBLE_DEVICES":
             yield where, "Slurm or yatt sets this variable; remove it."
+        elif is_secret_name(name) or has_secret(str(value)):
+            yield where, "is a credential, and this file is saved in each run folder; set it in your shell."
         elif isinstance(value, bool):
             yield where, f"{str(value).lower()} is not text; write '1' or 'true', as the program expects."
 

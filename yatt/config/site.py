@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from yatt.config.load import load_as, load_over
-from yatt.config.operation import rule
+from yatt.config.operation import no_credentials, rule
 from yatt.config.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
 from yatt.config.sbatch import env_faults, option_faults
 
@@ -214,7 +214,8 @@ class SiteConfig:
     run folder."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
-    """Options passed to fsspec for it: endpoint_url, profile ... Keep secrets in the driver's own files."""
+    """Options passed to fsspec for it: endpoint_url, profile ... Credentials are refused here: they come from
+    the environment or the driver's own files."""
 
     signal_lead_s: Annotated[int, COUNT_OR_NONE] = 120
     """Seconds before the time limit at which Slurm sends a warning; a checkpoint must fit in this time."""
@@ -231,6 +232,7 @@ class SiteConfig:
     """`trainer` and `engines`: overrides of their requests."""
 
     def __post_init__(self) -> None:
+        no_credentials(self.checkpoint_url_prefix, self.storage_options, "checkpoint_url_prefix")
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
 
 

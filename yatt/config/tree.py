@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 import yaml
 
+from yatt.credentials import is_secret_name, redacted
 from yatt.errors import ConfigError
 from yatt.printable import printable
 
@@ -223,9 +224,10 @@ def argument_tree(argument: str, faults: list[str]) -> YamlNode:
         ConfigError: no '=' in it, an empty key, or a value that is not YAML.
     """
     path, sign, text = argument.partition("=")
+    shown = f"{path}=..." if is_secret_name(path.rpartition(".")[2]) else redacted(argument)
     if not sign or not all(path.split(".")) or path.count(".") > MAX_DEPTH:
-        raise ConfigError(f"argument '{argument}': write section.key=value.")
-    at = f"argument '{argument}'"
+        raise ConfigError(f"argument '{shown}': write section.key=value.")
+    at = f"argument '{shown}'"
     node = _relocate(parse_tree(text, at, faults), at)
     if text.strip() == "":
         node = YamlNode("", at)

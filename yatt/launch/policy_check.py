@@ -10,7 +10,7 @@ from yatt.adapters.tensor_header import TensorPlace, read_header
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.trial import answer_trial, run_trial
 from yatt.config.check import num_trainer_nodes
-from yatt.config.load import parse_resolved, resolved_text
+from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.models.families import FAMILIES, Family
@@ -38,7 +38,7 @@ def check_policy(config: RunConfig) -> None:
     Tokenizer(config.model.path)
     path = Path(config.model.family).absolute()
     run_trial(
-        "yatt.launch.policy_check", [resolved_text(config)], path=path, key="model.family",
+        "yatt.launch.policy_check", [resolved_text(without_secrets(config))], path=path, key="model.family",
         limit_s=config.launch.start_timeout_s,
     )  # fmt: skip
 

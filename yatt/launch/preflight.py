@@ -16,9 +16,10 @@ from yatt.adapters.judge_api import check_api
 from yatt.adapters.ledger import known_commit
 from yatt.adapters.patience import is_passing
 from yatt.adapters.tokenizer import Tokenizer
+from yatt.checkpoint.access import check_access, check_parent, cure_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
-from yatt.checkpoint.store import open_store
+from yatt.checkpoint.store import is_folder, open_store
 from yatt.config.doubts import doubts
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.open_files import descriptors_of
@@ -206,20 +207,27 @@ def check_length(folder: str, key: str, num_tokens: int) -> None:
 
 
 def check_store(config: RunConfig) -> None:
-    """Checks that the checkpoint store answers and does not belong to another run.
+    """Checks that the checkpoint store belongs to no other run and allows all that a run does.
 
     Raises:
         ConfigError: the store cannot be used.
     """
-    url = config.checkpoint.url
+    checkpoint, url = config.checkpoint, config.checkpoint.url
     try:
-        check_owner(open_store(url, config.checkpoint.storage_options), url, config.run.id)
-    except StoreUnreachable as error:
-        if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
+        store = open_store(url, checkpoint.storage_options, checkpoint.stall_s)
+        root = Path(url.removeprefix("file://"))
+        if not is_folder(url) or root.is_dir():
+            check_access(store, url)
+        else:  # a folder that is not mounted must not be made: the launcher waits for it
+            check_parent(root)
+        check_owner(store, url, config.run.id)
+    except (StoreUnreachable, ConfigError) as error:
+        if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
             return  # the address was right when the run was started: the launcher will wait
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(
-            f"checkpoint.url: {url} cannot be used from this machine ({error}). Check the address, "
-            "checkpoint.storage_options and your credentials."
+            f"checkpoint.url: {url} cannot be used from this machine ({error}). {cure_of(error)}"
         ) from error
 
 
@@ -231,7 +239,9 @@ def check_origin(config: RunConfig) -> None:
     """
     key, origin = "run.from_checkpoint", config.run.from_checkpoint
     try:
-        checkpoints = Checkpoints(open_store(origin.url, origin.storage_options), 0)
+        checkpoints = Checkpoints(
+            open_store(origin.url, origin.storage_options, config.checkpoint.stall_s), 0
+        )
         names = checkpoints.candidates().of_iteration(origin.iteration)
     except StoreUnreachable as error:
         if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():

@@ -18,7 +18,7 @@ from yatt.adapters.files import publish, read_or_none
 from yatt.adapters.job_note import note_job, noted_job, only_submitter
 from yatt.adapters.ledger import attempts, run_is_finished
 from yatt.adapters.slurm import Reply, Slurm
-from yatt.config.load import resolved_text
+from yatt.config.load import resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, keeps_job
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
@@ -272,7 +272,7 @@ def _show(config: RunConfig, plan: JobPlan, after: str) -> int:
     ]
     for order in step_orders(parts, plan.site, None, paths, attempt=SHOWN_ATTEMPT):
         lines.append(shell_line(order.argv))
-    lines += ["", "# ---- the run's resolved config", resolved_text(wanted).rstrip()]
+    lines += ["", "# ---- the run's resolved config", resolved_text(without_secrets(wanted)).rstrip()]
     lines += ["", "# ---- the site", resolved_text(plan.site).rstrip()]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

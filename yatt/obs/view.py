@@ -46,6 +46,7 @@ class RunView:
     """The iteration whose save is in flight; 0: none."""
 
     failed_saves: int = 0
+    save_error: str = ""
     """Number of saves in a row that failed."""
 
     workers: dict[str, str] = field(default_factory=dict)
@@ -145,6 +146,7 @@ class RunView:
             "committed": self.committed,
             "uploading": self.uploading,
             "failed_saves": self.failed_saves,
+            "save_error": self.save_error,
             "holders": dict(sorted(self.holders.items())),
             "workers": dict(sorted(self.workers.items())),
             "unreadable_lines": self.unreadable,
@@ -244,6 +246,7 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 
 def _commit(view: RunView, event: dict[str, Any]) -> None:
     view.committed, view.uploading, view.failed_saves = event["iteration"], 0, 0
+    view.save_error = ""
     view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
 
 
@@ -253,6 +256,7 @@ def _save_begins(view: RunView, event: dict[str, Any]) -> None:
 
 def _save_fails(view: RunView, event: dict[str, Any]) -> None:
     view.uploading, view.failed_saves = 0, view.failed_saves + 1
+    view.save_error = event["error"]
     view.news.append(f"checkpoint {event['iteration']} failed, training goes on: {event['error']}")
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from yatt.adapters.files import make_within, publish, read_or_none
 from yatt.adapters.lines import Tail
 from yatt.adapters.patience import patiently
-from yatt.config.load import load_resolved
+from yatt.config.load import load_resolved, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
 from yatt.obs.metrics import STEP, as_row
@@ -66,14 +66,13 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
 def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
     """Returns the arguments of ``wandb.init``, with the same run id at each start."""
     mode = config.logging.wandb_mode
-    own = replace(config.logging, webhook_url="")  # the URL is a secret
     return {
         "project": config.logging.wandb_project,
         "name": config.logging.wandb_name or paths.root.absolute().name,
         "id": run_id(paths),
         "dir": str(paths.root),
         "mode": mode,
-        "config": asdict(replace(config, logging=own)),
+        "config": asdict(without_secrets(config)),
         "resume": "allow" if mode == "online" else None,
     }
 

@@ -159,7 +159,8 @@ class TrainerRank:
     def _origin(self) -> Store:
         """The store of the run from which this run starts."""
         origin = self._config.run.from_checkpoint
-        opened = patiently(partial(open_store, origin.url, origin.storage_options))
+        stall_s = self._config.checkpoint.stall_s
+        opened = patiently(partial(open_store, origin.url, origin.storage_options, stall_s))
         limit_s = self._config.launch.phase_timeout_s
         return PatientStore(opened, limit_s=limit_s, tick=self._tick, say=self._say)
 

@@ -24,6 +24,7 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_loop import serve_until_stopped
 from yatt.checkpoint.run_store import Stores
+from yatt.config.check import upload_limit
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, YattError
 from yatt.paths import RunPaths
@@ -112,7 +113,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
         task.add_done_callback(told.discard)
 
     stores = Stores(config, Path(arguments.run), say, lambda: uploader.tick())
-    uploader = Uploader(stores, arguments.attempt, config.checkpoint.max_bytes_per_s)
+    uploader = Uploader(stores, arguments.attempt, upload_limit(config))
     channel = Channel(
         socket, attempt=arguments.attempt, handler=uploader.handle, peer=CONTROLLER,
         progress=lambda _: uploader.progress,

@@ -46,7 +46,7 @@ def test_copies_in_any_order_are_the_lineage_of_the_source(tmp_path, source, kin
         url = f"memory://{tmp_path.name}"
     elif kind == "s3":
         url = f"s3://{BUCKET}/{tmp_path.name}"
-        options = {"endpoint_url": request.getfixturevalue("s3_endpoint"), "key": "test", "secret": "test"}
+        options = {"endpoint_url": request.getfixturevalue("s3_endpoint")}
     target = open_store(url, options)
     assert copy(source, NAMES[3], target, url, no_tick)
     assert Checkpoints(target, 0).newest().name == NAMES[3]

@@ -89,7 +89,7 @@ def test_from_s3_and_in_small_reads(tmp_path, qwen3, s3_endpoint, monkeypatch):
     from tests.conftest import BUCKET
 
     monkeypatch.setattr(export_module, "CHUNK_BYTES", 3000)
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     checkpoints = saved(open_store(f"s3://{BUCKET}/{tmp_path.name}", options), qwen3, tp=2)
     got = exported(checkpoints, qwen3, tmp_path / "hf")
     assert all(torch.equal(got[name], tensor) for name, tensor in tensors_in(qwen3).items())

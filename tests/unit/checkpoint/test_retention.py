@@ -218,7 +218,7 @@ class KeepsFolders:
 
 @pytest.mark.filterwarnings("ignore")
 def test_unfinished_uploads_of_earlier_attempts_are_aborted_and_no_others(s3_endpoint, tmp_path):
-    options = {"endpoint_url": s3_endpoint, "key": "test", "secret": "test"}
+    options = {"endpoint_url": s3_endpoint}
     url = f"s3://{BUCKET}/{tmp_path.name}"
     import fsspec
 

@@ -55,3 +55,12 @@ def test_an_answer_of_s3_is_known_by_its_code_and_then_by_its_status(
         told.__cause__ = error
         error = told
     assert may_pass(error) is passes
+
+
+def test_an_answer_that_broke_off_may_pass_though_its_parser_says_400() -> None:
+    from aiohttp import ClientPayloadError
+    from aiohttp.http_exceptions import ContentLengthError
+
+    error = ClientPayloadError("Response payload is not completed")
+    error.__cause__ = ContentLengthError("received 100 of 200 bytes")
+    assert may_pass(error)
