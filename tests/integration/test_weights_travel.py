@@ -1,9 +1,11 @@
-"""Weights go from a trainer node's controller to that of an engine node: whole, or not at all."""
+"""Weights go from a trainer node to engine nodes, and from one of these to the next: whole, or not at all."""
 
 import asyncio
 import contextlib
 import json
 import os
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
+from yatt.adapters import bulk
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
@@ -19,7 +22,7 @@ from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, segm
 from yatt.control.gpus import weight_segments
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.uploads import host_stem
-from yatt.control.gpus.weight_segments import GivenWeights
+from yatt.control.gpus.weight_segments import Fill, GivenWeights
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -30,51 +33,73 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-SIZE, PLAN = 370_001, b"what rank 0 has"
+SIZE, PLAN, BLOCK = 370_001, b"what rank 0 has", 4096
+BLOCKS = -(-SIZE // BLOCK)
 
 
-class Pair:
-    """A trainer node (node 0) and an engine node (node 1), each with a line to the other over CURVE TCP."""
+class Member:
+    """One node's part of it."""
 
-    def __init__(self, folder: Path) -> None:
-        config = disaggregated(2, 1, 1)
-        launch = replace(config.launch, scratch_dir=str(folder), shm_dir=str(folder / "shm"))
+    def __init__(self, folder: Path, index: int, engine_nodes: int) -> None:
+        config = disaggregated(1 + engine_nodes, 1, 1)
+        launch = replace(config.launch, scratch_dir=str(folder), shm_dir=str(folder / f"shm{index}"))
         config = replace(config, launch=launch)
-        self.nodes = [
-            Node(
-                config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=index,
-                host="127.0.0.1", device="cpu",
-            )
-            for index in range(2)
-        ]  # fmt: skip
+        self.node = Node(
+            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=index,
+            host="127.0.0.1", device="cpu",
+        )  # fmt: skip
+        make_private(self.node.weights_root)
         self.events: list[dict] = []
-        self.asked: list[c.ReadWeights] = []
-        self.peers = [Peers(), Peers()]
-        for node in self.nodes:
-            make_private(node.weights_root)
-        self.given = GivenWeights(self.nodes[0])
-        events = EventLog(
-            attempt=1, node=1, role="controller", sink=lambda line: self.events.append(json.loads(line))
+        log = EventLog(
+            attempt=1, node=index, role="controller", sink=lambda line: self.events.append(json.loads(line))
         )
-        self.taken = Publications(self.nodes[1], self.peers[1], events, Progress(int))
-        stem = host_stem(self.nodes[0], 0)
-        self.segment = SegmentWriter(segment_path(stem, "weights"), SIZE)
-        weight_plan_path(stem).write_bytes(PLAN)
-        self.before_piece = asyncio.Event()
-        self.before_piece.set()
+        self.peers = Peers()
+        self.taken = Publications(self.node, self.peers, log, Progress(int))
+        self.given = GivenWeights(self.node, self.taken.fetched)
 
     async def answer(self, _: str, body: m.Message) -> m.Message | None:
         try:
             match body:
                 case c.DescribeWeights():
                     return await self.given.describe(body)
-                case c.ReadWeights():
-                    self.asked.append(body)
-                    await self.before_piece.wait()
-                    return await self.given.read(body)
+                case c.OfferWeights():
+                    return await self.given.offer(body)
         except YattError as error:
             return m.Failed(error=str(error), exit_code=error.exit_code)
         return None
+
+    async def take(self, policy_version: int) -> None:
+        order = c.TakeWeights(
+            policy_version=policy_version, probe=(b"abcd",), probe_logprobs=(b"efgh",), rounding=0.25,
+            sums={"norm": 7},
+        )  # fmt: skip
+        await self.taken.take(order)
+
+    def received(self, policy_version: int) -> bytes:
+        """What an engine of this node would read.
+
+        Raises:
+            WorkerFailed: there is nothing of this version.
+        """
+        publication = read_publication(str(self.node.weights_folder(policy_version)), policy_version)
+        (stem,) = publication.stems
+        assert (publication.sums, weight_plan_path(stem).read_bytes()) == ({"norm": 7}, PLAN)
+        reader = SegmentReader(segment_path(stem, "weights"))
+        reader.check(publication.stamp)
+        return bytes(reader.data)
+
+    def told(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["kind"] == kind]
+
+
+class Cluster:
+    """A trainer node (node 0) and engine nodes, each with lines to the others over CURVE TCP."""
+
+    def __init__(self, folder: Path, engine_nodes: int) -> None:
+        self.members = [Member(folder, index, engine_nodes) for index in range(1 + engine_nodes)]
+        stem = host_stem(self.members[0].node, 0)
+        self.segment = SegmentWriter(segment_path(stem, "weights"), SIZE)
+        weight_plan_path(stem).write_bytes(PLAN)
 
     def publish(self, policy_version: int) -> bytes:
         self.segment.invalidate()
@@ -83,49 +108,61 @@ class Pair:
         return content
 
     async def take(self, policy_version: int) -> None:
-        order = c.TakeWeights(
-            policy_version=policy_version,
-            probe=(b"abcd",),
-            probe_logprobs=(b"efgh",),
-            rounding=0.25,
-            sums={"norm": 7},
-        )
-        await self.taken.take(order)
-
-    def received(self, policy_version: int) -> bytes:
-        """What an engine of node 1 would read.
-
-        Raises:
-            WorkerFailed: there is nothing of this version.
-        """
-        publication = read_publication(str(self.nodes[1].weights_folder(policy_version)), policy_version)
-        (stem,) = publication.stems
-        assert (publication.sums, weight_plan_path(stem).read_bytes()) == ({"norm": 7}, PLAN)
-        reader = SegmentReader(segment_path(stem, "weights"))
-        reader.check(publication.stamp)
-        return bytes(reader.data)
+        await asyncio.gather(*(member.take(policy_version) for member in self.members[1:]))
 
 
 @contextlib.asynccontextmanager
-async def connected(folder: Path) -> AsyncIterator[Pair]:
-    keys, context, pair = make_keys(folder / "keys"), zmq.Context(), Pair(folder)
-    socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
-    server = Channel(socket, attempt=1, handler=pair.answer)
-    address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    line = Channel(
-        calling_socket(context, address, "node1", keys), attempt=1, handler=pair.answer, peer="node0"
-    )
-    pair.peers[1].lines[0] = line
+async def connected(folder: Path, engine_nodes: int = 1) -> AsyncIterator[Cluster]:
+    keys, context, cluster = make_keys(folder / "keys"), zmq.Context(), Cluster(folder, engine_nodes)
+    channels = []
+    addresses = []
+    for member in cluster.members:
+        socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
+        channels.append(Channel(socket, attempt=1, handler=member.answer))
+        addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    for member in cluster.members:
+        for other, address in enumerate(addresses):
+            if other != member.node.index:
+                socket = calling_socket(context, address, f"node{member.node.index}", keys)
+                line = Channel(socket, attempt=1, handler=member.answer, peer=f"node{other}")
+                member.peers.lines[other] = line
+                channels.append(line)
     try:
-        yield pair
+        yield cluster
     finally:
-        await asyncio.gather(line.close(), server.close())
+        for member in cluster.members:
+            member.given.close()
+        await asyncio.gather(*(channel.close() for channel in channels))
         context.destroy(linger=0)
 
 
+class Sent:
+    """Counts the blocks that are sent, by kind of source; holds all after `limit` until `opened`."""
+
+    def __init__(self) -> None:
+        self.num: Counter[str] = Counter()
+        self.limit, self.opened = 10**9, threading.Event()
+
+    def note(self, kind: str) -> None:
+        self.num[kind] += 1
+        if self.num[kind] > self.limit:
+            assert self.opened.wait(20)
+
+
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_segments, "PIECE_BYTES", 4096)
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """Small blocks, counted."""
+    counts = Sent()
+    for kind in (weight_segments._Given, Fill):
+
+        def block(self, begin, end, kind=kind, original=kind.block):
+            counts.note("owner" if kind is not Fill else "relay")
+            return original(self, begin, end)
+
+        monkeypatch.setattr(kind, "block", block)
+    monkeypatch.setattr(bulk, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(weight_segments, "MEET_S", 1.0)
+    return counts
 
 
 async def until(holds, what: str) -> None:
@@ -136,110 +173,170 @@ async def until(holds, what: str) -> None:
     raise AssertionError(f"waited 10 s for {what}")
 
 
-def test_weights_arrive_whole_and_only_once(tmp_path: Path) -> None:
+def test_weights_arrive_whole_and_only_once(tmp_path: Path, sent: Sent) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            content = pair.publish(3)
-            await pair.take(3)
-            assert pair.received(3) == content
-            newest = pair.taken.newest
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            content = cluster.publish(3)
+            await taker.take(3)
+            assert taker.received(3) == content
+            newest = taker.taken.newest
             assert newest is not None
             told = (newest.policy_version, newest.probe, newest.expected, newest.rounding)
             assert told == (3, (b"abcd",), (b"efgh",), 0.25)
-            assert (num_asked := len(pair.asked)) == -(-SIZE // 4096)
-            await pair.take(3)
-            assert len(pair.asked) == num_asked, "what is here is not fetched again"
-            (event,) = [event for event in pair.events if event["kind"] == "weights.fetch"]
-            assert (event["ranks"], event["size_bytes"]) == ([0], SIZE)
+            assert sent.num == {"owner": BLOCKS}
+            await taker.take(3)
+            assert sent.num == {"owner": BLOCKS}, "what is here is not fetched again"
+            (event,) = taker.told("weights.fetch")
+            assert (event["ranks"], event["sources"], event["size_bytes"]) == ([0], [0], SIZE)
 
     asyncio.run(scene())
 
 
 def test_the_next_version_takes_the_memory_and_the_name_of_the_one_before(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            pair.publish(1)
-            await pair.take(1)
-            before = sorted(path.name for path in pair.nodes[1].weights_root.iterdir())
-            second = pair.publish(2)
-            await pair.take(2)
-            assert pair.received(2) == second
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            cluster.publish(1)
+            await taker.take(1)
+            before = sorted(path.name for path in taker.node.weights_root.iterdir())
+            second = cluster.publish(2)
+            await taker.take(2)
+            assert taker.received(2) == second
             with pytest.raises(WorkerFailed, match="no weights of policy version 1"):
-                pair.received(1)
-            after = sorted(path.name for path in pair.nodes[1].weights_root.iterdir())
+                taker.received(1)
+            after = sorted(path.name for path in taker.node.weights_root.iterdir())
             assert len(after) == len(before) == 3, "a plan, a segment, an index"
 
     asyncio.run(scene())
 
 
-def test_while_a_version_arrives_no_engine_can_load_any(tmp_path: Path) -> None:
+def test_while_a_version_arrives_no_engine_can_load_any(tmp_path: Path, sent: Sent) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            pair.publish(1)
-            await pair.take(1)
-            old = pair.taken.newest
-            second = pair.publish(2)
-            pair.asked.clear()
-            taking = asyncio.ensure_future(pair.take(2))
-            await until(lambda: len(pair.asked) > 20, "some pieces")
-            pair.before_piece.clear()
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            cluster.publish(1)
+            await taker.take(1)
+            old = taker.taken.newest
+            second = cluster.publish(2)
+            sent.limit = BLOCKS + 20
+            taking = asyncio.ensure_future(taker.take(2))
+            await until(lambda: sent.num["owner"] > BLOCKS + 20, "some blocks")
             with pytest.raises(WorkerFailed, match="is being changed; version 1 of attempt 1 was asked for"):
-                pair.received(1)
-            waiting = asyncio.ensure_future(pair.taken.newer_than(old))
+                taker.received(1)
+            waiting = asyncio.ensure_future(taker.taken.newer_than(old))
             await asyncio.sleep(0.05)
             assert not waiting.done(), "an engine that was refused waits for the next version"
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)
             with pytest.raises(WorkerFailed):
-                pair.received(2)
-            pair.before_piece.set()
-            await pair.take(2)
-            assert pair.received(2) == second
-            assert await waiting is pair.taken.newest
+                taker.received(2)
+            sent.limit = 10**9
+            retaken = asyncio.ensure_future(taker.take(2))
+            await asyncio.sleep(0.05)
+            sent.opened.set()  # the threads of the first fetch go on, and change nothing
+            await retaken
+            assert taker.received(2) == second
+            assert await waiting is taker.taken.newest
 
     asyncio.run(scene())
 
 
-def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path) -> None:
+def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path, sent: Sent) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            pair.publish(1)
-            pair.before_piece.clear()
-            taking = asyncio.ensure_future(pair.take(1))
-            await until(lambda: pair.asked, "the first request")
-            pair.publish(2)
-            pair.before_piece.set()
-            with pytest.raises(WorkerFailed, match="is version 2 of attempt 1; version 1 of attempt 1"):
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            cluster.publish(1)
+            sent.limit = 20
+            taking = asyncio.ensure_future(taker.take(1))
+            await until(lambda: sent.num["owner"] > 20, "some blocks")
+            cluster.publish(2)
+            sent.opened.set()
+            with pytest.raises(WorkerFailed, match="its offer has changed, or it is gone"):
                 await asyncio.wait_for(taking, 5.0)
             with pytest.raises(WorkerFailed):
-                pair.received(1)
+                taker.received(1)
 
     asyncio.run(scene())
 
 
-def test_a_source_that_is_lost_fails_the_fetch_at_once(tmp_path: Path) -> None:
+def test_a_lost_or_unknown_source_fails_the_fetch_at_once(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            pair.publish(1)
-            pair.before_piece.clear()
-            taking = asyncio.ensure_future(pair.take(1))
-            await until(lambda: pair.asked, "the first request")
-            pair.peers[1].exclude(0, "was not heard of for 10.0 s")
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            with pytest.raises(WorkerFailed, match="attempt 1 was asked for"):
+                await taker.take(1)
+            with pytest.raises(WorkerFailed, match="trainer rank 0 has no host copy here"):
+                await taker.given.describe(c.DescribeWeights(rank=0))
+            with pytest.raises(WorkerFailed, match="does not fetch version 2 of trainer rank 0"):
+                await taker.given.offer(c.OfferWeights(rank=0, policy_version=2))
+            taker.peers.exclude(0, "was not heard of for 10.0 s")
             with pytest.raises(WorkerFailed, match=r"node0 was not heard of for 10\.0 s"):
-                await asyncio.wait_for(taking, 2.0)
-            with pytest.raises(WorkerFailed):
-                pair.received(1)
+                await asyncio.wait_for(taker.take(1), 2.0)
 
     asyncio.run(scene())
 
 
-def test_only_ranks_of_the_node_are_given(tmp_path: Path) -> None:
+def test_a_chain_of_nodes_costs_the_trainer_node_one_transfer(tmp_path: Path, sent: Sent) -> None:
     async def scene() -> None:
-        async with connected(tmp_path) as pair:
-            pair.publish(1)
-            with pytest.raises(WorkerFailed, match="trainer rank 7 has no host copy here"):
-                await pair.given.describe(c.DescribeWeights(rank=7))
-            with pytest.raises(WorkerFailed, match="cannot be opened"):
-                await pair.given.read(c.ReadWeights(rank=7, policy_version=1, offset=0, num_bytes=10))
+        async with connected(tmp_path, engine_nodes=4) as cluster:
+            for version in (1, 2):
+                content = cluster.publish(version)
+                await cluster.take(version)
+                assert all(member.received(version) == content for member in cluster.members[1:])
+            assert sent.num == {"owner": 2 * BLOCKS, "relay": 3 * 2 * BLOCKS}
+            sources = [member.told("weights.fetch")[1]["sources"] for member in cluster.members[1:]]
+            assert sources == [[0], [1], [2], [3]]
+
+    asyncio.run(scene())
+
+
+def test_blocks_are_passed_on_before_the_last_has_come(tmp_path: Path, sent: Sent) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, engine_nodes=2) as cluster:
+            content = cluster.publish(1)
+            sent.limit = BLOCKS // 2
+            taking = asyncio.ensure_future(cluster.take(1))
+            await until(lambda: sent.num["relay"] > BLOCKS // 3, "blocks from node 1 to node 2")
+            assert not taking.done()
+            sent.limit = 10**9
+            sent.opened.set()
+            await taking
+            assert cluster.members[2].received(1) == content
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("how", ["its server ends", "it begins another version", "it is lost"])
+def test_what_the_node_before_does_not_give_comes_from_the_owner(
+    tmp_path: Path, sent: Sent, how: str
+) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, engine_nodes=2) as cluster:
+            _, first, second = cluster.members
+            content = cluster.publish(1)
+            if how == "it is lost":
+                second.peers.exclude(1, "was not heard of")
+                await second.take(1)
+                assert sent.num == {"owner": BLOCKS}
+            else:
+                sent.limit = BLOCKS // 2
+                taking = [asyncio.ensure_future(member.take(1)) for member in (first, second)]
+                await until(lambda: sent.num["relay"] > BLOCKS // 4, "blocks from node 1 to node 2")
+                if how == "its server ends":
+                    first.given.close()
+                else:
+                    fetched = first.taken.fetched(0)
+                    assert fetched is not None and fetched._fill is not None
+                    fetched._fill.end()
+                sent.limit = 10**9
+                sent.opened.set()
+                await taking[1]
+                await asyncio.gather(taking[0], return_exceptions=True)
+                (failed,) = second.told("weights.fetch.fail")
+                assert (failed["rank"], failed["source"]) == (0, 1)
+                assert sent.num["owner"] < 2 * BLOCKS, "only what was missing"
+            assert second.received(1) == content
+            assert second.told("weights.fetch")[0]["sources"] == [0]
 
     asyncio.run(scene())

@@ -60,6 +60,6 @@ def build_components(
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
-        publications=publications, given_weights=GivenWeights(node), workers=workers, uploads=uploads,
-        rewards=rewards, router=router, rooms=rooms, arbiter=arbiter,
+        publications=publications, given_weights=GivenWeights(node, publications.fetched),
+        workers=workers, uploads=uploads, rewards=rewards, router=router, rooms=rooms, arbiter=arbiter,
     )  # fmt: skip

@@ -42,7 +42,7 @@ class Controller:
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.StartWorkers: self._start_workers, c.SwitchSlabs: self._switch_slabs,
             c.PublishOrder: self._publish,
-            c.DescribeWeights: parts.given_weights.describe, c.ReadWeights: parts.given_weights.read,
+            c.DescribeWeights: parts.given_weights.describe, c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,

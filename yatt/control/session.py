@@ -189,6 +189,7 @@ class Session:
         raise WorkerFailed("the launcher has ended this attempt")
 
     async def _close(self, channels: list[Channel]) -> None:
+        self._parts.given_weights.close()
         await self._parts.supervisor.close(WORKER_GRACE_S)
         await self._sender.close()
         await self._peers.close()

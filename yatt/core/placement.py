@@ -120,7 +120,7 @@ class Placement:
 
     # ---- weights --------------------------------------------------------------------------------
 
-    def weight_ranks(self, node: int, *, tp_size: int, pp_size: int) -> tuple[int, ...]:
+    def weight_ranks(self, node: int, tp_size: int, pp_size: int) -> tuple[int, ...]:
         """Returns the trainer ranks whose weights this node's engines read: one for each part of the model.
 
         A rank of the node itself, if it has the part. Otherwise nodes take different ranks that have it, so
@@ -137,6 +137,15 @@ class Placement:
             local = [rank for rank in having if self.node_of(rank) == node]
             ranks.append(local[0] if local else having[turn % copies])
         return tuple(ranks)
+
+    def weight_chains(self, tp_size: int, pp_size: int) -> dict[int, tuple[int, ...]]:
+        """Maps trainer ranks to the nodes that fetch their weights from another node, in order."""
+        chains: dict[int, tuple[int, ...]] = {}
+        for node in sorted(self.pools[ROLLOUT]):
+            for rank in self.weight_ranks(node, tp_size, pp_size):
+                if self.node_of(rank) != node:
+                    chains[rank] = (*chains.get(rank, ()), node)
+        return chains
 
 
 def place(config: RunConfig) -> Placement:

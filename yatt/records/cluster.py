@@ -196,19 +196,20 @@ class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
     rank: int
 
 
-class Piece(Message, frozen=True, kw_only=True):
-    """Part of a segment."""
+class WeightsOffered(Message, frozen=True, kw_only=True):
+    """Where and with which key to fetch what was asked for (`yatt.adapters.bulk.Ticket`)."""
 
-    data: bytes
+    host: str
+    port: int
+    name: bytes
+    key: bytes
 
 
-class ReadWeights(Order[Piece], frozen=True, kw_only=True):
-    """Request to the node of a trainer rank for `num_bytes` of its weights of this policy version."""
+class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
+    """Request to a node for a trainer rank's weights of this policy version, which it has or fetches."""
 
     rank: int
     policy_version: int
-    offset: int
-    num_bytes: int
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):

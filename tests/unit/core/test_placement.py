@@ -93,7 +93,7 @@ def test_disaggregated_nobody_hands_anything_over(
     assert len(judged) == slabs
     assert set(placement.slabs[len(placement.slabs) - slabs :]) == set(judged), "the last ones"
     takers = sorted(placement.pools[ROLLOUT])
-    loads = Counter(rank for node in takers for rank in placement.weight_ranks(node, tp_size=1, pp_size=1))
+    loads = Counter(rank for node in takers for rank in placement.weight_ranks(node, 1, 1))
     assert sum(loads.values()) == len(takers)
     assert max(loads.values()) - min(loads[rank] for rank in range(placement.world_size)) <= 1, "dealt evenly"
 
@@ -104,7 +104,7 @@ def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weigh
         assert placement.trainer_nodes == (0, 1, 2)
         assert placement.world_size == 6
         for node in range(3):
-            (rank,) = placement.weight_ranks(node, tp_size=1, pp_size=1)
+            (rank,) = placement.weight_ranks(node, 1, 1)
             assert placement.node_of(rank) == node
 
 
@@ -115,7 +115,7 @@ def test_a_node_reads_each_part_of_the_model_from_one_rank_if_possible_its_own(m
     placement = place(made)
     dp = placement.world_size // (tp * pp)
     for node in sorted(placement.pools[ROLLOUT]):
-        ranks = placement.weight_ranks(node, tp_size=tp, pp_size=pp)
+        ranks = placement.weight_ranks(node, tp, pp)
         parts = [(rank // (tp * dp), rank % tp) for rank in ranks]
         assert parts == [(p, t) for p in range(pp) for t in range(tp)], "each part once"
         for rank in ranks:

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,12 +88,8 @@ class Publications:
         return m.Done()
 
     async def _take(self, order: c.TakeWeights) -> None:
-        node, parallel = self._node, self._node.config.trainer
-        ranks = node.placement.weight_ranks(
-            node.index,
-            tp_size=parallel.tensor_model_parallel_size,
-            pp_size=parallel.pipeline_model_parallel_size,
-        )
+        node = self._node
+        ranks = node.placement.weight_ranks(node.index, *self._parallel)
         remote = [rank for rank in ranks if node.placement.node_of(rank) != node.index]
         if remote:
             await self._fetch(remote, order.policy_version)
@@ -117,17 +113,43 @@ class Publications:
     async def _fetch(self, ranks: list[int], policy_version: int) -> None:
         began_s = clock.monotonic_s()
         self.change()
-        sizes = await asyncio.gather(*(self._source(rank).fetch(policy_version) for rank in ranks))
+        fetched = await asyncio.gather(*(self._source(rank).fetch(policy_version) for rank in ranks))
         self._events.emit(
-            "weights.fetch", policy_version=policy_version, ranks=ranks, size_bytes=sum(sizes),
+            "weights.fetch", policy_version=policy_version, ranks=ranks,
+            size_bytes=sum(size_bytes for size_bytes, _ in fetched),
+            sources=[source for _, source in fetched],
             seconds=round(clock.monotonic_s() - began_s, 6),
         )  # fmt: skip
 
+    def fetched(self, rank: int) -> FetchedWeights | None:
+        """This node's copy of a rank's weights; None if it fetches none."""
+        return self._fetched.get(rank)
+
     def _source(self, rank: int) -> FetchedWeights:
         if rank not in self._fetched:
-            node = self._node.placement.node_of(rank)
-            self._fetched[rank] = FetchedWeights(self._node, rank, partial(self._ask, node))
+            self._fetched[rank] = FetchedWeights(
+                node=self._node, rank=rank, ask=self._ask, before=partial(self._before, rank),
+                failed=partial(self._failed, rank), progress=self._progress.done,
+            )  # fmt: skip
         return self._fetched[rank]
+
+    def _before(self, rank: int) -> int | None:
+        """The next lower node that fetches the same rank's weights and is not lost."""
+        chain = self._chains[rank]
+        before = [node for node in chain if node < self._node.index and node not in self._peers.lost]
+        return before[-1] if before else None
+
+    def _failed(self, rank: int, source: int, error: str) -> None:
+        self._events.emit("weights.fetch.fail", rank=rank, source=source, error=error)
+
+    @cached_property
+    def _chains(self) -> dict[int, tuple[int, ...]]:
+        return self._node.placement.weight_chains(*self._parallel)
+
+    @property
+    def _parallel(self) -> tuple[int, int]:
+        parallel = self._node.config.trainer
+        return parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
 
     async def _ask(self, source: int, body: m.Order[A]) -> A:
         answer = await self._peers.request(source, body, self._node.config.launch.phase_timeout_s)

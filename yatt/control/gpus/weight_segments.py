@@ -1,17 +1,25 @@
-"""Segments of weights between nodes: the trainer node gives ranges, the engine node fills its own segment.
+"""Segments of weights between nodes: trainer nodes offer theirs, an engine node fills one of its own.
 
 The engine node's segment is allocated once per attempt and is overwritten by each version. It is stamped like
 the trainer's (`yatt.adapters.host_segment`), so engines read it in the same way: one version, or a refusal.
+Bytes travel over `yatt.adapters.bulk`, in several streams.
+
+Nodes that fetch the same rank's weights form a chain: the first one fetches from the trainer node, each other
+one from the node before it, block by block as they arrive there. So a trainer node sends its weights about
+once, however many nodes there are. If the node before fails, the rest comes from the trainer node.
 """
 
 import asyncio
+import contextlib
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters import bulk
 from yatt.adapters.host_segment import (
     SegmentReader,
     SegmentWriter,
@@ -22,34 +30,143 @@ from yatt.adapters.host_segment import (
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.gpus.uploads import host_stem
 from yatt.control.node import Node
-from yatt.errors import WorkerFailed
+from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
 
 AREA = "weights"
-PIECE_BYTES = 8 << 20
-PIECES_AHEAD = 4
-Ask = Callable[[m.Order[Any]], Awaitable[Any]]
+STREAMS = 4
+MEET_S = 5.0
+"""Longest time that a node waits for the node before it in the chain to begin."""
+
+Ask = Callable[[int, m.Order[Any]], Awaitable[Any]]
+"""Sends a request to a node."""
+
+
+@dataclass(slots=True)
+class _Given:
+    """The weights of a trainer rank of this node, at one version."""
+
+    reader: SegmentReader
+    stamp: Stamp
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.reader.data)
+
+    def block(self, begin: int, end: int) -> memoryview:
+        return self.reader.data[begin:end]
+
+    def is_valid(self) -> bool:
+        return self.reader.is_still(self.stamp)
+
+
+class Fill:
+    """A segment that is being filled with one version, block by block, in any order; and then has it."""
+
+    def __init__(self, data: memoryview, policy_version: int, progress: Callable[[], None]) -> None:
+        self.policy_version, self._data, self._progress = policy_version, data, progress
+        self._has = bytearray(-(-len(data) // bulk.BLOCK_BYTES))
+        self._changed, self._is_over = threading.Condition(), False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return len(self._data)
+
+    @contextlib.contextmanager
+    def place(self, begin: int, size: int) -> Iterator[memoryview]:
+        """Gives the memory of one block, under the lock; see bulk.Place.
+
+        Raises:
+            WorkerFailed: the segment is used for another version meanwhile.
+        """
+        with self._changed:
+            if self._is_over:
+                raise WorkerFailed(f"version {self.policy_version} is not fetched any more")
+            yield self._data[begin : begin + size]
+            self._has[begin // bulk.BLOCK_BYTES] = 1
+            self._changed.notify_all()
+        self._progress()
+
+    def block(self, begin: int, end: int) -> memoryview:
+        """Waits for a block and returns it; see bulk.Source."""
+        index = begin // bulk.BLOCK_BYTES
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has[index] or self._is_over, bulk.STALL_S):
+                raise WorkerFailed("the block did not come in time")
+        return self._data[begin:end]
+
+    def is_valid(self) -> bool:
+        """Whether no other version has begun."""
+        return not self._is_over
+
+    def end(self) -> None:
+        """Ends it, before the segment is used for another version."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Returns ranges of blocks that are not there yet, cut into about `STREAMS` parts."""
+        blocks = [index for index, has in enumerate(self._has) if not has]
+        size = max(1, -(-len(blocks) // STREAMS))
+        ranges: list[tuple[int, int]] = []
+        for index in blocks:
+            begin, end = index * bulk.BLOCK_BYTES, min((index + 1) * bulk.BLOCK_BYTES, len(self._data))
+            if ranges and ranges[-1][1] == begin and begin - ranges[-1][0] < size * bulk.BLOCK_BYTES:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((begin, end))
+        return ranges
 
 
 class GivenWeights:
-    """The weights of this node's trainer ranks, for other nodes."""
+    """What this node offers to others: the weights of its trainer ranks, and those that it has fetched."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, fetched: Callable[[int], "FetchedWeights | None"]) -> None:
+        self._node, self._fetched = node, fetched
         self._readers: dict[int, SegmentReader] = {}
+        self._server: bulk.BulkServer | None = None
 
     async def describe(self, order: c.DescribeWeights) -> m.Message:
-        """Returns what a rank's host copy contains."""
+        """Returns what a trainer rank's host copy contains.
+
+        Raises:
+            WorkerFailed: the rank is of another node, or is not built.
+        """
         described: m.Message = await call_in_thread(partial(self._describe, order.rank))
         return described
 
-    async def read(self, order: c.ReadWeights) -> m.Message:
-        """Returns a range of a rank's weights.
+    async def offer(self, order: c.OfferWeights) -> m.Message:
+        """Offers a rank's weights of one version.
 
         Raises:
-            WorkerFailed: they are not of that policy version, or were changed meanwhile.
+            WorkerFailed: this node does not have them.
         """
-        return c.Piece(data=await call_in_thread(partial(self._read, order)))
+        source: bulk.Source
+        if self._node.placement.node_of(order.rank) == self._node.index:
+            source = _Given(self._reader(order.rank), Stamp(self._node.attempt, order.policy_version))
+            source.reader.check(source.stamp)
+        else:
+            source = await self._fill(order)
+        if self._server is None:
+            self._server = bulk.BulkServer(self._node.host)
+        ticket = self._server.offer(source)
+        return c.WeightsOffered(host=ticket.host, port=ticket.port, name=ticket.name, key=ticket.key)
+
+    async def _fill(self, order: c.OfferWeights) -> Fill:
+        fetched = self._fetched(order.rank)
+        fill = await fetched.filling(order.policy_version) if fetched is not None else None
+        if fill is None:
+            raise WorkerFailed(
+                f"this node does not fetch version {order.policy_version} of trainer rank {order.rank}"
+            )
+        return fill
+
+    def close(self) -> None:
+        """Offers nothing any more."""
+        if self._server is not None:
+            self._server.close()
 
     def _describe(self, rank: int) -> c.WeightsDescribed:
         stem = host_stem(self._node, rank)
@@ -59,81 +176,104 @@ class GivenWeights:
             raise WorkerFailed(f"trainer rank {rank} has no host copy here: {error.strerror}") from error
         return c.WeightsDescribed(plan=plan, size_bytes=len(self._reader(rank).data))
 
-    def _read(self, order: c.ReadWeights) -> bytes:
-        reader = self._reader(order.rank)
-        stamp = Stamp(self._node.attempt, order.policy_version)
-        reader.check(stamp)
-        data = bytes(reader.data[order.offset : order.offset + order.num_bytes])
-        reader.check(stamp)
-        return data
-
     def _reader(self, rank: int) -> SegmentReader:
         if rank not in self._readers:
             self._readers[rank] = SegmentReader(segment_path(host_stem(self._node, rank), AREA))
         return self._readers[rank]
 
 
+@dataclass(slots=True, kw_only=True)
 class FetchedWeights:
     """This node's copy of the weights of a trainer rank of another node.
 
     Args:
-        ask: sends a request to the node of the rank.
+        owner: the node of the rank.
+        before: returns the node before this one in the chain; None if there is none.
+        failed: called with a node and its error, before the rest is fetched from the owner.
+        progress: called after each block, in any thread.
     """
 
-    def __init__(self, node: Node, rank: int, ask: Ask) -> None:
-        self._rank, self._attempt, self._ask = rank, node.attempt, ask
-        self.stem = node.weights_root / f"fetched-{rank:05d}"
-        self._segment: SegmentWriter | None = None
+    node: Node
+    rank: int
+    ask: Ask
+    before: Callable[[], int | None]
+    failed: Callable[[int, str], None]
+    progress: Callable[[], None]
+    _segment: SegmentWriter | None = None
+    _fill: Fill | None = None
+    _begun: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def fetch(self, policy_version: int) -> int:
-        """Fetches a version; returns the number of bytes.
+    @property
+    def stem(self) -> Path:
+        """Path of the copy."""
+        return self.node.weights_root / f"fetched-{self.rank:05d}"
+
+    async def filling(self, policy_version: int) -> Fill | None:
+        """Waits until this version is being fetched, or has been; None if that does not begin in time."""
+
+        def has_begun() -> bool:
+            return self._fill is not None and self._fill.policy_version == policy_version
+
+        try:
+            async with asyncio.timeout(MEET_S), self._begun:
+                await self._begun.wait_for(has_begun)
+        except TimeoutError:
+            return None
+        return self._fill
+
+    async def fetch(self, policy_version: int) -> tuple[int, int]:
+        """Fetches a version; returns the number of bytes, and the node from which the last of them came.
 
         Raises:
-            WorkerFailed: the source does not have it, or is lost.
-            OSError: no room.
+            WorkerFailed, DeadlineExceeded: the trainer node does not have it, or is lost.
+            OSError: no room, or no connection.
         """
         segment = self._segment or await self._allocate()
+        if self._fill is not None:
+            self._fill.end()
         segment.invalidate()
-        at = 0
-        async for data in self._pieces(policy_version, len(segment.data)):
-            await call_in_thread(partial(_put, segment.data, at, data))
-            at += len(data)
-        if at != len(segment.data):
-            raise WorkerFailed(f"trainer rank {self._rank} gave {at} of {len(segment.data)} bytes of weights")
-        segment.complete(Stamp(self._attempt, policy_version))
-        return at
+        async with self._begun:
+            self._fill = fill = Fill(segment.data, policy_version, self.progress)
+            self._begun.notify_all()
+        source = await self._from_any(fill)
+        segment.complete(Stamp(self.node.attempt, policy_version))
+        return fill.size_bytes, source
+
+    async def _from_any(self, fill: Fill) -> int:
+        """Fetches from the node before this one, then what is missing from the owner; returns the last."""
+        owner, before = self.node.placement.node_of(self.rank), self.before()
+        if before is not None:
+            try:
+                await self._from(before, fill)
+                return before
+            except (WorkerFailed, DeadlineExceeded, OSError) as error:
+                self.failed(before, str(error))
+        await self._from(owner, fill)
+        return owner
+
+    async def _from(self, source: int, fill: Fill) -> None:
+        """Fetches the missing blocks from one node."""
+        order = c.OfferWeights(rank=self.rank, policy_version=fill.policy_version)
+        offered: c.WeightsOffered = await self.ask(source, order)
+        ticket = bulk.Ticket(host=offered.host, port=offered.port, name=offered.name, key=offered.key)
+        streams = [partial(bulk.receive, ticket, begin, end, fill.place) for begin, end in fill.missing()]
+        await _all_threads(streams)
 
     async def _allocate(self) -> SegmentWriter:
-        told = await self._ask(c.DescribeWeights(rank=self._rank))
+        owner = self.node.placement.node_of(self.rank)
+        described: c.WeightsDescribed = await self.ask(owner, c.DescribeWeights(rank=self.rank))
         path, plan_path = segment_path(self.stem, AREA), weight_plan_path(self.stem)
-        await call_in_thread(partial(_write_plan, plan_path, told.plan))
-        self._segment = await call_in_thread(partial(SegmentWriter, path, told.size_bytes))
+        await call_in_thread(partial(_write_plan, plan_path, described.plan))
+        self._segment = await call_in_thread(partial(SegmentWriter, path, described.size_bytes))
         return self._segment
 
-    async def _pieces(self, policy_version: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """Yields the bytes in order; `PIECES_AHEAD` pieces are requested at once."""
-        offsets = deque(range(0, size_bytes, PIECE_BYTES))
-        ahead: deque[asyncio.Task[c.Piece]] = deque()
-        try:
-            while offsets or ahead:
-                while offsets and len(ahead) < PIECES_AHEAD:
-                    ahead.append(asyncio.create_task(self._read(policy_version, offsets.popleft())))
-                yield (await ahead.popleft()).data
-        finally:
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
 
-    async def _read(self, policy_version: int, offset: int) -> c.Piece:
-        order = c.ReadWeights(
-            rank=self._rank, policy_version=policy_version, offset=offset, num_bytes=PIECE_BYTES
-        )
-        piece: c.Piece = await self._ask(order)
-        return piece
-
-
-def _put(target: memoryview, at: int, data: bytes) -> None:
-    target[at : at + len(data)] = data
+async def _all_threads(calls: Sequence[Callable[[], None]]) -> None:
+    """Runs each call in its thread and waits for all of them; raises the first error."""
+    outcomes = await asyncio.gather(*map(call_in_thread, calls), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _write_plan(path: Path, plan: bytes) -> None:

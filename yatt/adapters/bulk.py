@@ -1,0 +1,184 @@
+"""Ranges of memory over TCP between nodes, encrypted and authenticated, by threads. No torch.
+
+Whoever may read something gets a ticket over a channel that is authenticated already: the name of an offer
+and its key. It connects, names the offer and a range, and gets the range in blocks, each sealed with
+AES-256-GCM: the key is the offer's, the nonce the block's offset, the associated data the offer's name. A
+stranger gets nothing but bytes that he cannot read, and nothing that he sends is accepted.
+
+A key and a nonce seal one content only: blocks begin at multiples of `BLOCK_BYTES`, and a block is sent only
+if its source is still valid after it was sealed.
+"""
+
+import secrets
+import socket
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from yatt.errors import WorkerFailed
+
+BLOCK_BYTES = 1 << 20
+STALL_S = 30.0
+"""Longest time without progress of a connection."""
+
+MAX_OFFERS, MAX_CONNECTIONS = 4096, 256
+_NAME_BYTES, _TAG_BYTES = 16, 16
+_HELLO = struct.Struct(f">{_NAME_BYTES}sQQ")
+
+
+class Source(Protocol):
+    """What is offered."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of it."""
+
+    def block(self, begin: int, end: int) -> memoryview:
+        """Returns bytes [begin, end), which may have to be waited for.
+
+        Raises:
+            WorkerFailed: they will not come.
+        """
+
+    def is_valid(self) -> bool:
+        """Whether what `block` returned is, still, of the version that was offered."""
+
+
+Place = Callable[[int, int], AbstractContextManager[memoryview]]
+"""Gives the memory of a block, by offset and size. When the context ends without an error, it is filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """The right to read an offer, for one caller. `key` is secret."""
+
+    host: str
+    port: int
+    name: bytes
+    key: bytes
+
+
+class BulkServer:
+    """Listens on a free port of `host` and serves offers, until `close`."""
+
+    def __init__(self, host: str) -> None:
+        self._listener = socket.create_server((host, 0), family=_family(host), backlog=MAX_CONNECTIONS)
+        self._host, self._port = host, int(self._listener.getsockname()[1])
+        self._offers: OrderedDict[bytes, tuple[bytes, Source]] = OrderedDict()
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        threading.Thread(target=self._accept, name="bulk-server", daemon=True).start()
+
+    def offer(self, source: Source) -> Ticket:
+        """Offers a source; the oldest of `MAX_OFFERS` offers is withdrawn."""
+        name, key = secrets.token_bytes(_NAME_BYTES), AESGCM.generate_key(256)
+        self._offers[name] = key, source
+        while len(self._offers) > MAX_OFFERS:
+            self._offers.popitem(last=False)
+        return Ticket(host=self._host, port=self._port, name=name, key=key)
+
+    def close(self) -> None:
+        """Stops listening and withdraws all offers; connections end at their next block."""
+        self._offers.clear()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                continue  # too many open files, or a caller that left at once
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True).start()
+            except RuntimeError:  # no thread can be started now
+                connection.close()
+                self._slots.release()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Serves one caller. Whatever goes wrong, the connection ends, and the caller tells it by that."""
+        try:
+            with connection:
+                connection.settimeout(STALL_S)
+                name, begin, end = _HELLO.unpack(_received(connection, _HELLO.size))
+                if (offer := self._offers.get(name)) is not None:
+                    self._send(connection, name, *offer, begin, end)
+        except (OSError, WorkerFailed, ValueError, struct.error):
+            pass
+        finally:
+            self._slots.release()
+
+    def _send(
+        self, connection: socket.socket, name: bytes, key: bytes, source: Source, begin: int, end: int
+    ) -> None:
+        size_bytes = source.size_bytes
+        if begin % BLOCK_BYTES or not begin < end <= size_bytes or (end % BLOCK_BYTES and end != size_bytes):
+            return
+        cipher, sealed = AESGCM(key), bytearray(BLOCK_BYTES + _TAG_BYTES)
+        for at in range(begin, end, BLOCK_BYTES):
+            block = source.block(at, min(at + BLOCK_BYTES, end))
+            out = memoryview(sealed)[: len(block) + _TAG_BYTES]
+            cipher.encrypt_into(_nonce(at), block, name, out)
+            if name not in self._offers or not source.is_valid():
+                return
+            connection.sendall(out)
+
+
+def receive(ticket: Ticket, begin: int, end: int, place: Place) -> None:
+    """Receives bytes [begin, end) of an offer, in blocks.
+
+    Args:
+        begin, end: multiples of `BLOCK_BYTES`; `end` may be the offer's end.
+        place: gives the memory of each block, in order.
+
+    Raises:
+        WorkerFailed: the offer is gone, the bytes are not those that were sealed, or `place` raised it.
+        OSError: the connection failed, or had no progress.
+    """
+    cipher, sealed = AESGCM(ticket.key), bytearray(BLOCK_BYTES + _TAG_BYTES)
+    with socket.create_connection((ticket.host, ticket.port), timeout=STALL_S) as connection:
+        connection.sendall(_HELLO.pack(ticket.name, begin, end))
+        for at in range(begin, end, BLOCK_BYTES):
+            size = min(BLOCK_BYTES, end - at)
+            block = memoryview(sealed)[: size + _TAG_BYTES]
+            _receive_into(connection, block)
+            try:
+                with place(at, size) as target:
+                    cipher.decrypt_into(_nonce(at), block, ticket.name, target)
+            except InvalidTag:
+                raise WorkerFailed(
+                    f"{ticket.host} port {ticket.port}: a block is not what was sealed there"
+                ) from None
+
+
+def _nonce(at: int) -> bytes:
+    return at.to_bytes(12, "big")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    _receive_into(connection, memoryview(data))
+    return bytes(data)
+
+
+def _receive_into(connection: socket.socket, target: memoryview) -> None:
+    at = 0
+    while at < len(target):
+        count = connection.recv_into(target[at:])
+        if not count:
+            raise WorkerFailed("the other node ended the transfer: its offer has changed, or it is gone")
+        at += count
