@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import checkpoint as bench
+from tests.bench import checkpoint as bench, scale
 from tests.integration.trainer.conftest import Job, make_model, run_world
+from yatt.models.model import read_model
 
 pytestmark = pytest.mark.slow
 IS_WHOLE = os.environ.get("YATT_RESUME_MATRIX") == "all"
@@ -127,6 +128,7 @@ def test_any_layout_reads_the_state_that_any_other_saved(matrix):
     check_every_bit(matrix)
     check_every_rank_writes(matrix)
     check_progress_is_told(matrix)
+    check_the_arithmetic_of_scale(matrix)
     check_megatron_warns_of_nothing(matrix)
 
 
@@ -149,6 +151,25 @@ def check_every_rank_writes(matrix):
         assert min(sizes) > 0, name_of(save)
         if "pp" not in save[1]:
             assert max(sizes) < 1.3 * min(sizes), (name_of(save), sizes)
+
+
+def check_the_arithmetic_of_scale(matrix):
+    """What docs/scale.md counts is what real ranks save."""
+    for (world_size, layout, name), job in matrix.saved.items():
+        facts, model = LAYOUTS[world_size][layout], read_model(matrix.models[name])
+        tp, pp = facts.get(TP, 1), facts.get(PP, 1)
+        bytes_of, expected = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+        for rank, note in enumerate(job.notes):
+            part = (rank % tp, rank * pp // world_size)
+            bytes_of[part] = bytes_of.get(part, 0) + note["saved_bytes"]
+        kinds = 14 if DTYPES[name] == "bfloat16" else 12
+        for part in bytes_of:
+            counted = scale.saved_bytes(model, scale.Layout(tp=tp, pp=pp), *part)
+            expected[part] = counted * kinds // 14
+        if VPP in facts:  # a rank has layers of several places
+            assert sum(bytes_of.values()) == sum(expected.values())
+        else:
+            assert bytes_of == expected, layout
 
 
 def check_megatron_warns_of_nothing(matrix):
