@@ -212,7 +212,7 @@ def page() -> str:
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
         "trainer's layout. To an engine node: the whole model, through the chain of adr/0044. Upload and "
         "restore: all trainer nodes at once, at the rate of the store. Cases where weights, gradients and "
-        f"optimizer need more than {ROOM:.0%} of a GPU are left out. Mixtures of experts are not counted yet.",
+        f"optimizer need more than {ROOM:.0%} of a GPU are left out, mixtures of experts not counted yet.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip
     for name in CONFIGS:
