@@ -127,6 +127,7 @@ class GivenWeights:
         self._node, self._fetched = node, fetched
         self._readers: dict[int, SegmentReader] = {}
         self._server: bulk.BulkServer | None = None
+        self._starting = asyncio.Lock()
 
     async def describe(self, order: c.DescribeWeights) -> m.Message:
         """Returns what a trainer rank's host copy contains.
@@ -149,8 +150,9 @@ class GivenWeights:
             source.reader.check(source.stamp)
         else:
             source = await self._fill(order)
-        if self._server is None:
-            self._server = bulk.BulkServer(self._node.host)
+        async with self._starting:
+            if self._server is None:  # in a thread: names of hosts may be slow
+                self._server = await call_in_thread(partial(bulk.BulkServer, self._node.host))
         ticket = self._server.offer(source)
         return c.WeightsOffered(host=ticket.host, port=ticket.port, name=ticket.name, key=ticket.key)
 
