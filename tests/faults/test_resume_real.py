@@ -1,5 +1,6 @@
-"""As test_resume_exact, with real vLLM engines for policy and judge: killed three times, equal to the bit."""
+"""As test_resume_exact, with real vLLM engines for policy and judge: killed again and again; bit-equal."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.tiny_models import make_qwen3
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-NUM_KILLS = 3
+NUM_KILLS = 3 if int(os.environ.get("YATT_KILLS", "3")) <= 3 else 6
 
 
 def settings(folder: Path) -> dict:
@@ -24,12 +25,12 @@ def settings(folder: Path) -> dict:
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True},
         "genrms": [section],
         "placement": {"mode": "partial", "genrm_slabs": 1},
-        "trainer": {"total_iterations": 18},
+        "trainer": {"total_iterations": 6 * NUM_KILLS},
         "sync": {"probe_prompts": 2},
     }
 
 
-def test_real_engines_killed_three_times_change_nothing(tmp_path: Path) -> None:
+def test_real_engines_that_are_killed_change_nothing(tmp_path: Path) -> None:
     calm = RunFile(tmp_path / "calm", settings(tmp_path))
     done = yatt("run", str(calm.write()))
     assert done.returncode == 0, done.stdout + done.stderr
