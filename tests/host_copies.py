@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.host_segment import SegmentWriter, Stamp, plan_path, segment_path
+from yatt.adapters.host_segment import AREAS, SegmentWriter, Stamp, plan_path, segment_path
 from yatt.checkpoint.pieces import check_piece
 from yatt.checkpoint.store import Store
 from yatt.records.message import PlannedPiece, SavePlan, ShardFile
@@ -22,7 +22,7 @@ class Trainer:
         files = tuple(tuple(self._piece(next(places)) for _ in range(PIECES)) for _ in range(FILES))
         self.plan = SavePlan(rank=rank, files=files)
         plan_path(self.stem).write_bytes(msgspec.msgpack.encode(self.plan))
-        self._segments = [SegmentWriter(segment_path(self.stem, a), 3 * BYTES) for a in ("weights", "state")]
+        self._segments = {a: SegmentWriter(segment_path(self.stem, a), 3 * BYTES) for a in AREAS}
         self.becomes(1)
 
     def _piece(self, place: int) -> PlannedPiece:
@@ -32,8 +32,8 @@ class Trainer:
             size_bytes=BYTES,
         )  # fmt: skip
 
-    def becomes(self, version: int) -> None:
-        for segment in self._segments:
+    def becomes(self, version: int, areas: tuple[str, ...] = AREAS) -> None:
+        for segment in (self._segments[area] for area in areas):
             segment.invalidate()
             segment.data[:] = bytes([version]) * len(segment.data)
             segment.complete(Stamp(self._attempt, version))

@@ -28,7 +28,7 @@ CURE = (
     "`profile: NAME` for a profile in ~/.aws/credentials; for others see the driver's environment variables."
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_USER_INFO = re.compile(r"(?<=://)(?!arn:)[^/@:?#\s]+:(?!\d+(?:/|\s|$))[^@\s]*@")
+_USER_INFO = re.compile(r"(?<=://)(?!arn:)[^/@:?#\s]+:(?!\d+(?:/|\s|$))(?:[^/?#\s]*@|[^@\s]*@)")
 _PARAMETER = re.compile(r"(?<=[?&;])([^=&?#;\s'\"<>]+)=([^&#;\s'\"<>]+)")
 _ASSIGNED = re.compile(
     r"(?i)\b(account_?key|shared_?access_?(?:key|signature)|aws_secret_access_key|aws_session_token|"
@@ -51,7 +51,11 @@ def secret_option(options: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping):
             if nested := secret_option(value):
                 return f"{name}.{nested}"
-        elif _is_credential(str(name), value):
+        elif isinstance(value, list | tuple):
+            for index, each in enumerate(value):
+                if nested := secret_option(each if isinstance(each, Mapping) else {str(index): each}):
+                    return f"{name}.{nested}"
+        if not isinstance(value, Mapping) and _is_credential(str(name), value):
             return str(name)
     return ""
 

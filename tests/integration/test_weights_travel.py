@@ -162,6 +162,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
         monkeypatch.setattr(kind, "block", block)
     monkeypatch.setattr(bulk, "BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(weight_segments, "MEET_S", 1.0)
+    monkeypatch.setattr(weight_segments, "ANSWER_S", 0.5)
     return counts
 
 
@@ -252,7 +253,7 @@ def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path
             await until(lambda: sent.num["owner"] > 20, "some blocks")
             cluster.publish(2)
             sent.opened.set()
-            with pytest.raises(WorkerFailed, match="its offer has changed, or it is gone"):
+            with pytest.raises(WorkerFailed, match="is version 2 of attempt 1; version 1 of attempt 1"):
                 await asyncio.wait_for(taking, 5.0)
             with pytest.raises(WorkerFailed):
                 taker.received(1)
@@ -333,10 +334,78 @@ def test_what_the_node_before_does_not_give_comes_from_the_owner(
                 sent.opened.set()
                 await taking[1]
                 await asyncio.gather(taking[0], return_exceptions=True)
-                (failed,) = second.told("weights.fetch.fail")
-                assert (failed["rank"], failed["source"]) == (0, 1)
+                failed = second.told("weights.fetch.fail")
+                assert {(each["rank"], each["source"]) for each in failed} == {(0, 1)}
+                assert len(failed) == 2, "it is tried twice"
                 assert sent.num["owner"] < 2 * BLOCKS, "only what was missing"
             assert second.received(1) == content
             assert second.told("weights.fetch")[0]["sources"] == [0]
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_does_not_answer_costs_those_behind_it_seconds(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path, engine_nodes=3) as cluster:
+            content = cluster.publish(1)
+
+            async def never(_: c.OfferWeights) -> m.Message:
+                await asyncio.sleep(3600)
+                raise AssertionError
+
+            cluster.members[1].given.offer = never  # type: ignore[method-assign]
+            others = cluster.members[2:]
+            await asyncio.wait_for(asyncio.gather(*(member.take(1) for member in others)), 15)
+            assert all(member.received(1) == content for member in others)
+            assert [each["source"] for each in others[0].told("weights.fetch.fail")] == [1, 1]
+            assert others[1].told("weights.fetch")[0]["sources"] == [2], "it is fed by the node before it"
+
+    asyncio.run(scene())
+
+
+def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, monkeypatch) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as cluster:
+            taker, content = cluster.members[1], cluster.publish(1)
+            receive, broken = bulk.receive, [3]
+
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, place: bulk.Place) -> None:
+                if broken[0]:
+                    broken[0] -= 1
+                    raise TimeoutError("timed out")
+                receive(ticket, begin, end, place)
+
+            monkeypatch.setattr(bulk, "receive", breaks)
+            monkeypatch.setattr(weight_segments, "PAUSE_S", 0.01)
+            await taker.take(1)
+            assert taker.received(1) == content
+            assert "timed out" in taker.told("weights.fetch.fail")[0]["error"]
+            broken[0] = 10**9
+            cluster.publish(2)
+            with pytest.raises(WorkerFailed, match=r"the transfer from node0 \(127.0.0.1 port \d+\) failed"):
+                await taker.take(2)
+
+    asyncio.run(scene())
+
+
+def test_a_fetch_that_is_overtaken_sets_no_stamp(tmp_path: Path, sent: Sent) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as cluster:
+            taker = cluster.members[1]
+            cluster.publish(1)
+            await taker.take(1)
+            fetched = taker.taken.fetched(0)
+            assert fetched is not None
+            cluster.publish(2)
+            sent.limit = BLOCKS + 20
+            older = asyncio.ensure_future(fetched.fetch(2))
+            await until(lambda: sent.num["owner"] > BLOCKS + 20, "some blocks")
+            newer = asyncio.ensure_future(fetched.fetch(2))
+            await asyncio.sleep(0.05)
+            sent.limit = 10**9
+            sent.opened.set()
+            with pytest.raises(WorkerFailed, match="is not fetched any more"):
+                await older
+            assert (await newer)[0] == SIZE
 
     asyncio.run(scene())

@@ -126,3 +126,11 @@ def test_what_a_driver_says_is_redacted() -> None:
     with pytest.raises(StoreUnreachable) as caught, reaching("bucket/x"):
         raise OSError(f"GET https://h/bucket?sig={PLANTED}&x=1 failed; AccountKey={PLANTED}; retry")
     assert PLANTED not in str(caught.value) and "&x=1 failed" in str(caught.value)
+
+
+def test_lists_are_looked_into_and_a_password_may_contain_the_separator() -> None:
+    assert secret_option({"fallbacks": [{"profile": "x"}, {"secret": PLANTED}]}) == "fallbacks.secret"
+    assert secret_option({"urls": ["s3://b", f"https://u:{PLANTED}@h"]}) == "urls.1"
+    assert secret_option({"urls": ["s3://b", "https://h"], "sizes": [1, 2]}) == ""
+    assert redacted("https://u:p@ss@h/x") == "https://***@h/x"
+    assert redacted(f"https://u:{PLANTED}@h/x") == "https://***@h/x"

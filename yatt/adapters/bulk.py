@@ -9,10 +9,12 @@ A key and a nonce seal one content only: blocks begin at multiples of `BLOCK_BYT
 if its source is still valid after it was sealed.
 """
 
+import contextlib
 import secrets
 import socket
 import struct
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,7 +30,13 @@ BLOCK_BYTES = 1 << 20
 STALL_S = 30.0
 """Longest time without progress of a connection."""
 
-MAX_OFFERS, MAX_CONNECTIONS = 4096, 256
+HELLO_S = 3.0
+"""Longest time for a caller to name an offer."""
+
+MAX_OFFERS, MAX_CONNECTIONS, MAX_CALLERS = 4096, 256, 64
+"""Offers; connections that are served at once, others wait; callers that have not named an offer yet."""
+
+PAUSE_S = 0.1
 _NAME_BYTES, _TAG_BYTES = 16, 16
 _HELLO = struct.Struct(f">{_NAME_BYTES}sQQ")
 
@@ -73,6 +81,7 @@ class BulkServer:
         self._host, self._port = host, int(self._listener.getsockname()[1])
         self._offers: OrderedDict[bytes, tuple[bytes, Source]] = OrderedDict()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._callers = threading.BoundedSemaphore(MAX_CALLERS)
         threading.Thread(target=self._accept, name="bulk-server", daemon=True).start()
 
     def offer(self, source: Source) -> Ticket:
@@ -86,6 +95,8 @@ class BulkServer:
     def close(self) -> None:
         """Stops listening and withdraws all offers; connections end at their next block."""
         self._offers.clear()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a caller
         self._listener.close()
 
     def _accept(self) -> None:
@@ -95,28 +106,32 @@ class BulkServer:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                continue  # too many open files, or a caller that left at once
-            if not self._slots.acquire(blocking=False):
+                time.sleep(PAUSE_S)  # too many open files, or a caller that left at once
+                continue
+            if not self._callers.acquire(blocking=False):
                 connection.close()
                 continue
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True).start()
             except RuntimeError:  # no thread can be started now
                 connection.close()
-                self._slots.release()
+                self._callers.release()
 
     def _serve(self, connection: socket.socket) -> None:
         """Serves one caller. Whatever goes wrong, the connection ends, and the caller tells it by that."""
-        try:
-            with connection:
+        with connection, contextlib.suppress(OSError, WorkerFailed, ValueError):
+            try:
+                name, begin, end = _HELLO.unpack(_received(connection, _HELLO.size, HELLO_S))
+            finally:
+                self._callers.release()
+            offer = self._offers.get(name)
+            if offer is None or not self._slots.acquire(timeout=STALL_S / 2):
+                return
+            try:
                 connection.settimeout(STALL_S)
-                name, begin, end = _HELLO.unpack(_received(connection, _HELLO.size))
-                if (offer := self._offers.get(name)) is not None:
-                    self._send(connection, name, *offer, begin, end)
-        except (OSError, WorkerFailed, ValueError, struct.error):
-            pass
-        finally:
-            self._slots.release()
+                self._send(connection, name, *offer, begin, end)
+            finally:
+                self._slots.release()
 
     def _send(
         self, connection: socket.socket, name: bytes, key: bytes, source: Source, begin: int, end: int
@@ -169,16 +184,24 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    _receive_into(connection, memoryview(data))
+def _received(connection: socket.socket, size: int, limit_s: float) -> bytes:
+    """Receives so many bytes within so many seconds."""
+    data, until_s = bytearray(size), time.monotonic() + limit_s
+    at = 0
+    while at < size:
+        connection.settimeout(max(0.001, until_s - time.monotonic()))
+        at += _receive_some(connection, memoryview(data)[at:])
     return bytes(data)
 
 
 def _receive_into(connection: socket.socket, target: memoryview) -> None:
     at = 0
     while at < len(target):
-        count = connection.recv_into(target[at:])
-        if not count:
-            raise WorkerFailed("the other node ended the transfer: its offer has changed, or it is gone")
-        at += count
+        at += _receive_some(connection, target[at:])
+
+
+def _receive_some(connection: socket.socket, target: memoryview) -> int:
+    count = connection.recv_into(target)
+    if not count:
+        raise WorkerFailed("the other node ended the transfer: its offer has changed, or it is gone")
+    return count

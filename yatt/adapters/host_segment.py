@@ -16,6 +16,10 @@ from pathlib import Path
 
 from yatt.errors import ConfigError, WorkerFailed
 
+WEIGHTS, STATE = "weights", "state"
+AREAS = (WEIGHTS, STATE)
+"""Names of a rank's segments: the policy's parameters; the optimizer's main copies and moments."""
+
 HEADER_BYTES = mmap.PAGESIZE
 ALIGN_BYTES = 64
 _MAGIC = int.from_bytes(b"yattseg1", "little")

@@ -140,7 +140,7 @@ class Controller:
         return m.Done()
 
     async def _publish(self, order: c.PublishOrder) -> m.Message:
-        await self._parts.uploads.detach(order.policy_version)
+        await self._parts.uploads.publishing(order.policy_version)
         return await self._parts.workers.publish(order.policy_version, order.probe)
 
     async def _sync(self, _: c.SyncWeights) -> m.Message:

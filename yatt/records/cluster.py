@@ -221,7 +221,7 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PeerLost(Message, frozen=True, kw_only=True):
-    """From the leader to a trainer node: send no more requests to this node."""
+    """From the leader to every other node: send no more requests to this node."""
 
     node: int
     why: str

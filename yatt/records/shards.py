@@ -98,4 +98,7 @@ class Detached(Message, frozen=True, kw_only=True):
 
 
 class Detach(Order[Detached], frozen=True, kw_only=True):
-    """Order to the uploader to copy out what it has not uploaded yet, because the host copies will change."""
+    """Order to the uploader to copy out what it has not uploaded yet of these areas of the host copies, as
+    they will change."""
+
+    areas: tuple[str, ...]

@@ -22,13 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yatt.adapters.host_segment import SegmentWriter, Stamp, aligned, segment_path
+from yatt.adapters.host_segment import (
+    AREAS as AREAS,
+    STATE as STATE,
+    WEIGHTS as WEIGHTS,
+    SegmentWriter,
+    Stamp,
+    aligned,
+    segment_path,
+)
 from yatt.trainer.model import Policy
 
 _LOG = logging.getLogger(__name__)
-WEIGHTS, STATE = "weights", "state"
-AREAS = (WEIGHTS, STATE)
-"""Names of the segments: the policy's parameters; the optimizer's main copies and moments."""
 
 
 @dataclass(slots=True)

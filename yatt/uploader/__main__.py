@@ -65,7 +65,7 @@ class Uploader:
                 case m.Upload():
                     return await self._upload(body)
                 case m.Detach():
-                    return m.Detached(size_bytes=await self._detach())
+                    return m.Detached(size_bytes=await self._detach(body.areas))
         except (YattError, OSError) as error:
             _LOG.warning("%s failed: %s", type(body).__name__, error)
             code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
@@ -92,9 +92,11 @@ class Uploader:
                 async with self._detaching:
                     job.close()
 
-    async def _detach(self) -> int:
+    async def _detach(self, areas: tuple[str, ...]) -> int:
         async with self._detaching:
-            return 0 if self._job is None else int(await call_in_thread(self._job.detach))
+            if self._job is None:
+                return 0
+            return int(await call_in_thread(partial(self._job.detach, areas)))
 
 
 async def serve(arguments: WorkerArguments, config: RunConfig) -> int:

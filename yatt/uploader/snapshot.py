@@ -1,7 +1,7 @@
 """A rank's snapshot as the uploader reads it: from the host copy, or from what was copied out of it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ class RankSnapshot:
         self.plan, self._stamp = read_plan(stem), stamp
         areas = {piece.area for pieces in self.plan.files for piece in pieces}
         self._segments = {area: SegmentReader(segment_path(stem, area)) for area in areas}
-        self._copied: dict[int, dict[PlannedPiece, bytes]] = {}
+        self._copied: dict[tuple[int, PlannedPiece], bytes] = {}
         self._done: set[int] = set()
         self._lock = threading.Lock()
         self._check(areas)
@@ -59,43 +59,51 @@ class RankSnapshot:
 
     def _block(self, file: int, piece: PlannedPiece, begin: int, room: memoryview) -> Buffer:
         end = begin + len(room)
-        kept = self._copied.get(file)
+        kept = self._copied.get((file, piece))
         if kept is None:
             room[:] = self._now(piece)[begin:end]
             if self._segments[piece.area].is_still(self._stamp):
                 return room
-            kept = self._copied.get(file)  # changed after `detach` had copied it out
+            kept = self._copied.get((file, piece))  # changed after `detach` had copied it out
         if kept is None:
             self._segments[piece.area].check(self._stamp)
             raise WorkerFailed("the host copy was changed while it was uploaded")
-        return memoryview(kept[piece])[begin:end]
+        return memoryview(kept)[begin:end]
 
     def done(self, file: int) -> None:
         """Notes that a file is uploaded, so that its pieces are not needed any more."""
         with self._lock:
             self._done.add(file)
-            self._copied.pop(file, None)
+            for piece in self.plan.files[file]:
+                self._copied.pop((file, piece), None)
 
-    def detach(self) -> int:
-        """Copies the pieces of all files that are not done, so that the host copy may change. Returns the
-        number of bytes copied by this call.
+    def detach(self, areas: Container[str], tick: Callable[[], None]) -> int:
+        """Copies the pieces of these areas in all files that are not done, so that the areas may change.
+        Returns the number of bytes copied by this call.
+
+        Args:
+            tick: called after each piece.
 
         Raises:
             WorkerFailed: the host copy was changed before.
         """
         copied = 0
         for index, pieces in enumerate(self.plan.files):
-            with self._lock:
-                is_needed = index not in self._done and index not in self._copied
-            if not is_needed:
-                continue
-            kept = {piece: bytes(self._now(piece)) for piece in pieces}
-            self._check({piece.area for piece in pieces})
-            with self._lock:
-                if index not in self._done:
-                    self._copied[index] = kept
-            copied += sum(map(len, kept.values()))
+            for piece in pieces:
+                with self._lock:
+                    is_needed = index not in self._done and (index, piece) not in self._copied
+                if is_needed and piece.area in areas:
+                    copied += self._keep(index, piece)
+                    tick()
         return copied
+
+    def _keep(self, file: int, piece: PlannedPiece) -> int:
+        kept = bytes(self._now(piece))
+        self._check({piece.area})
+        with self._lock:
+            if file not in self._done:
+                self._copied[file, piece] = kept
+        return len(kept)
 
     def _now(self, piece: PlannedPiece) -> memoryview:
         return self._segments[piece.area].data[piece.at : piece.at + piece.size_bytes]

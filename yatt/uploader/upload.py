@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -70,9 +70,9 @@ class UploadJob:
             self._wait(uploads)
         return tuple(upload.result() for upload in uploads)
 
-    def detach(self) -> int:
+    def detach(self, areas: Container[str]) -> int:
         """See `RankSnapshot.detach`; for all ranks."""
-        return sum(snapshot.detach() for snapshot in self._snapshots)
+        return sum(snapshot.detach(areas, self._tick) for snapshot in self._snapshots)
 
     def cancel(self) -> None:
         """Ends the upload at the next block."""

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from yatt.adapters.host_segment import (
     HEADER_BYTES,
+    WEIGHTS,
     SegmentReader,
     Stamp,
     segment_path,
@@ -26,9 +27,6 @@ from yatt.adapters.host_segment import (
 from yatt.errors import WorkerFailed
 from yatt.records.weights import PlannedWeight, WeightPlan
 from yatt.weights.checksum import box_sum, described
-
-AREA = "weights"
-"""The segment that has the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class PublishedWeights:
                 )
 
     def _open(self, stem: Path) -> None:
-        path = segment_path(stem, AREA)
+        path = segment_path(stem, WEIGHTS)
         self._readers.append(reader := SegmentReader(path))
         size_bytes = HEADER_BYTES + len(reader.data)
         mapped = torch.from_file(str(path), shared=False, size=size_bytes, dtype=torch.uint8)[HEADER_BYTES:]

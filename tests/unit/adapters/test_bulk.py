@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -140,7 +141,7 @@ def test_old_offers_end_and_strangers_cost_a_slot_for_a_limited_time(
     server: bulk.BulkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "MAX_OFFERS", 2)
-    monkeypatch.setattr(bulk, "STALL_S", 0.3)
+    monkeypatch.setattr(bulk, "HELLO_S", 0.3)
     tickets = [server.offer(Offered()) for _ in range(3)]
     with pytest.raises(WorkerFailed):
         got(tickets[0])
@@ -148,8 +149,16 @@ def test_old_offers_end_and_strangers_cost_a_slot_for_a_limited_time(
     assert len(got(tickets[2])) == 8
     for connection in silent:
         connection.settimeout(5)
-        assert connection.recv(1) == b"", "given up after STALL_S"
+        assert connection.recv(1) == b"", "given up after HELLO_S"
         connection.close()
+    slow = socket.create_connection((tickets[0].host, tickets[0].port), timeout=5)
+    began_s = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - began_s < 3:
+            slow.sendall(b"x")
+            time.sleep(0.05)
+    assert time.monotonic() - began_s < 2, "a byte now and then is no hello"
+    slow.close()
     server.close()
     with pytest.raises((WorkerFailed, OSError)):
         got(tickets[2])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from yatt.adapters.files import Buffer
-from yatt.adapters.host_segment import Stamp, plan_path
+from yatt.adapters.host_segment import AREAS, WEIGHTS, Stamp, plan_path
 from yatt.checkpoint.store import FolderStore, Written
 from yatt.errors import StoreUnreachable, WorkerFailed
 from yatt.records.message import PlannedPiece
@@ -89,9 +89,27 @@ def test_what_is_copied_out_is_of_the_old_version_also_when_the_store_asks_again
     thread, results = uploading(job)
     for _ in range(FILES):
         store.begun.acquire(timeout=20)
-    assert job.detach() == FILES * PIECES * BYTES
-    assert job.detach() == 0, "once is enough"
+    assert job.detach(AREAS) == FILES * PIECES * BYTES
+    assert job.detach(AREAS) == 0, "once is enough"
     trainer.becomes(2)
+    store.opened.set()
+    thread.join(20)
+    assert versions_in(store, results[0]) == {1}  # type: ignore[arg-type]
+    job.close()
+
+
+def test_only_the_areas_that_will_change_are_copied_out_and_each_piece_is_progress(tmp_path: Path) -> None:
+    trainer, store, ticks = Trainer(tmp_path), GatedStore(tmp_path / "store"), list[int]()
+    job = UploadJob(
+        store, "p/q", [trainer.stem], Stamp(1, 1), throttle=Throttle(0), tick=lambda: ticks.append(1)
+    )
+    thread, results = uploading(job)
+    for _ in range(FILES):
+        store.begun.acquire(timeout=20)
+    before = len(ticks)
+    assert job.detach((WEIGHTS,)) == FILES * PIECES * BYTES // 2
+    assert len(ticks) == before + FILES * PIECES // 2
+    trainer.becomes(2, areas=(WEIGHTS,))
     store.opened.set()
     thread.join(20)
     assert versions_in(store, results[0]) == {1}  # type: ignore[arg-type]
@@ -102,7 +120,7 @@ def test_files_that_are_done_are_not_copied_out(tmp_path: Path) -> None:
     trainer, store = Trainer(tmp_path), FolderStore(tmp_path / "store")
     job = job_of(store, [trainer])
     job.run()
-    assert job.detach() == 0
+    assert job.detach(AREAS) == 0
     job.close()
 
 
@@ -117,7 +135,7 @@ def test_a_host_copy_that_changes_without_notice_is_never_uploaded(tmp_path: Pat
     assert isinstance(results[0], WorkerFailed)
     assert "is version 2 of attempt 1; version 1 of attempt 1 was asked for" in str(results[0])
     with pytest.raises(WorkerFailed, match="is version 2"):
-        job.detach()
+        job.detach(AREAS)
     job.close()
 
 
@@ -135,7 +153,7 @@ def looks_before_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RankSnapshot, "detach", lambda _: FILES * PIECES * BYTES)
+    monkeypatch.setattr(RankSnapshot, "detach", lambda *_: FILES * PIECES * BYTES)
 
 
 @pytest.mark.parametrize("mistake", [believes_any_stamp, looks_before_it_copies, forgets_to_keep])
@@ -149,7 +167,7 @@ def test_a_planted_mistake_is_caught(
     thread, results = uploading(job)
     store.begun.acquire(timeout=20)
     if mistake is forgets_to_keep:
-        job.detach()
+        job.detach(AREAS)
     trainer.becomes(2)
     store.opened.set()
     thread.join(20)

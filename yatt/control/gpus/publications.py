@@ -113,7 +113,13 @@ class Publications:
     async def _fetch(self, ranks: list[int], policy_version: int) -> None:
         began_s = clock.monotonic_s()
         self.change()
-        fetched = await asyncio.gather(*(self._source(rank).fetch(policy_version) for rank in ranks))
+        fetches = [asyncio.ensure_future(self._source(rank).fetch(policy_version)) for rank in ranks]
+        try:
+            fetched = await asyncio.gather(*fetches)
+        finally:
+            for fetch in fetches:  # of the others, if one has failed
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)
         self._events.emit(
             "weights.fetch", policy_version=policy_version, ranks=ranks,
             size_bytes=sum(size_bytes for size_bytes, _ in fetched),

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from yatt import clock
 from yatt.adapters.channel import Channel
+from yatt.adapters.host_segment import AREAS, WEIGHTS
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import UPLOADER, Worker
 from yatt.control.node import Node
@@ -63,7 +64,14 @@ class Uploads:
             if self._running is order:
                 self._running = None
 
-    async def detach(self, version: int) -> None:
+    async def publishing(self, version: int) -> None:
+        """Frees what will change before the next save, because this version is published: the weights, and if
+        the trainers sleep the state."""
+        placement = self._node.placement
+        sleeps = any(len(placement.roles_of(slab)) > 1 for slab in self._node.slabs)
+        await self.detach(version, AREAS if sleeps else (WEIGHTS,))
+
+    async def detach(self, version: int, areas: tuple[str, ...] = AREAS) -> None:
         """Frees the host copies for a change to this version. If that fails, the save fails by itself: its
         bytes have another stamp then."""
         running, worker = self._running, self._worker()
@@ -73,7 +81,9 @@ class Uploads:
         try:
             if not (worker.is_running and worker.hello.is_set()):
                 raise WorkerFailed(f"{worker.name} is being started again")
-            answer = await self._channel.request(worker.address, m.Detach(), DETACH_S, is_probed=True)
+            answer = await self._channel.request(
+                worker.address, m.Detach(areas=areas), DETACH_S, is_probed=True
+            )
             copied = m.unless_failed(answer, worker.name).size_bytes
         except (WorkerFailed, DeadlineExceeded) as error:
             self._events.emit("ckpt.lost", iteration=running.iteration, error=str(error))

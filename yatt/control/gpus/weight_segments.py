@@ -21,6 +21,7 @@ from typing import Any
 
 from yatt.adapters import bulk
 from yatt.adapters.host_segment import (
+    WEIGHTS,
     SegmentReader,
     SegmentWriter,
     Stamp,
@@ -33,8 +34,11 @@ from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
 
-AREA = "weights"
 STREAMS = 4
+TRIES_BEFORE, OWNER_TRIES = 2, 3
+"""Tries with the node before, and tries in a row without a new block with the owner."""
+
+PAUSE_S, ANSWER_S = 0.5, 2.0
 MEET_S = 5.0
 """Longest time that a node waits for the node before it in the chain to begin."""
 
@@ -180,7 +184,7 @@ class GivenWeights:
 
     def _reader(self, rank: int) -> SegmentReader:
         if rank not in self._readers:
-            self._readers[rank] = SegmentReader(segment_path(host_stem(self._node, rank), AREA))
+            self._readers[rank] = SegmentReader(segment_path(host_stem(self._node, rank), WEIGHTS))
         return self._readers[rank]
 
 
@@ -227,8 +231,8 @@ class FetchedWeights:
         """Fetches a version; returns the number of bytes, and the node from which the last of them came.
 
         Raises:
-            WorkerFailed, DeadlineExceeded: the trainer node does not have it, or is lost.
-            OSError: no room, or no connection.
+            WorkerFailed, DeadlineExceeded: the trainer node does not have it, is lost, or cannot be reached.
+            OSError: no room.
         """
         segment = self._segment or await self._allocate()
         if self._fill is not None:
@@ -237,34 +241,69 @@ class FetchedWeights:
         async with self._begun:
             self._fill = fill = Fill(segment.data, policy_version, self.progress)
             self._begun.notify_all()
-        source = await self._from_any(fill)
+        try:
+            source = await self._from_any(fill)
+        except BaseException:
+            fill.end()  # nodes behind this one need not wait
+            raise
+        if self._fill is not fill:
+            raise WorkerFailed(
+                f"version {policy_version} was overtaken by version {self._fill.policy_version}"
+            )
         segment.complete(Stamp(self.node.attempt, policy_version))
         return fill.size_bytes, source
 
     async def _from_any(self, fill: Fill) -> int:
-        """Fetches from the node before this one, then what is missing from the owner; returns the last."""
-        owner, before = self.node.placement.node_of(self.rank), self.before()
-        if before is not None:
-            try:
-                await self._from(before, fill)
-                return before
-            except (WorkerFailed, DeadlineExceeded, OSError) as error:
-                self.failed(before, str(error))
-        await self._from(owner, fill)
-        return owner
+        """Fetches from the node before this one, then what is missing from the owner; returns the last.
 
-    async def _from(self, source: int, fill: Fill) -> None:
-        """Fetches the missing blocks from one node."""
+        The node before is tried twice: if one before it stands still, all nodes behind notice it at the same
+        time, and the first of them that turns to the owner feeds the others again.
+        """
+        for _ in range(TRIES_BEFORE):
+            if (before := self.before()) is None:
+                break
+            try:
+                await self._from(before, fill, MEET_S + ANSWER_S)
+                return before
+            except (WorkerFailed, DeadlineExceeded) as error:
+                self.failed(before, str(error))
+        owner, left = self.node.placement.node_of(self.rank), OWNER_TRIES
+        while True:
+            missing = len(fill.missing())
+            try:
+                await self._from(owner, fill, None)
+                return owner
+            except WorkerFailed as error:
+                left = left - 1 if len(fill.missing()) >= missing else OWNER_TRIES - 1
+                if not left or not fill.is_valid():
+                    raise
+                self.failed(owner, str(error))
+                await asyncio.sleep(PAUSE_S)
+
+    async def _from(self, source: int, fill: Fill, limit_s: float | None) -> None:
+        """Fetches the missing blocks from one node, which must answer within the limit.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded: they did not all come.
+        """
         order = c.OfferWeights(rank=self.rank, policy_version=fill.policy_version)
-        offered: c.WeightsOffered = await self.ask(source, order)
+        try:
+            async with asyncio.timeout(limit_s):
+                offered: c.WeightsOffered = await self.ask(source, order)
+        except TimeoutError as error:
+            raise WorkerFailed(f"node{source} does not answer") from error
         ticket = bulk.Ticket(host=offered.host, port=offered.port, name=offered.name, key=offered.key)
         streams = [partial(bulk.receive, ticket, begin, end, fill.place) for begin, end in fill.missing()]
-        await _all_threads(streams)
+        try:
+            await _all_threads(streams)
+        except OSError as error:
+            where = f"{ticket.host} port {ticket.port}"
+            raise WorkerFailed(f"the transfer from node{source} ({where}) failed: {error}") from error
 
     async def _allocate(self) -> SegmentWriter:
         owner = self.node.placement.node_of(self.rank)
         described: c.WeightsDescribed = await self.ask(owner, c.DescribeWeights(rank=self.rank))
-        path, plan_path = segment_path(self.stem, AREA), weight_plan_path(self.stem)
+        path, plan_path = segment_path(self.stem, WEIGHTS), weight_plan_path(self.stem)
         await call_in_thread(partial(_write_plan, plan_path, described.plan))
         self._segment = await call_in_thread(partial(SegmentWriter, path, described.size_bytes))
         return self._segment

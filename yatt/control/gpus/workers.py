@@ -214,9 +214,12 @@ class Workers:
             return  # the slab was taken back while the process started; another role may hold it now
         self._tokens[worker.name] = token
         await self.order(worker, m.Wake())
+        address = worker.address
         async with self._taking[worker.name]:  # `sync` loads later publications
             if worker.role == ROLLOUT:
                 await self._load_newest(worker)
+            if worker.address != address:
+                raise WorkerFailed(f"{worker.name} has ended meanwhile; it is started again")
             if worker.role != TRAINER:
                 assert worker.slab is not None, "engines live on slabs"
                 await self._engines.add(worker.address, worker.role, worker.slab, token)

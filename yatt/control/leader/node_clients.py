@@ -97,9 +97,9 @@ class NodeClients:
         return index in self._peers.lost
 
     async def exclude(self, index: int, why: str) -> None:
-        """Excludes this node from now on. Informs the trainer nodes, and orders the node to end itself."""
+        """Excludes this node from now on. Informs the other nodes, and orders the node to end itself."""
         self._peers.exclude(index, why)
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
-        for owner in self._node.placement.trainer_nodes:
-            if owner != self._node.index and not self.is_lost(owner):
-                await self._peers.tell(owner, PeerLost(node=index, why=why))
+        for other in sorted(self._node.present):
+            if other != self._node.index and not self.is_lost(other):
+                await self._peers.tell(other, PeerLost(node=index, why=why))
