@@ -19,6 +19,7 @@ from tests.runs import RunFile, rows, start, wait_for, yatt
 from tests.saves import committed, save
 from tests.store_proxy import Fault, StoreProxy, after
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
+from yatt.adapters.host_segment import AREAS
 from yatt.checkpoint import store as store_module
 from yatt.checkpoint.manifest import Checkpoints, name_of
 from yatt.checkpoint.patient import PatientStore
@@ -98,8 +99,8 @@ def test_a_fault_that_passes_costs_time_and_one_commit_is_there(
 
 
 def test_a_store_that_is_away_for_a_while_costs_time(tmp_path: Path, proxy: StoreProxy) -> None:
-    store, trainer = store_at(tmp_path, proxy.endpoint), trainer_of(proxy, tmp_path)
-    proxy.bytes_per_s = 4e6
+    store, trainer = store_at(tmp_path, proxy.endpoint, limit_s=200.0), trainer_of(proxy, tmp_path)
+    proxy.bytes_per_s = 8e6
     timers = [after(0.5, proxy.away), after(3.0, proxy.back)]
     save(store, trainer)
     for timer in timers:
@@ -223,7 +224,7 @@ def test_training_goes_on_beside_a_request_that_is_never_answered(tmp_path: Path
             uploading = asyncio.ensure_future(server.order(order(trainer, "p/one")))
             while not proxy.count("PutObject", "hang"):
                 await asyncio.sleep(0.05)
-            copied = await server.order(m.Detach(), 20.0)
+            copied = await server.order(m.Detach(areas=AREAS), 20.0)
             assert isinstance(copied, m.Detached) and copied.size_bytes > 0
             trainer.becomes(2)
             proxy.faults = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
+from yatt.adapters.host_segment import AREAS
 from yatt.checkpoint.store import FolderStore
 from yatt.records import message as m
 
@@ -32,13 +33,15 @@ def test_a_save_is_uploaded_though_the_host_copy_changes_in_the_middle(tmp_path:
     async def scene(server: WorkerServer) -> None:
         uploading = asyncio.ensure_future(server.order(upload(trainer, "p/one")))
         await asyncio.sleep(0.5)
-        copied = await server.order(m.Detach())
+        copied = await server.order(m.Detach(areas=AREAS))
         assert isinstance(copied, m.Detached) and 0 < copied.size_bytes <= FILES * PIECES * BYTES
         trainer.becomes(2)
         uploaded = await uploading
         assert isinstance(uploaded, m.Uploaded), uploaded
         assert versions_in(FolderStore(run / "checkpoints"), uploaded.files) == {1}
-        assert await server.order(m.Detach()) == m.Detached(size_bytes=0), "nothing is uploaded now"
+        assert await server.order(m.Detach(areas=AREAS)) == m.Detached(size_bytes=0), (
+            "nothing is uploaded now"
+        )
         stale = await server.order(upload(trainer, "p/two"))
         assert isinstance(stale, m.Failed) and "version 1 of attempt 3 was asked for" in stale.error
         assert await server.order(m.Stop()) == m.Done()
