@@ -41,7 +41,7 @@ _NAME_BYTES, _TAG_BYTES = 16, 16
 _HELLO = struct.Struct(f">{_NAME_BYTES}sQQ")
 
 
-class Source(Protocol):
+class Offer(Protocol):
     """What is offered."""
 
     @property
@@ -79,12 +79,12 @@ class BulkServer:
     def __init__(self, host: str) -> None:
         self._listener = socket.create_server((host, 0), family=_family(host), backlog=MAX_CONNECTIONS)
         self._host, self._port = host, int(self._listener.getsockname()[1])
-        self._offers: OrderedDict[bytes, tuple[bytes, Source]] = OrderedDict()
+        self._offers: OrderedDict[bytes, tuple[bytes, Offer]] = OrderedDict()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._callers = threading.BoundedSemaphore(MAX_CALLERS)
         threading.Thread(target=self._accept, name="bulk-server", daemon=True).start()
 
-    def offer(self, source: Source) -> Ticket:
+    def offer(self, source: Offer) -> Ticket:
         """Offers a source; the oldest of `MAX_OFFERS` offers is withdrawn."""
         name, key = secrets.token_bytes(_NAME_BYTES), AESGCM.generate_key(256)
         self._offers[name] = key, source
@@ -134,7 +134,7 @@ class BulkServer:
                 self._slots.release()
 
     def _send(
-        self, connection: socket.socket, name: bytes, key: bytes, source: Source, begin: int, end: int
+        self, connection: socket.socket, name: bytes, key: bytes, source: Offer, begin: int, end: int
     ) -> None:
         size_bytes = source.size_bytes
         if begin % BLOCK_BYTES or not begin < end <= size_bytes or (end % BLOCK_BYTES and end != size_bytes):

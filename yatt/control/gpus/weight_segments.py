@@ -93,7 +93,7 @@ class Fill:
         self._progress()
 
     def block(self, begin: int, end: int) -> memoryview:
-        """Waits for a block and returns it; see bulk.Source."""
+        """Waits for a block and returns it; see bulk.Offer."""
         index = begin // bulk.BLOCK_BYTES
         with self._changed:
             if not self._changed.wait_for(lambda: self._has[index] or self._is_over, bulk.STALL_S):
@@ -148,7 +148,7 @@ class GivenWeights:
         Raises:
             WorkerFailed: this node does not have them.
         """
-        source: bulk.Source
+        source: bulk.Offer
         if self._node.placement.node_of(order.rank) == self._node.index:
             source = _Given(self._reader(order.rank), Stamp(self._node.attempt, order.policy_version))
             source.reader.check(source.stamp)
