@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.host_segment import aligned
-from yatt.checkpoint.shards import FILE_BYTES, PIECE_BYTES
+from yatt.checkpoint.pieces import FILE_BYTES
+from yatt.checkpoint.shards import PIECE_BYTES
 from yatt.models.model import Model, model_of
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 from yatt.weights.boxes import Block, blocks_of, boxes_of

@@ -26,7 +26,7 @@ from yatt.adapters.curve import make_keys
 from yatt.adapters.files import make_private, publish, read_or_none
 from yatt.adapters.host_segment import SegmentWriter, Stamp, segment_path, weight_plan_path
 from yatt.config.load import load, resolved_text
-from yatt.control.gpus import weight_segments
+from yatt.control.gpus import fill, weight_segments
 from yatt.control.gpus.uploads import host_stem
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -86,7 +86,7 @@ class Lateness:
 def limit_link(bytes_per_s: float) -> None:
     """Makes this process send no faster; 0: no limit."""
     throttle = Throttle(bytes_per_s)
-    for kind in (weight_segments._Given, weight_segments.Fill):
+    for kind in (weight_segments._Given, fill.Fill):
 
         def block(self: Any, begin: int, end: int, original: Any = kind.block) -> memoryview:
             throttle.wait(end - begin)
@@ -230,7 +230,7 @@ def run() -> dict[str, Any]:
         "title": "Weights between controllers",
         "how": f"A segment of {SIZE_BYTES >> 20} MiB from a trainer node's memory filesystem to that of an "
         "engine node: real controllers in processes, sealed with AES-256-GCM over TCP on the loopback, in "
-        f"{weight_segments.STREAMS} streams. Medians of {REPEATS} fetches. Then {LIMITED_BYTES >> 20} MiB "
+        f"{fill.STREAMS} streams. Medians of {REPEATS} fetches. Then {LIMITED_BYTES >> 20} MiB "
         "where each node may send 50 MB/s, the seconds of the slowest node. Lateness is of a task that wants "
         "to run every 10 ms.",
         "head": ["what", "time", "rate"],

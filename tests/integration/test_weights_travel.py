@@ -20,9 +20,10 @@ from yatt.adapters.curve import calling_socket, listening_socket, make_keys
 from yatt.adapters.files import make_private
 from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, segment_path, weight_plan_path
 from yatt.control.gpus import weight_segments
+from yatt.control.gpus.fill import Fill
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.uploads import host_stem
-from yatt.control.gpus.weight_segments import Fill, GivenWeights
+from yatt.control.gpus.weight_segments import GivenWeights
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -384,6 +385,28 @@ def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, mon
             cluster.publish(2)
             with pytest.raises(WorkerFailed, match=r"the transfer from node0 \(127.0.0.1 port \d+\) failed"):
                 await taker.take(2)
+
+    asyncio.run(scene())
+
+
+def test_the_owner_is_tried_again_while_blocks_arrive_and_not_for_ever(tmp_path: Path, monkeypatch) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as cluster:
+            taker, content = cluster.members[1], cluster.publish(1)
+            receive = bulk.receive
+
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, place: bulk.Place) -> None:
+                """Each connection gives four blocks."""
+                near = min(end, begin + 4 * BLOCK)
+                receive(ticket, begin, near, place)
+                if near < end:
+                    raise ConnectionResetError("reset by peer")
+
+            monkeypatch.setattr(bulk, "receive", breaks)
+            monkeypatch.setattr(weight_segments, "PAUSE_S", 0.01)
+            await taker.take(1)
+            assert taker.received(1) == content
+            assert len(taker.told("weights.fetch.fail")) > weight_segments.OWNER_TRIES
 
     asyncio.run(scene())
 

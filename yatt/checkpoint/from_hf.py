@@ -7,7 +7,7 @@ converted and written in bands of rows; no torch, no whole tensor in memory.
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from yatt.adapters.tensor_header import ITEM_BYTES, TensorPlace, invalid_file, r
 from yatt.checkpoint.holders import holder_of
 from yatt.checkpoint.manifest import MANIFESTS, Checkpoints, Manifest
 from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.pieces import ITEM_BYTES as PIECE_ITEM_BYTES
+from yatt.checkpoint.pieces import FILE_BYTES, ITEM_BYTES as PIECE_ITEM_BYTES, in_files
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads
 from yatt.checkpoint.writing import write_file
@@ -33,9 +33,6 @@ from yatt.records.message import PlannedPiece, ShardFile
 
 if TYPE_CHECKING:
     import numpy as np
-
-FILE_BYTES = 512 << 20
-"""Most bytes of the pieces of a shard file."""
 
 DTYPES = ("F32", "BF16", "F16")
 ITERATION, ATTEMPT = 1, 1
@@ -92,7 +89,8 @@ def to_checkpoint(source: ModelFolder, store: Store, url: str, run_id: str, tick
     try:
         bands = [band for row in source.model.rows for band in _bands(row)]
         named = [
-            (f"{prefix}/rank-{number:05d}.safetensors", some) for number, some in enumerate(_in_files(bands))
+            (f"{prefix}/rank-{number:05d}.safetensors", some)
+            for number, some in enumerate(in_files(bands, _band_bytes, FILE_BYTES))
         ]
         write = partial(_write_file, store, tensors)
         files = in_threads(named, write, tick)
@@ -137,23 +135,14 @@ def checkpoint_bytes(source: ModelFolder) -> int:
 _BYTES_PER_ELEMENT = 4 + 2
 
 
+def _band_bytes(band: _Band) -> int:
+    return math.prod(band.shape) * _BYTES_PER_ELEMENT
+
+
 def _bands(row: WeightRow) -> Iterator[_Band]:
     height = max(1, CHUNK_BYTES // (4 * math.prod(row.full_shape[1:])))
     for begin in range(0, row.num_rows, height):
         yield _Band(row=row, begin=begin, end=min(begin + height, row.num_rows))
-
-
-def _in_files(bands: Sequence[_Band]) -> list[list[_Band]]:
-    files: list[list[_Band]] = []
-    room = 0
-    for band in bands:
-        size_bytes = math.prod(band.shape) * _BYTES_PER_ELEMENT
-        if not files or size_bytes > room:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(band)
-        room -= size_bytes
-    return files
 
 
 def _write_file(

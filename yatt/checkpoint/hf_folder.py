@@ -21,6 +21,7 @@ from pathlib import Path
 from yatt.adapters.files import Buffer
 from yatt.adapters.patience import patiently
 from yatt.adapters.tensor_header import ITEM_BYTES
+from yatt.checkpoint.pieces import in_files
 from yatt.errors import ConfigError
 from yatt.models.folder import INDEX, SIDE_FILES
 
@@ -55,7 +56,7 @@ class FolderWriter:
         self._places: dict[str, tuple[int, int]] = {}
         self._descriptors: list[int] = []
         self._size_bytes = sum(tensor.size_bytes for tensor in tensors)
-        dealt = _in_files(tensors, file_bytes)
+        dealt = in_files(tensors, lambda tensor: tensor.size_bytes, file_bytes)
         for number, some in enumerate(dealt):
             self._open(f"model-{number + 1:05d}-of-{len(dealt):05d}.safetensors", some)
 
@@ -180,18 +181,6 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _in_files(tensors: Sequence[FolderTensor], file_bytes: int) -> list[list[FolderTensor]]:
-    files: list[list[FolderTensor]] = []
-    room = 0
-    for tensor in tensors:
-        if not files or tensor.size_bytes > room:
-            files.append([])
-            room = file_bytes
-        files[-1].append(tensor)
-        room -= tensor.size_bytes
-    return files
 
 
 def _header(tensors: Sequence[FolderTensor]) -> bytes:

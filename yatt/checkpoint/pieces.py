@@ -5,7 +5,8 @@ reading the rest. Checksums detect damage, not an adversary; a manifest's seal i
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import xxhash
 
@@ -22,6 +23,25 @@ SAFETENSORS_NAMES = {
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1,
 }  # fmt: skip
+
+
+FILE_BYTES = 512 << 20
+"""Most bytes of the pieces of a shard file, if no single piece has more. Uploads are retried file by file."""
+
+Sized = TypeVar("Sized")
+
+
+def in_files(items: Iterable[Sized], size_of: Callable[[Sized], int], most_bytes: int) -> list[list[Sized]]:
+    """Deals items, in order, to files of at most so many bytes, if no single item has more."""
+    files: list[list[Sized]] = []
+    room = 0
+    for item in items:
+        if not files or size_of(item) > room:
+            files.append([])
+            room = most_bytes
+        files[-1].append(item)
+        room -= size_of(item)
+    return files
 
 
 def checksum(data: Buffer) -> str:

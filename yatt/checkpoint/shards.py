@@ -7,7 +7,7 @@ pieces. Each piece has its own checksum, so a part of a file is verified without
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,8 +20,6 @@ from yatt.records.message import PlannedPiece, ShardFile, TensorPiece
 
 PIECE_BYTES = 16 << 20
 """Maximum bytes of a piece, except a single longer row one element wide; a writer holds one at a time."""
-FILE_BYTES = 512 << 20
-"""Maximum bytes of the pieces of a file, if no single piece has more."""
 FETCH_BYTES = 64 << 20
 """Bytes that a reader requests in one call, if no single piece has more."""
 
@@ -67,19 +65,6 @@ def planned(part: Shard, area: str, at: int) -> PlannedPiece:
         at=at,
         size_bytes=part.tensor.nbytes,
     )
-
-
-def in_files(pieces: Iterable[PlannedPiece]) -> tuple[tuple[PlannedPiece, ...], ...]:
-    """Deals pieces, in order, to files of at most `FILE_BYTES`: a file is what is uploaded and retried."""
-    files: list[list[PlannedPiece]] = []
-    room = 0
-    for piece in pieces:
-        if not files or piece.size_bytes > room:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(piece)
-        room -= piece.size_bytes
-    return tuple(map(tuple, files))
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from yatt.checkpoint.manifest import Manifest
-from yatt.checkpoint.shards import Shard, in_files, parts_of, planned, read_shards
+from yatt.checkpoint.pieces import FILE_BYTES, in_files
+from yatt.checkpoint.shards import Shard, parts_of, planned, read_shards
 from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
 from yatt.models.rows import WeightRow
@@ -59,7 +60,8 @@ def save_plan(policy: Policy, host: HostCopy) -> SavePlan:
     """Describes where this rank's part of a checkpoint is in its host copy. No communication."""
     shards = (s for owned in _owned(policy) if _writes(policy, owned) for s in _saved(policy, owned))
     pieces = [planned(part, *host.place(part.tensor)) for shard in shards for part in parts_of(shard)]
-    return SavePlan(rank=dist.get_rank(), files=in_files(pieces))
+    files = in_files(pieces, lambda piece: piece.size_bytes, FILE_BYTES)
+    return SavePlan(rank=dist.get_rank(), files=tuple(map(tuple, files)))
 
 
 def snapshot_common(policy: Policy, kl_coef: float) -> bytes:

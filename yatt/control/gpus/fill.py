@@ -57,6 +57,11 @@ class Fill:
             self._is_over = True
             self._changed.notify_all()
 
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that are there."""
+        return sum(self._has)
+
     def missing(self) -> list[tuple[int, int]]:
         """Returns ranges of blocks that are not there yet, cut into about `STREAMS` parts."""
         blocks = [index for index, has in enumerate(self._has) if not has]

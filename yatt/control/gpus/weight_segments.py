@@ -10,7 +10,6 @@ once, however many nodes there are. If the node before fails, the rest comes fro
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from yatt.adapters.host_segment import (
     weight_plan_path,
 )
 from yatt.adapters.thread_call import call_in_thread
-from yatt.control.gpus.fill import STREAMS as STREAMS, Fill as Fill
+from yatt.control.gpus.fill import Fill
 from yatt.control.gpus.uploads import host_stem
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -36,12 +35,11 @@ from yatt.records import cluster as c, message as m
 TRIES_BEFORE, OWNER_TRIES = 2, 3
 """Tries with the node before, and tries in a row without a new block with the owner."""
 
-PAUSE_S, ANSWER_S = 0.5, 2.0
-MEET_S = 5.0
-"""Longest time that a node waits for the node before it in the chain to begin."""
+PAUSE_S = 0.5
+MEET_S, ANSWER_S = 5.0, 2.0
+"""Longest time for a node to begin the version that the next node asks for, and to answer it."""
 
 Ask = Callable[[int, m.Order[Any]], Awaitable[Any]]
-"""Sends a request to a node."""
 
 
 @dataclass(slots=True)
@@ -131,9 +129,9 @@ class FetchedWeights:
     """This node's copy of the weights of a trainer rank of another node.
 
     Args:
-        owner: the node of the rank.
+        ask: sends a request to a node.
         before: returns the node before this one in the chain; None if there is none.
-        failed: called with a node and its error, before the rest is fetched from the owner.
+        failed: called with a node and its error, before the next try.
         progress: called after each block, in any thread.
     """
 
@@ -207,12 +205,12 @@ class FetchedWeights:
                 self.failed(before, str(error))
         owner, left = self.node.placement.node_of(self.rank), OWNER_TRIES
         while True:
-            missing = len(fill.missing())
+            had = fill.num_blocks
             try:
                 await self._from(owner, fill, None)
                 return owner
             except WorkerFailed as error:
-                left = left - 1 if len(fill.missing()) >= missing else OWNER_TRIES - 1
+                left = left - 1 if fill.num_blocks == had else OWNER_TRIES
                 if not left or not fill.is_valid():
                     raise
                 self.failed(owner, str(error))
@@ -242,7 +240,7 @@ class FetchedWeights:
         owner = self.node.placement.node_of(self.rank)
         described: c.WeightsDescribed = await self.ask(owner, c.DescribeWeights(rank=self.rank))
         path, plan_path = segment_path(self.stem, WEIGHTS), weight_plan_path(self.stem)
-        await call_in_thread(partial(_write_plan, plan_path, described.plan))
+        await call_in_thread(partial(plan_path.write_bytes, described.plan))
         self._segment = await call_in_thread(partial(SegmentWriter, path, described.size_bytes))
         return self._segment
 
@@ -253,9 +251,3 @@ async def _all_threads(calls: Sequence[Callable[[], None]]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-def _write_plan(path: Path, plan: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(plan)
