@@ -19,7 +19,7 @@ def num_calls(work: Callable[[], object], name: str = "") -> int:
             counted += not name or argument.__name__ == name
 
     before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # callbacks and finalizers of a collection that begins meanwhile are none of the work's calls
+    gc.disable()  # what a collection that begins meanwhile calls is not of the work
     sys.setprofile(count)
     try:
         work()
