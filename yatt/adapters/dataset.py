@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -73,6 +72,17 @@ def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
     return RowCounts(rows=rows, without_truth=without_truth)
 
 
+class _Opened:
+    """A file that is closed when the last thread that reads it has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            os.close(self.handle)
+
+
 class RowReader:
     """Reads rows by their position.
 
@@ -83,7 +93,7 @@ class RowReader:
     def __init__(self, files: tuple[str, ...], data: DataSection, scratch: Path) -> None:
         self._paths, self._data, self._scratch = [Path(file) for file in files], data, scratch
         self._opening = threading.Lock()  # rows are read in several threads
-        self._lines: dict[int, FileIO] = {}
+        self._lines: dict[int, _Opened] = {}
         self._tables: dict[int, Any] = {}
 
     def path(self, ref: RowRef) -> Path:
@@ -108,22 +118,34 @@ class RowReader:
 
     def close(self) -> None:
         """Closes the files; a later read opens them again."""
-        while self._lines:
-            self._lines.popitem()[1].close()
+        self._lines.clear()
         self._tables.clear()
 
     def _line(self, ref: RowRef) -> dict[str, Any]:
+        file, is_new = self._opened(ref.file)
+        while True:
+            try:
+                raw: dict[str, Any] = json.loads(os.pread(file.handle, ref.size, ref.at))
+            except OSError:  # a file handle can stay stale: another thread's says nothing of a new one
+                self._forget(ref.file, file)
+                if is_new:
+                    raise
+                file, is_new = self._opened(ref.file)
+            else:
+                return raw
+
+    def _opened(self, number: int) -> tuple[_Opened, bool]:
+        """Returns a file, and whether this call opened it."""
         with self._opening:
-            if ref.file not in self._lines:
-                self._lines[ref.file] = self._paths[ref.file].open("rb", buffering=0)
-            file = self._lines[ref.file]
-        try:
-            raw: dict[str, Any] = json.loads(os.pread(file.fileno(), ref.size, ref.at))
-        except OSError:
-            with self._opening:  # a file handle can stay stale; the next try reopens the file
-                self._lines.pop(ref.file, None)
-            raise
-        return raw
+            if is_new := number not in self._lines:
+                self._lines[number] = _Opened(self._paths[number])
+            return self._lines[number], is_new
+
+    def _forget(self, number: int, file: _Opened) -> None:
+        """Lets the next read open the file again, unless another thread has done so meanwhile."""
+        with self._opening:
+            if self._lines.get(number) is file:
+                del self._lines[number]
 
     def _parquet_row(self, ref: RowRef) -> dict[str, Any]:
         import pyarrow

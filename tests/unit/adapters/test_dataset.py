@@ -1,7 +1,9 @@
 """Prompt files: what is refused before start, and that a row read later is the row that was checked."""
 
 import json
+import os
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -112,6 +114,23 @@ def test_a_file_that_changes_under_the_run_costs_the_row_not_the_process(tmp_pat
         file.write_bytes(file.read_bytes()[:40])
         with pytest.raises(WorkerFailed, match="a row of the data file cannot be read any more"):
             read.row(2)
+
+
+def test_a_handle_that_went_stale_costs_no_row_and_a_new_one_that_fails_does(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [row(number) for number in range(3)])
+    whole = Path(file).read_bytes()
+    with closing(RowFiles((file,), DATA, tmp_path / "scratch")) as read:
+        os.unlink(file)
+        os.mkfifo(file)  # cannot be read at a place, as a stale handle cannot
+        with ThreadPoolExecutor(2) as pool:  # the first waits in open, the second for the first
+            readings = [pool.submit(read.read, read.ref(number), limit_s=0.0) for number in (1, 1)]
+            time.sleep(0.1)
+            os.rename(file, f"{file}.fifo")
+            Path(file).write_bytes(whole)
+            os.close(os.open(f"{file}.fifo", os.O_WRONLY))
+            results = [reading.exception() or reading.result() for reading in readings]
+        assert sorted(isinstance(each, WorkerFailed) for each in results) == [False, True]
+        assert [found for found in results if found == read.row(1)]
 
 
 def test_the_fingerprint_is_of_the_files_bytes_and_order(tmp_path: Path) -> None:
