@@ -4,7 +4,9 @@ Engines of the node read the segment itself (`yatt.weights.published`), so nothi
 plan beside the segment, made once, says which boxes of which Hugging Face tensors are where in it.
 """
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 
 from yatt.adapters.host_segment import weight_plan_path
+from yatt.models.rows import WeightRow
 from yatt.models.spans import RowSpan, row_spans, spans_within
 from yatt.records.weights import PlannedWeight, WeightBox, WeightPlan
 from yatt.trainer.host_copy import WEIGHTS, HostCopy
@@ -25,8 +28,8 @@ from yatt.weights.checksum import box_sum, dtype_name
 from yatt.weights.convert import cut_of
 
 SHARE = 16
-"""One tensor in so many is compared by checksum at each publication, each in its turn; all at the first of an
-attempt. Stamps, not checksums, exclude bytes of another version."""
+"""At each publication a share of the tensors, one part in so many of their bytes, is compared by checksum; all
+at the first of an attempt. Stamps, not checksums, exclude bytes of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Weights:
 
     def __init__(self, policy: Policy, host: HostCopy, stem: Path) -> None:
         self._host, self._parts = host, [part for local in _kept(policy) for part in _parts(policy, local)]
-        self._names = tuple(dict.fromkeys(name for row in policy.rows for name in row.hf_names))
+        self._shares = shares_of(policy.rows, SHARE)
         """Of the whole model, so that all ranks compare the same tensors."""
 
         plan = WeightPlan(rank=torch.distributed.get_rank(), weights=tuple(self._planned()))
@@ -63,10 +66,8 @@ class Weights:
         """Copies to the host what is not there yet. Returns, by name, what this rank's boxes of the live
         parameters contribute to the checksums of the tensors that are compared this time."""
         self._host.copy((WEIGHTS,))
-        compared = {
-            name for i, name in enumerate(self._names) if self._is_first or (i + policy_version) % SHARE == 0
-        }
-        self._is_first = False
+        shares = self._shares if self._is_first else [self._shares[policy_version % SHARE]]
+        compared, self._is_first = set[str]().union(*shares), False
         sums: dict[str, int] = {}
         for part in self._parts if self._answers else ():
             if part.name in compared:
@@ -94,6 +95,21 @@ class Weights:
             yield PlannedWeight(
                 name=name, dtype=dtype_name(parts[0].tensor), shape=parts[0].shape, boxes=boxes
             )
+
+
+def shares_of(rows: Iterable[WeightRow], num_shares: int) -> list[set[str]]:
+    """Deals the Hugging Face tensors of a model to shares of similar size, the largest tensor first."""
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        for span in row_spans(row):
+            sizes[span.name] += span.num_rows * math.prod(row.full_shape[1:])
+    shares: list[set[str]] = [set() for _ in range(num_shares)]
+    totals = [0] * num_shares
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        least = totals.index(min(totals))
+        shares[least].add(name)
+        totals[least] += size
+    return shares
 
 
 def _kept(policy: Policy) -> Iterator[LocalParameter]:

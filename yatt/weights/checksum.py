@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WORD_BYTES = 8
-CPU_CHUNK_WORDS = 1 << 16
-"""512 KiB: product and factors stay in a core's cache, which is ten times as fast as with 32 MiB."""
+CPU_CHUNK_WORDS = 1 << 15
+"""256 KiB: a chunk stays in a core's cache, because it is summed twice."""
+
+ROW_WORDS = 512
 
 GPU_CHUNK_WORDS = 1 << 24
 _MODULUS = 1 << 64
@@ -54,7 +56,8 @@ def box_sum(box: Tensor, offset: Sequence[int], shape: Sequence[int]) -> int:
     assert box.dim() == 2, "tensors of more dimensions are cut along the first"
     sizes = (stride, first, box.shape[1] * size)
     if all(number % WORD_BYTES == 0 for number in sizes) and box.data_ptr() % WORD_BYTES == 0:
-        return _rows_sum(box, first // WORD_BYTES, stride // WORD_BYTES) % _MODULUS
+        words = box.contiguous().view(torch.int64)
+        return _rows_sum(words, first // WORD_BYTES, stride // WORD_BYTES) % _MODULUS
     return sum(_run_sum(row, first + index * stride) for index, row in enumerate(box)) % _MODULUS
 
 
@@ -62,28 +65,32 @@ def _run_sum(run: Tensor, first_byte: int) -> int:
     """The sum over consecutive bytes of the tensor, from `first_byte` on."""
     base, lead = divmod(first_byte, WORD_BYTES)
     words = _words(run, lead)
-    total = 0
-    size = CPU_CHUNK_WORDS if words.device.type == "cpu" else GPU_CHUNK_WORDS
-    factors = torch.arange(min(len(words), size), device=words.device).mul_(2).add_(1)
-    for start in range(0, len(words), size):
-        chunk = words[start : start + size]
-        weighted = int((chunk * factors[: len(chunk)]).sum())
-        total += weighted + 2 * (base + start) * int(chunk.sum())
-    return total
+    whole = len(words) // ROW_WORDS * ROW_WORDS
+    total = _rows_sum(words[:whole].view(-1, ROW_WORDS), base, ROW_WORDS) if whole else 0
+    rest = words[whole:]
+    return total + int((rest * _factors(base + whole, len(rest), words)).sum())
 
 
-def _rows_sum(box: Tensor, base: int, stride: int) -> int:
-    """The sum over rows of whole words; row r begins at word `base` + r x `stride`."""
-    words = box.contiguous().view(torch.int64)
+def _rows_sum(words: Tensor, base: int, stride: int) -> int:
+    """The sum over rows of words; row r begins at word `base` + r x `stride`.
+
+    The factor of a word is that of its column in the first row, and 2 `stride` more in each further row. So
+    only the sums of columns and of rows are multiplied: additions are several times as fast.
+    """
     rows, width = words.shape
     height = max(1, (CPU_CHUNK_WORDS if words.device.type == "cpu" else GPU_CHUNK_WORDS) // width)
-    factors = torch.arange(width, device=words.device).add_(base).mul_(2).add_(1)
-    total = 0
+    columns = torch.zeros(width, dtype=torch.int64, device=words.device)
+    sums = torch.empty(rows, dtype=torch.int64, device=words.device)
     for start in range(0, rows, height):
         chunk = words[start : start + height]
-        places = torch.arange(start, start + len(chunk), device=words.device).mul_(2 * stride)
-        total += int((chunk.sum(0) * factors).sum()) + int((chunk.sum(1) * places).sum())
-    return total
+        columns += chunk.sum(0)
+        torch.sum(chunk, 1, out=sums[start : start + height])
+    places = torch.arange(rows, device=words.device).mul_(2 * stride)
+    return int((columns * _factors(base, width, words)).sum()) + int((sums * places).sum())
+
+
+def _factors(base: int, size: int, words: Tensor) -> Tensor:
+    return torch.arange(base, base + size, device=words.device).mul_(2).add_(1)
 
 
 def _words(run: Tensor, lead: int) -> Tensor:
