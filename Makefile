@@ -34,7 +34,8 @@ ROUNDS ?= 5
 soak: setup slurm newer-slurm
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_CRASH_POINTS=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
-	  tests/integration/test_open_ports.py tests/faults/test_crash_points.py tests/property tests/protocol
+	  tests/integration/test_open_ports.py tests/faults/test_crash_points.py \
+	  tests/faults/test_crash_points_s3.py tests/property tests/protocol
 	@YATT_KILLS=14 $(BIN)/python -m pytest tests/faults/test_kills_in_placements.py tests/faults/test_resume_real.py
 	@YATT_SOAK_ITERATIONS=900 YATT_SOAK_STORMS=2 $(BIN)/python -m pytest tests/soak
 	@YATT_FORMS=all $(BIN)/python -m pytest tests/slurm/test_forms.py

@@ -91,7 +91,13 @@ def no_child_left_behind() -> Iterator[None]:
     yield
     left = children_of(os.getpid()) - before
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
-    helpers = (b"resource_tracker", b"multiprocessing.spawn", b"torch._inductor", b"moto.server")
+    helpers = (
+        b"resource_tracker",
+        b"multiprocessing.spawn",
+        b"multiprocessing.forkserver",
+        b"torch._inductor",
+        b"moto.server",
+    )
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands
 
 
@@ -102,19 +108,27 @@ S3_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DE
 
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 API on a free port of this machine, with one bucket.
+    """A real S3 API on a free port of this machine, with one bucket."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
+        yield endpoint
 
-    In a process of its own: vLLM looks at every module that is imported, and moto's break when looked at.
+
+@contextlib.contextmanager
+def s3_server(log: Path, **settings: str) -> Iterator[str]:
+    """Yields the endpoint. In a process of its own: vLLM looks at every module that is imported, and moto's
+    break when looked at.
+
+    Args:
+        settings: environment variables of the server.
     """
     import boto3
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("s3") / "server.log"
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output:
-        server = subprocess.Popen(argv, stdout=output, stderr=output)
+        server = subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, **settings})
     try:
         wait_for_port(port, limit_s=30.0)
         endpoint = f"http://127.0.0.1:{port}"

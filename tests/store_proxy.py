@@ -71,6 +71,8 @@ class StoreProxy:
         bytes_per_s: limit of each connection; 0: none.
         drops_conditions: removes If-None-Match, as a server that does not know it.
         seen: operations, and what was done to each ("passed", or a fault's `what`).
+        at_point: called before each request that is passed on, and before its reply; if it returns True, the
+            connection is cut.
     """
 
     server: str
@@ -79,6 +81,7 @@ class StoreProxy:
     drops_conditions: bool = False
     seen: list[tuple[str, str]] = field(default_factory=list)
     port: int = 0
+    at_point: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.upstream = urlsplit(self.server).netloc
@@ -196,6 +199,9 @@ class _Connection(BaseHTTPRequestHandler):
         self._reply(fault.status, [("Content-Type", "application/xml")], told)
 
     def _pass_on(self, body: bytes, fault: Fault | None) -> None:
+        if self.server.proxy.at_point():
+            self._cut()
+            return
         upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=120)
         try:
             removed = {"expect", "connection"} | (
@@ -207,7 +213,7 @@ class _Connection(BaseHTTPRequestHandler):
             content = reply.read()
         finally:
             upstream.close()
-        if fault is not None and fault.what == "drop":
+        if self.server.proxy.at_point() or (fault is not None and fault.what == "drop"):
             self._cut()
             return
         kept = ("transfer-encoding", "connection", "content-length", "server", "date")

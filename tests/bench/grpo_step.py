@@ -67,7 +67,8 @@ def ours(folder: Path, name: str, case: Case) -> Ran:
     run = folder / name
     settings = {
         "run.dir": run, "data.train_files": f"[{folder / 'prompts.jsonl'}]", "data.shuffle": "false",
-        "data.max_prompt_tokens": 64, "data.ground_truth_key": "''", "model.path": folder / "model", "model.dtype": "float32",
+        "data.max_prompt_tokens": 64, "data.ground_truth_key": "''",
+        "model.path": folder / "model", "model.dtype": "float32",
         "launch.device": "cpu", "launch.gpus_per_node": THREADS, "launch.threads_per_worker": 1,
         "rollout.n": GROUP, "rollout.max_response_tokens": case.num_tokens,
         "rollout.ignore_eos": str(not case.num_eos).lower(), "rollout.engine": "vllm",

@@ -28,8 +28,8 @@ from yatt.weights.checksum import box_sum, dtype_name
 from yatt.weights.convert import cut_of
 
 SHARE = 16
-"""At each publication a share of the tensors, one part in so many of their bytes, is compared by checksum; all
-at the first of an attempt. Stamps, not checksums, exclude bytes of another version."""
+"""At each publication a share of the tensors, one part in so many of their bytes, is compared by checksum;
+all at the first of an attempt. Stamps, not checksums, exclude bytes of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
