@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,32 @@ def test_a_function_ranks_groups_and_judges_compare_them_one_behind_a_url(tmp_pa
     assert len(service.got) > 64 and {body["model"] for _, body, _ in service.got} == {"big"}
     workers = {e["worker"] for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "worker.start"}
     assert any("genrm-near" in name for name in workers) and not any("far" in name for name in workers)
+
+
+def test_a_judges_service_that_is_down_for_a_while_costs_time_and_no_group(tmp_path: Path) -> None:
+    """Longer than the retries of each question; `yatt status` says so meanwhile."""
+    first_s = list[float]()
+
+    def answer(_: int) -> tuple[int, dict[str, str], bytes]:
+        first_s.append(time.monotonic())
+        return (503, {}, b"maintenance") if time.monotonic() < first_s[0] + 6.0 else says("score: 7")
+
+    service = Service(answer)
+    far = {"name": "far", "model": "big", "api": {"url": service.url, "retries": 1},
+           "template": "{completion}", "verdict": {"pattern": "score: ([0-9])"}}  # fmt: skip
+    run = RunFile(
+        tmp_path,
+        {"run": {"deterministic": False}, "genrms": [far], "trainer": {"total_iterations": 2}},
+    )
+    shown = "GenRM 'far' (node 0): HTTP 503"
+    try:
+        with start("run", str(run.write())) as process:
+            wait_for(lambda: shown in yatt("status", str(run.run_dir)).stdout, timeout_s=60, what="status")
+            assert process.communicate(timeout=120)[0] is not None and process.returncode == 0
+    finally:
+        service.close()
+    events = rows(run.run_dir / "events.jsonl")
+    waits = [(event["node"], bool(event["error"])) for event in events if event["kind"] == "judge.wait"]
+    assert sorted(waits) == sorted({(node, is_down) for node, _ in waits for is_down in (True, False)})
+    assert not [event for event in events if event["kind"] == "rollout.group.drop"]
+    assert "waits" not in yatt("status", str(run.run_dir)).stdout

@@ -1,8 +1,9 @@
 """A judge behind a URL, with OpenAI's chat completions API: rate limit, retries, Retry-After.
 
-A request that fails for a passing reason (network, 429, 5xx) is repeated. One that the service refuses (400,
-413, 422) concerns only its text. 401, 403 and 404 are mistakes in the run file, and are told as such. The key
-is read from the environment and is in no message. Answers are data: only the text of the first choice counts.
+A request that fails for a passing reason (network, 429, 5xx) is repeated; while the service is down, for
+`api.outage_s` (`yatt.core.outage`). One that the service refuses (400, 413, 422) concerns only its text. 401,
+403 and 404 are mistakes in the run file, and are told as such. The key is read from the environment and is in
+no message. Answers are data: only the text of the first choice counts.
 """
 
 import asyncio
@@ -11,10 +12,13 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from yatt import clock
 from yatt.config.schema import GenRMSection
+from yatt.core.outage import Outage
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
 from yatt.records.judged import REFUSED, Said
@@ -33,6 +37,11 @@ MISTAKES = {401: "check api.key_env", 403: "check api.key_env", 404: "check api.
 
 PASSING = frozenset({408, 409, 425, 429})
 """Status codes, beside 5xx, after which the same request may succeed."""
+
+BUSY = frozenset({408, 429, 502, 503, 504, 529})
+"""Status codes of a service that is down or takes no more requests. Another 5xx may concern only its text."""
+
+MOST_DOUBLINGS = 6
 
 _SHOWN_CHARACTERS = 300
 
@@ -64,18 +73,38 @@ def _check_key(genrm: GenRMSection, key: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What came of a request.
+
+    Attributes:
+        said: the answer, or that the service refuses; None: neither, and `why` has the reason.
+        wait_s: how long the service asks to wait.
+        is_silent: the service itself was not heard, or takes no more requests.
+    """
+
+    said: Said | None = None
+    why: str = ""
+    wait_s: float = 0.0
+    is_silent: bool = False
+
+
 class JudgeApi:
     """Client of one service, for one node.
 
     Args:
         num_nodes: nodes that share the rate limit.
+        say: told the error when requests begin to wait for a service that is down, and "" when it is back.
 
     Raises:
         ConfigError: the key is one that no request can have.
     """
 
-    def __init__(self, genrm: GenRMSection, num_nodes: int) -> None:
-        self._genrm, api = genrm, genrm.api
+    def __init__(
+        self, genrm: GenRMSection, num_nodes: int, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._genrm, api, self._say = genrm, genrm.api, say
+        self._outage, self._is_waited_for = Outage(api.outage_s), False
         self._url = f"{api.url.rstrip('/')}/chat/completions"
         per_minute = api.requests_per_minute / num_nodes
         self._interval_s = 60 / per_minute if per_minute else 0.0
@@ -106,17 +135,37 @@ class JudgeApi:
         Raises:
             WorkerFailed: there was none, after the retries.
         """
-        body = self._body(text, ask, structure)
-        api, why = self._genrm.api, ""
-        for retry in range(api.retries + 1):
+        body, tries, begun_s = self._body(text, ask, structure), 0, list[float]()
+        while True:
             async with self._room:
                 await self._turn()
-                said, why, wait_s = await self._try(body)
-            if said is not None:
-                return said
-            if retry < api.retries:
-                await asyncio.sleep(self._pause_s(retry, wait_s))
-        raise WorkerFailed(f"GenRM '{self._genrm.name}' did not answer ({api.retries + 1} tries): {why}")
+                begun_s = [*begun_s[-1:], clock.monotonic_s()]
+                tried = await self._try(body)
+            self._note(tried, begun_s[-1])
+            if tried.said is not None:
+                return tried.said
+            tries += 1
+            if tries > self._genrm.api.retries and not self._waits(tried, begun_s[0]):
+                raise WorkerFailed(f"GenRM '{self._genrm.name}' did not answer ({tries} tries): {tried.why}")
+            await asyncio.sleep(self._pause_s(tries - 1, tried.wait_s))
+
+    def _note(self, tried: "_Tried", began_s: float) -> None:
+        """Notes whether the service is up."""
+        if tried.is_silent:
+            self._outage.unanswered(began_s)
+            return
+        self._outage.answered(clock.monotonic_s())
+        if self._is_waited_for:
+            self._is_waited_for = False
+            self._say("")
+
+    def _waits(self, tried: "_Tried", since_s: float) -> bool:
+        """Whether the request is repeated because the service is down."""
+        waits = self._outage.is_waited_for(since_s, clock.monotonic_s())
+        if waits and not self._is_waited_for:
+            self._is_waited_for = True
+            self._say(tried.why)
+        return waits
 
     def _body(self, text: str, ask: m.Ask, structure: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -138,28 +187,31 @@ class JudgeApi:
         if at_s > now_s:
             await asyncio.sleep(at_s - now_s)
 
-    async def _try(self, body: dict[str, Any]) -> tuple[Said | None, str, float]:
-        """Returns the answer, or why there is none and how long the service asks to wait."""
+    async def _try(self, body: dict[str, Any]) -> "_Tried":
         import httpx
 
         try:
             async with asyncio.timeout(self._genrm.api.timeout_s):
                 status, headers, content = await self._post(body)
         except TimeoutError:
-            return None, f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}", 0.0
+            why = f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}"
+            return _Tried(why=why, is_silent=True)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             why = f"{type(error).__name__}; check api.url and api.key_env"  # its text may quote the key
-            return Said(text="", finish_reason=REFUSED, error=why), "", 0.0
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            return None, self._without_key(f"{type(error).__name__}: {error}"), 0.0
+            return _Tried(said=Said(text="", finish_reason=REFUSED, error=why))
+        except (httpx.HTTPError, OSError) as error:
+            return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"), is_silent=True)
+        except ValueError as error:
+            return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"))
         if status == 200:
             said = read_answer(self._without_key(content.decode(errors="replace")).encode())
-            return (said, "", 0.0) if said else (None, "the answer is no chat completion", 0.0)
+            return _Tried(said=said, why="" if said else "the answer is no chat completion")
         why = f"HTTP {status}: {_shown(self._without_key(content.decode(errors='replace')))}"
         if status in PASSING or status >= 500:
-            return None, why, retry_after_s(headers.get("retry-after", ""))
+            wait_s = retry_after_s(headers.get("retry-after", ""))
+            return _Tried(why=why, wait_s=wait_s, is_silent=status in BUSY)
         hint = f"; {MISTAKES[status]}" if status in MISTAKES else ""
-        return Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"), "", 0.0
+        return _Tried(said=Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"))
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, "httpx.Headers", bytes]:
         """Returns status, headers and content.
@@ -180,7 +232,7 @@ class JudgeApi:
 
     def _pause_s(self, retry: int, wait_s: float) -> float:
         """Time before the next try. What the service asks for also holds for requests that come later."""
-        own_s = min(60.0, 2.0**retry) * random.uniform(0.5, 1.0)
+        own_s = min(60.0, 2.0 ** min(retry, MOST_DOUBLINGS)) * random.uniform(0.5, 1.0)
         pause_s = min(MOST_WAIT_S, max(own_s, wait_s))
         if wait_s:
             self._next_s = max(self._next_s, clock.monotonic_s() + pause_s)

@@ -108,6 +108,8 @@ def _print_failure(summary: dict[str, Any]) -> None:
     for who, error in list(summary["waits"].items())[:1]:
         others = f" and {len(summary['waits']) - 1} more" if len(summary["waits"]) > 1 else ""
         _say(f"  waits       {who}{others} for the checkpoint store: {error}")
+    for who, error in summary["silent_judges"].items():
+        _say(f"  waits       for {who}: {error}")
     if dropped := summary["dropped_groups"]:
         _say(f"  dropped     {dropped} prompt groups; see metrics.jsonl and events.jsonl for the reason")
     for sentence in counted(summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]):

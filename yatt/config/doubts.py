@@ -95,11 +95,11 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
 
 def _services(config: RunConfig) -> Iterator[Doubt]:
     for index, genrm in enumerate(config.genrms):
-        longest_s = genrm.api.timeout_s * (genrm.api.retries + 1)
+        longest_s = genrm.api.timeout_s * (genrm.api.retries + 1) + genrm.api.outage_s
         if genrm.api.url and longest_s >= config.launch.phase_timeout_s:
             yield (
                 f"genrms[{index}].api",
-                f"timeout_s and retries allow {longest_s:g} s for a verdict; launch.phase_timeout_s is "
-                f"{config.launch.phase_timeout_s:g}: while the service is down, the attempt ends before its "
-                "groups are dropped.",
+                f"timeout_s, retries and outage_s allow {longest_s:g} s for a verdict; "
+                f"launch.phase_timeout_s is {config.launch.phase_timeout_s:g}: while the service is down, "
+                "the attempt ends before its groups are dropped.",
             )

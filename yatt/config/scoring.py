@@ -15,6 +15,7 @@ from yatt.config.ranges import (
     FINITE,
     FREE,
     LINE,
+    MOST_S,
     SECONDS,
     SHARE,
     SIZE_BYTES,
@@ -135,6 +136,10 @@ class ApiSection:
     retries: Annotated[int, COUNT_OR_NONE] = 5
     """Retries of a request that failed for a passing reason (429, 5xx, network). The server's Retry-After is
     respected."""
+
+    outage_s: Annotated[float, between(0, MOST_S)] = 900.0
+    """Longest outage of the service that is waited for: while no request of a node has an answer, requests
+    that have used their retries are repeated. 0: none."""
 
     def __post_init__(self) -> None:
         rule(

@@ -223,7 +223,10 @@ def _trainer_node(
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
     tokenizer = patiently(partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s)
     num_nodes = len(node.placement.trainer_nodes)
-    judge = Judge(config, parts.router.complete, parts.rewards.call, num_nodes)
+    judge = Judge(
+        config, parts.router.complete, parts.rewards.call, num_nodes,
+        lambda genrm, error: events.emit("judge.wait", genrm=genrm, error=error),
+    )  # fmt: skip
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)

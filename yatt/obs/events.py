@@ -42,6 +42,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "ckpt.backpressure": {"iteration": int, "size_bytes": int, "seconds": float},
     "ckpt.lost": {"iteration": int, "error": str},
     "store.wait": {"who": str, "error": str},
+    "judge.wait": {"genrm": str, "error": str},
     "signal": {"name": str},
     "alarm.begin": {"alarm": str, "since": int, "message": str},
     "alarm.end": {"alarm": str, "iteration": int},

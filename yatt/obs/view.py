@@ -57,6 +57,9 @@ class RunView:
     waits: dict[str, str] = field(default_factory=dict)
     """Maps each process that waits for the checkpoint store to its error."""
 
+    silent_judges: dict[str, str] = field(default_factory=dict)
+    """Maps each GenRM service that is waited for, and the node that waits, to the error."""
+
     alarms: dict[str, ActiveAlarm] = field(default_factory=dict)
     """Active alarms by name."""
 
@@ -118,6 +121,7 @@ class RunView:
         """Resets the state for a new attempt, whose start event may be in a deleted segment of the log."""
         self.attempt, self.nodes, self.phase, self.ended = attempt, 0, "join", ""
         self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
+        self.silent_judges = {}
 
     def eta_s(self) -> float | None:
         """Returns the seconds left at the pace of the last iterations; None before the first."""
@@ -151,6 +155,7 @@ class RunView:
             "workers": dict(sorted(self.workers.items())),
             "unreadable_lines": self.unreadable,
             "waits": dict(sorted(self.waits.items())),
+            "silent_judges": dict(sorted(self.silent_judges.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
             "dropped_groups": int(sum(amount(row, key) for row in self.rows for key in DROPS)),
             "late_writes": self.num_late,
@@ -283,6 +288,15 @@ def _store_wait(view: RunView, event: dict[str, Any]) -> None:
         view.news.append("no process waits for the checkpoint store now")
 
 
+def _judge_wait(view: RunView, event: dict[str, Any]) -> None:
+    who = f"GenRM '{event['genrm']}' (node {event.get('node', 0)})"
+    if event["error"]:
+        view.silent_judges[who] = event["error"]
+        view.news.append(f"{who} is down, and is waited for: {event['error']}")
+    elif view.silent_judges.pop(who, None) is not None:
+        view.news.append(f"{who} answers again")
+
+
 def _resume(view: RunView, event: dict[str, Any]) -> None:
     if event["iteration"]:
         view.news.append(f"resumed from iteration {event['iteration']}")
@@ -339,6 +353,7 @@ _FOLDS = {
     "worker.delay": _worker_delay,
     "worker.end": _worker_end,
     "store.wait": _store_wait,
+    "judge.wait": _judge_wait,
     "ckpt.begin": _save_begins,
     "ckpt.commit": _commit,
     "ckpt.fail": _save_fails,

@@ -245,12 +245,8 @@ class RewardWorker:
         if genrm is None:
             return None
         assert self._channel is not None, "attached before the first order"
-        return GenRMClient(
-            self._channel,
-            genrm,
-            run_seed=self._config.run.seed,
-            limit_s=self._config.rollout.request_timeout_s,
-        )
+        limit_s = self._config.rollout.request_timeout_s + (0.0 if genrm.has_engine else genrm.api.outage_s)
+        return GenRMClient(self._channel, genrm, run_seed=self._config.run.seed, limit_s=limit_s)
 
 
 def read_verdict(text: str, verdict: VerdictSection, num_ranked: int = 0) -> m.Message:

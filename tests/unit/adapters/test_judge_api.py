@@ -38,6 +38,7 @@ class Service:
 
     def __init__(self, answer: Callable[[int], Answer]) -> None:
         self.got: list[tuple[float, dict[str, Any], dict[str, str]]] = []
+        self.refuses: dict[str, Answer] = {}  # by the text of the message
         self.most_at_once = self._at_once = 0
         lock = threading.Lock()
         service = self
@@ -50,7 +51,8 @@ class Service:
                     service.got.append((time.monotonic(), body, {**self.headers, "path": self.path}))
                     service._at_once += 1
                     service.most_at_once = max(service.most_at_once, service._at_once)
-                status, headers, content = answer(number)
+                text = body["messages"][0]["content"]
+                status, headers, content = service.refuses.get(text) or answer(number)
                 with lock:
                     service._at_once -= 1
                 if status == 0:
@@ -91,18 +93,22 @@ def serve() -> Iterator[Callable[[Callable[[int], Answer]], Service]]:
 
 
 def judge(url: str, **api: Any) -> GenRMSection:
+    """A service; without `outage_s`, an outage is not waited for."""
     return GenRMSection(
         name="judge", model="big-model", template="{completion}", verdict=VerdictSection(pattern="([0-9])"),
-        stop=("END",), api=ApiSection(url=url, **{"retries": 2, **api}),
+        stop=("END",), api=ApiSection(url=url, **{"retries": 2, "outage_s": 0.0, **api}),
     )  # fmt: skip
 
 
 ASK = m.Ask(genrm="judge", text="", seed=11, max_tokens=64, temperature=0.5)
 
 
-def complete(genrm: GenRMSection, *, structure: str = "", num_nodes: int = 1, count: int = 1) -> list[Said]:
+def complete(
+    genrm: GenRMSection, *, structure: str = "", num_nodes: int = 1, count: int = 1,
+    say: Callable[[str], None] = print,
+) -> list[Said]:  # fmt: skip
     async def run() -> list[Said]:
-        api = JudgeApi(genrm, num_nodes)
+        api = JudgeApi(genrm, num_nodes, say)
         return await asyncio.gather(*(api.complete(f"text {i}", ASK, structure) for i in range(count)))
 
     return asyncio.run(run())
@@ -160,6 +166,46 @@ def test_after_the_retries_the_service_is_the_cause(serve) -> None:
         complete(judge(service.url))
     with pytest.raises(WorkerFailed, match="ConnectError"):
         complete(judge("http://127.0.0.1:9/v1", retries=0))
+
+
+@pytest.mark.parametrize("bad", [(0, {}, b""), (503, {}, b"maintenance"), (429, {}, b"")])
+def test_a_service_that_is_down_is_waited_for_and_told_once(serve, bad: Answer) -> None:
+    """Longer than the retries of a request; all requests have their answers afterwards."""
+    back_s, told = time.monotonic() + 1.5, list[str]()
+    service = serve(lambda _: bad if time.monotonic() < back_s else says("8"))
+    said = complete(judge(service.url, retries=1, outage_s=30.0), count=8, say=told.append)
+    assert [each.text for each in said] == ["8"] * 8
+    assert len(told) == 2 and told[0] and told[1] == "", told
+
+
+def test_an_outage_is_waited_for_within_its_limit(serve) -> None:
+    service = serve(lambda _: (503, {}, b""))
+    began_s = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"HTTP 503"):
+        complete(judge(service.url, retries=1, outage_s=1.0))
+    assert 1.0 <= time.monotonic() - began_s < 10.0
+
+
+@pytest.mark.parametrize("status", [500, 503], ids=["refused with 500", "refused as if it were down"])
+def test_a_text_that_the_service_cannot_serve_fails_while_others_are_served(serve, status: int) -> None:
+    service = serve(lambda _: says("8"))
+    service.refuses = {"text 3": (status, {}, b"cannot")}
+
+    async def run() -> None:
+        api, over = JudgeApi(judge(service.url, retries=3, outage_s=600.0), 1, print), asyncio.Event()
+
+        async def others() -> None:
+            while not over.is_set():
+                assert (await api.complete("text", ASK, "")).text == "8"
+                await asyncio.sleep(0.005)
+
+        serving = asyncio.create_task(others())
+        with pytest.raises(WorkerFailed, match=f"HTTP {status}"):
+            await api.complete("text 3", ASK, "")
+        over.set()
+        await serving
+
+    asyncio.run(run())
 
 
 def test_retry_after_holds_for_the_request_and_for_later_ones(serve) -> None:

@@ -65,9 +65,9 @@ def test_a_genrms_function_that_may_take_as_long_as_the_phase_is_doubted(tmp_pat
 def test_a_service_whose_failure_outlasts_the_phase_is_doubted(tmp_path: Path) -> None:
     genrm = {
         "name": "judge", "model": "big", "template": "{completion}", "verdict": {"pattern": "([0-9])"},
-        "api": {"url": "http://localhost:1/v1", "timeout_s": 60, "retries": 3},
+        "api": {"url": "http://localhost:1/v1", "timeout_s": 60, "retries": 3, "outage_s": 100},
     }  # fmt: skip
-    for phase_timeout_s, is_doubted in ((240, True), (241, False)):
+    for phase_timeout_s, is_doubted in ((340, True), (341, False)):
         placement = {"mode": "colocated", "genrm_slabs": 0}
         more = {"genrms": [genrm], "launch": {"phase_timeout_s": phase_timeout_s}, "placement": placement}
         (tmp_path / "more.yaml").write_text(json.dumps(more))

@@ -62,7 +62,7 @@ class GroupBench:
         self.prompts: list[str] = []
         self.seeds: list[int] = []
         self.orders: list[m.Message] = []
-        judge_ = Judge(self.config, self._complete, self._call, num_nodes=1)
+        judge_ = Judge(self.config, self._complete, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, judge_, self._call)
         self.group: PromptGroup = new_group(4, 0, "say much", [1, 2], len(TEXTS))
         self.counters: Counter[str] = Counter()

@@ -60,7 +60,7 @@ class Bench:
         self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
         self.engines.completed = self.local.completed
         router = Router(self.node, self.local, Peers(), Progress(int))
-        judge = Judge(config, router.complete, call_reward, num_nodes=1)
+        judge = Judge(config, router.complete, call_reward, num_nodes=1, say=print)
         scorer = Scorer(config, judge, call_reward)
         self.rows = RowFiles(config.data.train_files, config.data, folder / "scratch")
         tokenizer = Tokenizer(config.model.path)

@@ -40,7 +40,7 @@ class Bench:
         run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}})
         self.config = load([run.write()], [])
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
-        judge = Judge(self.config, self._complete, self._call, num_nodes=1)
+        judge = Judge(self.config, self._complete, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, judge, self._call)
         group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
         self.sample: SampleState = group.samples[0]

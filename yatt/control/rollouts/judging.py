@@ -64,18 +64,22 @@ class Judge:
         complete: sends a request to an engine of a role.
         call_reward: calls one of this node's reward processes.
         num_nodes: nodes that share the rate limits of services.
+        say: told name and error of a service that is down and waited for; "" when it answers again.
     """
 
     def __init__(
-        self, config: RunConfig, complete: Complete, call_reward: CallReward, num_nodes: int
-    ) -> None:
+        self, config: RunConfig, complete: Complete, call_reward: CallReward, num_nodes: int,
+        say: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
         self._config, self._complete, self._call_reward = config, complete, call_reward
         opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
         self._tokenizers = {
             g.name: opened(partial(Tokenizer, g.model, config.data.template_time))
             for g in config.engine_genrms
         }
-        self._services = {g.name: JudgeApi(g, num_nodes) for g in config.genrms if not g.has_engine}
+        self._services = {
+            g.name: JudgeApi(g, num_nodes, partial(say, g.name)) for g in config.genrms if not g.has_engine
+        }
         self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
         self._requests = itertools.count(1)
         self._turn = asyncio.Lock()
