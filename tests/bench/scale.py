@@ -211,8 +211,9 @@ def page() -> str:
         *(f"| {name} | {rate / 1e9:g} | {source} |" for name, (rate, source) in RATES.items()),
         "", f"Stall beyond the offload: {EXTRA_STALL:g} of a copy, the largest that was measured. "
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
-        "trainer's layout. To an engine node: the whole model, through the chain of adr/0044. Upload and "
-        "restore: all trainer nodes at once, at the rate of the store. Cases where weights, gradients and "
+        "trainer's layout. To an engine node: the whole model, through the chain of adr/0044, all of it "
+        "(where only changes travel, less; adr/0047). Upload and restore: all trainer nodes at once, at the rate of the "
+        "store. Cases where weights, gradients and "
         f"optimizer need more than {ROOM:.0%} of a GPU are left out, mixtures of experts not counted yet.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
@@ -21,6 +23,7 @@ from yatt.adapters.files import make_private
 from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, segment_path, weight_plan_path
 from yatt.control.gpus import weight_segments
 from yatt.control.gpus.fill import Fill
+from yatt.control.gpus.former_weights import OwnWeights
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.uploads import host_stem
 from yatt.control.gpus.weight_segments import GivenWeights
@@ -34,7 +37,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-SIZE, PLAN, BLOCK = 370_001, b"what rank 0 has", 4096
+SIZE, PLAN, BLOCK = 370_002, b"what rank 0 has", 4096
 BLOCKS = -(-SIZE // BLOCK)
 
 
@@ -99,14 +102,19 @@ class Cluster:
     def __init__(self, folder: Path, engine_nodes: int) -> None:
         self.members = [Member(folder, index, engine_nodes) for index in range(1 + engine_nodes)]
         stem = host_stem(self.members[0].node, 0)
+        self.chance = np.random.default_rng(len(str(folder)))
         self.segment = SegmentWriter(segment_path(stem, "weights"), SIZE)
+        self.segment.data[:] = os.urandom(SIZE)
         weight_plan_path(stem).write_bytes(PLAN)
 
-    def publish(self, policy_version: int) -> bytes:
+    def publish(self, policy_version: int, share: float = 1.0) -> bytes:
+        """Gives this share of the 16-bit words other values."""
         self.segment.invalidate()
-        self.segment.data[:] = (content := os.urandom(SIZE))
+        words = np.frombuffer(self.segment.data[: SIZE - SIZE % 2], np.uint16)
+        places = np.flatnonzero(self.chance.random(len(words)) < share)
+        words[places] += self.chance.integers(1, 1 << 16, len(places), np.uint16)
         self.segment.complete(Stamp(1, policy_version))
-        return content
+        return bytes(self.segment.data)
 
     async def take(self, policy_version: int) -> None:
         await asyncio.gather(*(member.take(policy_version) for member in self.members[1:]))
@@ -154,7 +162,7 @@ class Sent:
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Small blocks, counted."""
     counts = Sent()
-    for kind in (weight_segments._Given, Fill):
+    for kind in (OwnWeights, Fill):
 
         def block(self, begin, end, kind=kind, original=kind.block):
             counts.note("owner" if kind is not Fill else "relay")
@@ -271,7 +279,7 @@ def test_a_lost_or_unknown_source_fails_the_fetch_at_once(tmp_path: Path) -> Non
             with pytest.raises(WorkerFailed, match="trainer rank 0 has no host copy here"):
                 await taker.given.describe(c.DescribeWeights(rank=0))
             with pytest.raises(WorkerFailed, match="does not fetch version 2 of trainer rank 0"):
-                await taker.given.offer(c.OfferWeights(rank=0, policy_version=2))
+                await taker.given.offer(c.OfferWeights(rank=0, policy_version=2, former_version=0))
             taker.peers.exclude(0, "was not heard of for 10.0 s")
             with pytest.raises(WorkerFailed, match=r"node0 was not heard of for 10\.0 s"):
                 await asyncio.wait_for(taker.take(1), 2.0)
@@ -370,11 +378,11 @@ def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, mon
             taker, content = cluster.members[1], cluster.publish(1)
             receive, broken = bulk.receive, [3]
 
-            def breaks(ticket: bulk.Ticket, begin: int, end: int, place: bulk.Place) -> None:
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
                 if broken[0]:
                     broken[0] -= 1
                     raise TimeoutError("timed out")
-                receive(ticket, begin, end, place)
+                receive(ticket, begin, end, target)
 
             monkeypatch.setattr(bulk, "receive", breaks)
             monkeypatch.setattr(weight_segments, "PAUSE_S", 0.01)
@@ -395,10 +403,10 @@ def test_the_owner_is_tried_again_while_blocks_arrive_and_not_for_ever(tmp_path:
             taker, content = cluster.members[1], cluster.publish(1)
             receive = bulk.receive
 
-            def breaks(ticket: bulk.Ticket, begin: int, end: int, place: bulk.Place) -> None:
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
                 """Each connection gives four blocks."""
                 near = min(end, begin + 4 * BLOCK)
-                receive(ticket, begin, near, place)
+                receive(ticket, begin, near, target)
                 if near < end:
                     raise ConnectionResetError("reset by peer")
 
@@ -429,6 +437,101 @@ def test_a_fetch_that_is_overtaken_sets_no_stamp(tmp_path: Path, sent: Sent) -> 
             sent.opened.set()
             with pytest.raises(WorkerFailed, match="is not fetched any more"):
                 await older
-            assert (await newer)[0] == SIZE
+            assert (await newer)[0].size_bytes == SIZE
+
+    asyncio.run(scene())
+
+
+def test_of_a_version_that_changed_little_only_the_changes_travel(tmp_path: Path, sent: Sent) -> None:
+    """Along the whole chain; a node that has another version gets all, and the next one changes again."""
+
+    async def scene() -> None:
+        async with connected(tmp_path, engine_nodes=3) as cluster:
+            nodes = cluster.members[1:]
+            cluster.publish(1)
+            await cluster.take(1)
+            content = cluster.publish(2, 0.02)
+            await cluster.take(2)
+            assert all(node.received(2) == content for node in nodes)
+            for node in nodes:
+                first, second = node.told("weights.fetch")
+                assert first["received_bytes"] == SIZE
+                assert second["size_bytes"] == SIZE and second["received_bytes"] < 0.06 * SIZE
+            content = cluster.publish(3, 0.02)
+            await asyncio.gather(nodes[0].take(3), nodes[1].take(3))
+            content = cluster.publish(4, 0.02)
+            await cluster.take(4)
+            assert all(node.received(4) == content for node in nodes)
+            came = [node.told("weights.fetch")[-1]["received_bytes"] for node in nodes]
+            assert came[0] == came[1] < 0.06 * SIZE and came[2] == SIZE, "node 3 has not taken version 3"
+
+    asyncio.run(scene())
+
+
+def test_without_the_copy_of_the_version_before_all_of_it_travels(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with connected(tmp_path) as cluster:
+            for member in cluster.members:
+                placement = replace(member.node.config.placement, send_changes=False)
+                config = replace(member.node.config, placement=placement)
+                member.node = replace(member.node, config=config)
+                member.given._node = member.node
+            for version in (1, 2):
+                content = cluster.publish(version, 0.02)
+                await cluster.take(version)
+                assert cluster.members[1].received(version) == content
+            assert [e["received_bytes"] for e in cluster.members[1].told("weights.fetch")] == [SIZE, SIZE]
+
+    asyncio.run(scene())
+
+
+class Breaking:
+    """`bulk.receive` whose connections break, and whose blocks are spoiled, by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.receive, self.is_on = random.Random(seed), bulk.receive, True
+
+    def __call__(self, ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
+        fate = self.random.random() if self.is_on else 1.0
+        middle = begin + (end - begin) // BLOCK // 2 * BLOCK
+        if fate > 0.5 or middle == begin:
+            self.receive(ticket, begin, end, target)
+            return
+        self.receive(ticket, begin, middle, target)
+        if fate < 0.2:
+            with target.place(middle, min(BLOCK, end - middle)) as place:
+                place[:7] = b"garbage"
+                raise WorkerFailed("a block is not what was sealed there")
+        raise ConnectionResetError("reset by peer")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_breaks_what_arrives_is_what_was_published(tmp_path: Path, monkeypatch, seed: int) -> None:
+    monkeypatch.setattr(bulk, "receive", breaking := Breaking(seed))
+    for name in ("PAUSE_S", "MEET_S", "ANSWER_S"):
+        monkeypatch.setattr(weight_segments, name, 0.1)
+    chance = breaking.random
+
+    async def scene() -> None:
+        async with connected(tmp_path, engine_nodes=3) as cluster:
+            nodes, arrived = cluster.members[1:], 0
+            for version in range(1, 13):
+                breaking.is_on = version < 10
+                content = cluster.publish(version, chance.choice((0.0, 0.01, 0.05, 0.6)))
+                takers = [node for node in nodes if not breaking.is_on or chance.random() < 0.8]
+                taking = [asyncio.ensure_future(node.take(version)) for node in takers]
+                if breaking.is_on and chance.random() < 0.2:  # the trainer goes on meanwhile
+                    await asyncio.sleep(chance.random() * 0.02)
+                    content = b""
+                    cluster.segment.invalidate()
+                outcomes = await asyncio.gather(*taking, return_exceptions=True)
+                for node, outcome in zip(takers, outcomes, strict=True):
+                    assert outcome is None or isinstance(outcome, YattError), outcome
+                    if outcome is None and content:
+                        assert node.received(version) == content, f"version {version}, seed {seed}"
+                        arrived += 1
+            assert all(node.received(12) == content for node in nodes)
+            last = [node.told("weights.fetch")[-1] for node in nodes]
+            assert arrived >= 9 and all(event["policy_version"] == 12 for event in last)
 
     asyncio.run(scene())

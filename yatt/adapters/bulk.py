@@ -3,7 +3,9 @@
 Whoever may read something gets a ticket over a channel that is authenticated already: the name of an offer
 and its key. It connects, names the offer and a range, and gets the range in blocks, each sealed with
 AES-256-GCM: the key is the offer's, the nonce the block's offset, the associated data the offer's name. A
-stranger gets nothing but bytes that he cannot read, and nothing that he sends is accepted.
+block may be sent as a change (`yatt.adapters.changes`) if the caller has the former version; it is shorter
+than the block. Before each block comes its size in 4 bytes. A stranger gets nothing but bytes that he cannot
+read, and nothing that he sends is accepted.
 
 A key and a nonce seal one content only: blocks begin at multiples of `BLOCK_BYTES`, and a block is sent only
 if its source is still valid after it was sealed.
@@ -16,7 +18,6 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +39,7 @@ MAX_OFFERS, MAX_CONNECTIONS, MAX_CALLERS = 4096, 256, 64
 
 PAUSE_S = 0.1
 _NAME_BYTES, _TAG_BYTES = 16, 16
-_HELLO = struct.Struct(f">{_NAME_BYTES}sQQ")
+_HELLO, _SIZE = struct.Struct(f">{_NAME_BYTES}sQQ"), struct.Struct(">I")
 
 
 class Offer(Protocol):
@@ -48,8 +49,8 @@ class Offer(Protocol):
     def size_bytes(self) -> int:
         """Bytes of all of it."""
 
-    def block(self, begin: int, end: int) -> memoryview:
-        """Returns bytes [begin, end), which may have to be waited for.
+    def block(self, begin: int, end: int) -> memoryview | bytes:
+        """Returns bytes [begin, end), or a shorter change; they may have to be waited for.
 
         Raises:
             WorkerFailed: they will not come.
@@ -59,8 +60,18 @@ class Offer(Protocol):
         """Whether what `block` returned is, still, of the version that was offered."""
 
 
-Place = Callable[[int, int], AbstractContextManager[memoryview]]
-"""Gives the memory of a block, by offset and size. When the context ends without an error, it is filled."""
+class Target(Protocol):
+    """Where received blocks go."""
+
+    def place(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
+        """Gives the memory of a block. When the context ends without an error, it is filled."""
+
+    def change(self, begin: int, size: int, change: bytes) -> None:
+        """Applies a change to the former version of a block.
+
+        Raises:
+            WorkerFailed: it is not one.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,37 +150,43 @@ class BulkServer:
         size_bytes = source.size_bytes
         if begin % BLOCK_BYTES or not begin < end <= size_bytes or (end % BLOCK_BYTES and end != size_bytes):
             return
-        cipher, sealed = AESGCM(key), bytearray(BLOCK_BYTES + _TAG_BYTES)
+        cipher, sealed = AESGCM(key), memoryview(bytearray(_SIZE.size + BLOCK_BYTES + _TAG_BYTES))
         for at in range(begin, end, BLOCK_BYTES):
             block = source.block(at, min(at + BLOCK_BYTES, end))
-            out = memoryview(sealed)[: len(block) + _TAG_BYTES]
-            cipher.encrypt_into(_nonce(at), block, name, out)
+            _SIZE.pack_into(sealed, 0, len(block))
+            out = sealed[: _SIZE.size + len(block) + _TAG_BYTES]
+            cipher.encrypt_into(_nonce(at), block, name, out[_SIZE.size :])
             if name not in self._offers or not source.is_valid():
                 return
             connection.sendall(out)
 
 
-def receive(ticket: Ticket, begin: int, end: int, place: Place) -> None:
-    """Receives bytes [begin, end) of an offer, in blocks.
+def receive(ticket: Ticket, begin: int, end: int, target: Target) -> None:
+    """Receives bytes [begin, end) of an offer, in blocks, in order.
 
     Args:
         begin, end: multiples of `BLOCK_BYTES`; `end` may be the offer's end.
-        place: gives the memory of each block, in order.
 
     Raises:
-        WorkerFailed: the offer is gone, the bytes are not those that were sealed, or `place` raised it.
+        WorkerFailed: the offer is gone, the bytes are not those that were sealed, or `target` raised it.
         OSError: the connection failed, or had no progress.
     """
-    cipher, sealed = AESGCM(ticket.key), bytearray(BLOCK_BYTES + _TAG_BYTES)
+    cipher, sealed = AESGCM(ticket.key), memoryview(bytearray(BLOCK_BYTES + _TAG_BYTES))
     with socket.create_connection((ticket.host, ticket.port), timeout=STALL_S) as connection:
         connection.sendall(_HELLO.pack(ticket.name, begin, end))
         for at in range(begin, end, BLOCK_BYTES):
             size = min(BLOCK_BYTES, end - at)
-            block = memoryview(sealed)[: size + _TAG_BYTES]
+            (sent,) = _SIZE.unpack(_received_in_time(connection, _SIZE.size))
+            if sent > size:
+                raise WorkerFailed(f"{ticket.host} port {ticket.port}: a block of {sent} bytes for {size}")
+            block = sealed[: sent + _TAG_BYTES]
             _receive_into(connection, block)
             try:
-                with place(at, size) as target:
-                    cipher.decrypt_into(_nonce(at), block, ticket.name, target)
+                if sent < size:
+                    target.change(at, size, cipher.decrypt(_nonce(at), block, ticket.name))
+                    continue
+                with target.place(at, size) as place:
+                    cipher.decrypt_into(_nonce(at), block, ticket.name, place)
             except InvalidTag:
                 raise WorkerFailed(
                     f"{ticket.host} port {ticket.port}: a block is not what was sealed there"
@@ -191,6 +208,11 @@ def _received(connection: socket.socket, size: int, limit_s: float) -> bytes:
     while at < size:
         connection.settimeout(max(0.001, until_s - time.monotonic()))
         at += _receive_some(connection, memoryview(data)[at:])
+    return bytes(data)
+
+
+def _received_in_time(connection: socket.socket, size: int) -> bytes:
+    _receive_into(connection, memoryview(data := bytearray(size)))
     return bytes(data)
 
 

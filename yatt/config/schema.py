@@ -197,6 +197,10 @@ class PlacementSection:
     trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
     """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
 
+    send_changes: bool = True
+    """Between nodes, send only the bfloat16 weights that changed since the version before. A node that gives
+    weights then holds them once more in memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:

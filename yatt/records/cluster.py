@@ -206,10 +206,14 @@ class WeightsOffered(Message, frozen=True, kw_only=True):
 
 
 class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
-    """Request to a node for a trainer rank's weights of this policy version, which it has or fetches."""
+    """Request to a node for a trainer rank's weights of this policy version, which it has or fetches.
+
+    `former_version`: the version that the caller has now; 0: none.
+    """
 
     rank: int
     policy_version: int
+    former_version: int
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):

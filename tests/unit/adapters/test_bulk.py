@@ -48,17 +48,24 @@ def server() -> Iterator[bulk.BulkServer]:
 
 def got(ticket: bulk.Ticket, begin: int = 0, end: int = SIZE) -> dict[int, bytes]:
     blocks: dict[int, bytes] = {}
-    bulk.receive(ticket, begin, end, placing(blocks))
+    bulk.receive(ticket, begin, end, Taken(blocks))
     return blocks
 
 
-def placing(blocks: dict[int, bytes]) -> bulk.Place:
-    @contextlib.contextmanager
-    def place(at: int, size: int) -> Iterator[memoryview]:
-        yield memoryview(target := bytearray(size))
-        blocks[at] = bytes(target)
+class Taken:
+    """Keeps blocks as they come; a change with its mark."""
 
-    return place
+    def __init__(self, blocks: dict[int, bytes]) -> None:
+        self.blocks = blocks
+
+    @contextlib.contextmanager
+    def place(self, begin: int, size: int) -> Iterator[memoryview]:
+        yield memoryview(target := bytearray(size))
+        self.blocks[begin] = bytes(target)
+
+    def change(self, begin: int, size: int, change: bytes) -> None:
+        assert len(change) < size
+        self.blocks[begin] = b"change:" + change
 
 
 def test_any_range_of_whole_blocks_is_what_was_offered(server: bulk.BulkServer) -> None:
@@ -92,11 +99,11 @@ def test_without_the_key_there_are_only_sealed_bytes_and_without_the_name_none(
     with socket.create_connection((ticket.host, ticket.port), timeout=5) as connection:
         connection.sendall(bulk._HELLO.pack(ticket.name, 0, BLOCK))
         sealed = b"".join(iter(lambda: connection.recv(4096), b""))
-    assert len(sealed) == BLOCK + 16
+    assert len(sealed) == 4 + BLOCK + 16
     assert not any(offered.data[at : at + 8] in sealed for at in range(0, BLOCK, 8))
 
 
-@pytest.mark.parametrize("change", ["a bit", "two blocks swapped", "of another offer"])
+@pytest.mark.parametrize("change", ["a bit", "a shorter size", "two blocks swapped", "of another offer"])
 def test_what_is_changed_on_the_way_is_refused(server: bulk.BulkServer, change: str) -> None:
     ticket, other = server.offer(Offered()), server.offer(Offered())
 
@@ -108,6 +115,7 @@ def test_what_is_changed_on_the_way_is_refused(server: bulk.BulkServer, change: 
     block = sealed(ticket, 0)
     data = {
         "a bit": block[:7] + bytes([block[7] ^ 4]) + block[8:],
+        "a shorter size": (BLOCK - 1).to_bytes(4, "big") + block[4:],
         "two blocks swapped": sealed(ticket, BLOCK),
         "of another offer": sealed(other, 0),
     }[change]
@@ -128,12 +136,25 @@ def test_what_is_changed_on_the_way_is_refused(server: bulk.BulkServer, change: 
     listener.close()
 
 
+def test_a_shorter_block_is_a_change_and_a_longer_one_is_refused(server: bulk.BulkServer) -> None:
+    offered = Offered()
+    changes = {BLOCK: b"", 3 * BLOCK: os.urandom(20), 7 * BLOCK: b"x" * 299}
+    offered.block = lambda begin, end: changes.get(begin, memoryview(offered.data)[begin:end])  # type: ignore
+    blocks = got(server.offer(offered))
+    for begin in range(0, SIZE, BLOCK):
+        whole = offered.data[begin : begin + BLOCK]
+        assert blocks[begin] == (b"change:" + changes[begin] if begin in changes else whole)
+    offered.block = lambda begin, end: memoryview(offered.data)[begin : end + 1]  # type: ignore
+    with pytest.raises((WorkerFailed, OSError)):
+        got(server.offer(offered), 0, BLOCK)
+
+
 def test_what_becomes_invalid_is_not_sent_on(server: bulk.BulkServer) -> None:
     offered = Offered()
     ticket, offered.valid_for = server.offer(offered), 3
     blocks: dict[int, bytes] = {}
     with pytest.raises(WorkerFailed, match="its offer has changed"):
-        bulk.receive(ticket, 0, SIZE, placing(blocks))
+        bulk.receive(ticket, 0, SIZE, Taken(blocks))
     assert list(blocks) == [0, BLOCK, 2 * BLOCK]
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from yatt.adapters import bulk
+from yatt.adapters.changes import apply_change
 from yatt.errors import WorkerFailed
 
 STREAMS = 4
@@ -12,11 +13,22 @@ STREAMS = 4
 
 
 class Fill:
-    """A segment that is being filled with one version, block by block, in any order; and then has it."""
+    """A segment that is being filled with one version, block by block, in any order; and then has it.
 
-    def __init__(self, data: memoryview, policy_version: int, progress: Callable[[], None]) -> None:
+    Args:
+        former_version: version of the blocks that are not there yet; 0: of none.
+        progress: called after each block.
+    """
+
+    def __init__(
+        self, data: memoryview, policy_version: int, former_version: int, progress: Callable[[], None]
+    ) -> None:
         self.policy_version, self._data, self._progress = policy_version, data, progress
+        self._former_version, self._is_spoiled = former_version, False
         self._has = bytearray(-(-len(data) // bulk.BLOCK_BYTES))
+        self._changes: dict[int, bytes] = {}
+        self.received_bytes = 0
+        """Bytes of blocks and changes that came."""
         self._changed, self._is_over = threading.Condition(), False
 
     @property
@@ -34,10 +46,39 @@ class Fill:
         with self._changed:
             if self._is_over:
                 raise WorkerFailed(f"version {self.policy_version} is not fetched any more")
-            yield self._data[begin : begin + size]
-            self._has[begin // bulk.BLOCK_BYTES] = 1
-            self._changed.notify_all()
+            try:
+                yield self._data[begin : begin + size]
+            except BaseException:
+                self._is_spoiled = True  # the block may be of no version now
+                raise
+            self._came(begin, size)
         self._progress()
+
+    def change(self, begin: int, size: int, change: bytes) -> None:
+        """Applies a change to one block, under the lock; see bulk.Target."""
+        with self._changed:
+            if self._is_over:
+                raise WorkerFailed(f"version {self.policy_version} is not fetched any more")
+            apply_change(change, self._data[begin : begin + size])
+            self._changes[begin // bulk.BLOCK_BYTES] = change
+            self._came(begin, len(change))
+        self._progress()
+
+    def _came(self, begin: int, num_bytes: int) -> None:
+        self._has[begin // bulk.BLOCK_BYTES] = 1
+        self.received_bytes += num_bytes
+        self._changed.notify_all()
+
+    @property
+    def former_version(self) -> int:
+        """Version of all blocks that are not there yet; 0: some may be of none."""
+        return 0 if self._is_spoiled else self._former_version
+
+    def change_of(self, begin: int, former_version: int) -> bytes | None:
+        """Returns how a block that is there came, if it came as a change of that version."""
+        return (
+            self._changes.get(begin // bulk.BLOCK_BYTES) if former_version == self._former_version else None
+        )
 
     def block(self, begin: int, end: int) -> memoryview:
         """Waits for a block and returns it; see bulk.Offer."""

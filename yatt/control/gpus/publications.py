@@ -122,7 +122,8 @@ class Publications:
             await asyncio.gather(*fetches, return_exceptions=True)
         self._events.emit(
             "weights.fetch", policy_version=policy_version, ranks=ranks,
-            size_bytes=sum(size_bytes for size_bytes, _ in fetched),
+            size_bytes=sum(fill.size_bytes for fill, _ in fetched),
+            received_bytes=sum(fill.received_bytes for fill, _ in fetched),
             sources=[source for _, source in fetched],
             seconds=round(clock.monotonic_s() - began_s, 6),
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 The engine node's segment is allocated once per attempt and is overwritten by each version. It is stamped like
 the trainer's (`yatt.adapters.host_segment`), so engines read it in the same way: one version, or a refusal.
-Bytes travel over `yatt.adapters.bulk`, in several streams.
+Bytes travel over `yatt.adapters.bulk`, in several streams; of a later version only what changed, where that
+is less (`former_weights`).
 
 Nodes that fetch the same rank's weights form a chain: the first one fetches from the trainer node, each other
 one from the node before it, block by block as they arrive there. So a trainer node sends its weights about
@@ -27,6 +28,7 @@ from yatt.adapters.host_segment import (
 )
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.gpus.fill import Fill
+from yatt.control.gpus.former_weights import FormerWeights, OwnWeights, PassedOnWeights
 from yatt.control.gpus.uploads import host_stem
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -42,30 +44,13 @@ MEET_S, ANSWER_S = 5.0, 2.0
 Ask = Callable[[int, m.Order[Any]], Awaitable[Any]]
 
 
-@dataclass(slots=True)
-class _Given:
-    """The weights of a trainer rank of this node, at one version."""
-
-    reader: SegmentReader
-    stamp: Stamp
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.reader.data)
-
-    def block(self, begin: int, end: int) -> memoryview:
-        return self.reader.data[begin:end]
-
-    def is_valid(self) -> bool:
-        return self.reader.is_still(self.stamp)
-
-
 class GivenWeights:
     """What this node offers to others: the weights of its trainer ranks, and those that it has fetched."""
 
     def __init__(self, node: Node, fetched: Callable[[int], "FetchedWeights | None"]) -> None:
         self._node, self._fetched = node, fetched
         self._readers: dict[int, SegmentReader] = {}
+        self._former: dict[int, FormerWeights] = {}
         self._server: bulk.BulkServer | None = None
         self._starting = asyncio.Lock()
 
@@ -86,15 +71,23 @@ class GivenWeights:
         """
         source: bulk.Offer
         if self._node.placement.node_of(order.rank) == self._node.index:
-            source = _Given(self._reader(order.rank), Stamp(self._node.attempt, order.policy_version))
-            source.reader.check(source.stamp)
+            source = self._own(order)
         else:
-            source = await self._fill(order)
+            source = PassedOnWeights(fill=await self._fill(order), former_version=order.former_version)
         async with self._starting:
             if self._server is None:  # in a thread: names of hosts may be slow
                 self._server = await call_in_thread(partial(bulk.BulkServer, self._node.host))
         ticket = self._server.offer(source)
         return c.WeightsOffered(host=ticket.host, port=ticket.port, name=ticket.name, key=ticket.key)
+
+    def _own(self, order: c.OfferWeights) -> OwnWeights:
+        reader, stamp = self._reader(order.rank), Stamp(self._node.attempt, order.policy_version)
+        reader.check(stamp)
+        former = None
+        if self._node.config.placement.send_changes and self._node.config.model.dtype == "bfloat16":
+            former = self._former.setdefault(order.rank, FormerWeights(reader))
+        is_known = former is not None and order.former_version == former.begin(stamp) > 0
+        return OwnWeights(reader=reader, stamp=stamp, former=former, sends_changes=is_known)
 
     async def _fill(self, order: c.OfferWeights) -> Fill:
         fetched = self._fetched(order.rank)
@@ -143,6 +136,7 @@ class FetchedWeights:
     progress: Callable[[], None]
     _segment: SegmentWriter | None = None
     _fill: Fill | None = None
+    _version: int = 0
     _begun: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
@@ -163,8 +157,8 @@ class FetchedWeights:
             return None
         return self._fill
 
-    async def fetch(self, policy_version: int) -> tuple[int, int]:
-        """Fetches a version; returns the number of bytes, and the node from which the last of them came.
+    async def fetch(self, policy_version: int) -> tuple[Fill, int]:
+        """Fetches a version; returns what came, and the node from which the last of it came.
 
         Raises:
             WorkerFailed, DeadlineExceeded: the trainer node does not have it, is lost, or cannot be reached.
@@ -174,8 +168,9 @@ class FetchedWeights:
         if self._fill is not None:
             self._fill.end()
         segment.invalidate()
+        former, self._version = self._version, 0
         async with self._begun:
-            self._fill = fill = Fill(segment.data, policy_version, self.progress)
+            self._fill = fill = Fill(segment.data, policy_version, former, self.progress)
             self._begun.notify_all()
         try:
             source = await self._from_any(fill)
@@ -187,7 +182,8 @@ class FetchedWeights:
                 f"version {policy_version} was overtaken by version {self._fill.policy_version}"
             )
         segment.complete(Stamp(self.node.attempt, policy_version))
-        return fill.size_bytes, source
+        self._version = policy_version
+        return fill, source
 
     async def _from_any(self, fill: Fill) -> int:
         """Fetches from the node before this one, then what is missing from the owner; returns the last.
@@ -222,14 +218,16 @@ class FetchedWeights:
         Raises:
             WorkerFailed, DeadlineExceeded: they did not all come.
         """
-        order = c.OfferWeights(rank=self.rank, policy_version=fill.policy_version)
+        order = c.OfferWeights(
+            rank=self.rank, policy_version=fill.policy_version, former_version=fill.former_version
+        )
         try:
             async with asyncio.timeout(limit_s):
                 offered: c.WeightsOffered = await self.ask(source, order)
         except TimeoutError as error:
             raise WorkerFailed(f"node{source} does not answer") from error
         ticket = bulk.Ticket(host=offered.host, port=offered.port, name=offered.name, key=offered.key)
-        streams = [partial(bulk.receive, ticket, begin, end, fill.place) for begin, end in fill.missing()]
+        streams = [partial(bulk.receive, ticket, begin, end, fill) for begin, end in fill.missing()]
         try:
             await _all_threads(streams)
         except OSError as error:
