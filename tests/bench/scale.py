@@ -33,7 +33,7 @@ RATES = {
     "GPU to host and back, each GPU": (25e9, "PCIe 5.0 x16, pinned memory; assumed"),
     "a node to the object store": (2e9, "assumed"),
     "a node's network": (12.5e9, "100 Gbit/s; assumed"),
-    "one engine node's fetch": (0.7e9, "measured on two cores that others used, docs/benchmarks.md"),
+    "one engine node's fetch": (2.7e9, "measured on two cores, one for each node, docs/benchmarks.md"),
 }
 EXTRA_STALL = 0.05
 """Seconds of a save beyond the offload, as a share of a copy of its bytes; the largest that was measured."""
@@ -212,8 +212,8 @@ def page() -> str:
         "", f"Stall beyond the offload: {EXTRA_STALL:g} of a copy, the largest that was measured. "
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
         "trainer's layout. To an engine node: the whole model, through the chain of adr/0044, all of it "
-        "(where only changes travel, less; adr/0047). Upload and restore: all trainer nodes at once, at the rate of the "
-        "store. Cases where weights, gradients and "
+        "(where only changes travel, less; adr/0047). Upload and restore: all trainer nodes at once, "
+        "at the rate of the store. Cases where weights, gradients and "
         f"optimizer need more than {ROOM:.0%} of a GPU are left out, mixtures of experts not counted yet.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip
