@@ -71,6 +71,7 @@ class StoreProxy:
         bytes_per_s: limit of each connection; 0: none.
         drops_conditions: removes If-None-Match, as a server that does not know it.
         seen: operations, and what was done to each ("passed", or a fault's `what`).
+        read: targets of GetObject.
     """
 
     server: str
@@ -78,6 +79,7 @@ class StoreProxy:
     bytes_per_s: float = 0.0
     drops_conditions: bool = False
     seen: list[tuple[str, str]] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -171,6 +173,8 @@ class _Connection(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         operation = operation_of(self.command, self.path, self.headers)
         fault = proxy.fault_of(operation)
+        if operation == "GetObject":
+            proxy.read.append(self.path)
         length = int(self.headers.get("Content-Length", 0))
         if fault is not None and fault.what in ("stall", "reset"):
             if fault.what == "reset":

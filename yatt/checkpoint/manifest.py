@@ -324,6 +324,11 @@ def name_of(commit: Commit) -> str:
     return f"{MANIFESTS}/{commit.iteration:08d}.{commit.attempt:06d}.json"
 
 
+def prefix_of(manifest: Manifest) -> str:
+    """Returns the folder of a save; empty if it has no files."""
+    return manifest.files[0].path.rpartition("/")[0] if manifest.files else ""
+
+
 def adoption(commit: Commit) -> bytes:
     """Returns the record that a start resumed from this commit."""
     return msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))

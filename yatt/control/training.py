@@ -61,7 +61,10 @@ class NodeTraining:
             checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
         )
         answers = await self._workers.order_trainers(body)
-        return m.Restored(fault=next((answer.fault for answer in answers if answer.fault), ""))
+        return m.Restored(
+            fault=next((answer.fault for answer in answers if answer.fault), ""),
+            local_bytes=sum(answer.local_bytes for answer in answers),
+        )
 
     async def receive(self, order: c.SampleTransfer) -> m.Message:
         """Receives samples of another node for this one's ranks."""
@@ -94,7 +97,7 @@ class NodeTraining:
 
     async def upload(self, order: c.UploadOrder) -> tuple[m.ShardFile, ...]:
         """Uploads the host copies of the local ranks; returns the files."""
-        return (await self._uploads.upload(order.iteration, order.url)).files
+        return (await self._uploads.upload(order)).files
 
     async def export(self, order: c.ExportOrder) -> m.Message:
         """Makes the local ranks take part in writing the policy as a Hugging Face folder."""

@@ -41,6 +41,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "ckpt.postpone": {"iteration": int, "in_flight": int},
     "ckpt.backpressure": {"iteration": int, "size_bytes": int, "seconds": float},
     "ckpt.lost": {"iteration": int, "error": str},
+    "ckpt.local": {"iteration": int, "error": str},
     "store.wait": {"who": str, "error": str},
     "signal": {"name": str},
     "alarm.begin": {"alarm": str, "since": int, "message": str},

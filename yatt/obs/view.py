@@ -273,6 +273,12 @@ def _backpressure(view: RunView, event: dict[str, Any]) -> None:
     )
 
 
+def _not_local(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(
+        f"node{event.get('node', 0)} has no local files of checkpoint {event['iteration']}: {event['error']}"
+    )
+
+
 def _store_wait(view: RunView, event: dict[str, Any]) -> None:
     had_waited = bool(view.waits)
     if event["error"]:
@@ -344,6 +350,7 @@ _FOLDS = {
     "ckpt.fail": _save_fails,
     "ckpt.postpone": _postponed,
     "ckpt.backpressure": _backpressure,
+    "ckpt.local": _not_local,
     "ckpt.skip": _skip,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,

@@ -149,10 +149,12 @@ class UploadedNode(Message, frozen=True, kw_only=True):
 
 
 class UploadOrder(Order[UploadedNode], frozen=True, kw_only=True):
-    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`."""
+    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`.
+    `committed` is the prefix of the newest committed save; empty if there is none."""
 
     iteration: int
     url: str
+    committed: str = ""
 
 
 class ExportOrder(Order[Done], frozen=True, kw_only=True):

@@ -207,9 +207,11 @@ class Build(Order[Built], frozen=True, kw_only=True):
 
 
 class Restored(Message, frozen=True, kw_only=True):
-    """Result of Restore. `fault` is the reason why the checkpoint cannot be restored; empty if it was."""
+    """Result of Restore. `fault` is the reason why the checkpoint cannot be restored; empty if it was.
+    `local_bytes` were read from the node's local tier instead of the store."""
 
     fault: str = ""
+    local_bytes: int = 0
 
 
 class Restore(Order[Restored], frozen=True, kw_only=True):

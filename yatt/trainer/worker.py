@@ -17,6 +17,8 @@ from torch import nn
 from yatt.adapters.host_segment import plan_path
 from yatt.adapters.model_family import model_of_run
 from yatt.adapters.patience import patiently
+from yatt.checkpoint.local_first import LocalFirst, Ranges
+from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.patient import PatientStore
@@ -141,10 +143,15 @@ class TrainerRank:
             StoreUnreachable: the store has no `run_id` on this node either, so it is not mounted here.
         """
         store = self._origin() if order.is_origin else self._store
+        local = None
         try:
             fill = restore_weights if order.weights_only else restore
             manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
-            fill(self._policy, store, manifest, self._tick)
+            source: Ranges = store
+            if self._config.checkpoint.local_dir and not order.is_origin:
+                opened = partial(LocalTier.of, self._config)
+                source = local = LocalFirst(store, opened, manifest.files)
+            fill(self._policy, source, manifest, self._tick)
             self._ready.host.changed(0 if order.weights_only else manifest.iteration)
             if not order.weights_only and self._config.algorithm.kl_target:
                 self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
@@ -154,7 +161,7 @@ class TrainerRank:
                     f"{error}; this node sees no run_id in the checkpoint store either: is it mounted here?"
                 ) from error
             return m.Restored(fault=str(error))
-        return m.Restored()
+        return m.Restored(local_bytes=local.local_bytes if local is not None else 0)
 
     def _origin(self) -> Store:
         """The store of the run from which this run starts."""

@@ -15,7 +15,7 @@ from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints, Manifest, prefix_of
 from yatt.checkpoint.retention import Removed, retain
 from yatt.checkpoint.run_store import store_url
 from yatt.checkpoint.unfinished import abort_uploads
@@ -51,7 +51,14 @@ class Commits:
         self._node, self._clients, self._events, self._inbox = node, clients, events, inbox
         self._row = row
         self.checkpoints = checkpoints
+        self._committed = ""
+        """Prefix of the newest committed save, which nodes keep in their local tier."""
+
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def resumed(self, manifest: Manifest) -> None:
+        """Notes the checkpoint that this attempt resumed from."""
+        self._committed = prefix_of(manifest)
 
     def begin(self, prefix: str, draft: Manifest) -> None:
         """Begins to upload the snapshots that were taken.
@@ -91,7 +98,7 @@ class Commits:
 
     async def _uploaded(self, prefix: str, draft: Manifest) -> Manifest:
         """Returns the whole manifest, when all nodes have uploaded."""
-        order = c.UploadOrder(iteration=draft.iteration, url=prefix)
+        order = c.UploadOrder(iteration=draft.iteration, url=prefix, committed=self._committed)
         try:
             uploaded = await self._clients.ask_trainer_nodes(order)
         except (YattError, OSError):
@@ -106,6 +113,7 @@ class Commits:
         iteration = manifest.iteration
         await self.check_newest()
         await call_in_thread(partial(self.checkpoints.commit, manifest))
+        self._committed = prefix_of(manifest)
         size_bytes = sum(file.size_bytes for file in manifest.files)
         seconds = round(clock.monotonic_s() - began_s, 6)
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)

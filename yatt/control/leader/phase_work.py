@@ -93,13 +93,16 @@ class PhaseWork:
         await self._commits.check_newest()
         await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
         if found.adopted:
+            self._commits.resumed(found.adopted)
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         written = await self._patiently(partial(read_rows, paths.metrics))
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
-        self._events.emit("attempt.resume", iteration=found.iteration, seconds=restored_s)
+        self._events.emit(
+            "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes
+        )
         return found.iteration
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:

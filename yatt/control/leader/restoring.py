@@ -27,6 +27,9 @@ class Resumed:
     unwritten: tuple[dict[str, Any], ...] = ()
     """Earlier rows that may be missing in the file."""
 
+    local_bytes: int = 0
+    """Bytes that ranks read from the local tiers of their nodes."""
+
 
 class Restoring:
     """Restores the trainers of all trainer nodes.
@@ -37,6 +40,7 @@ class Restoring:
 
     def __init__(self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog) -> None:
         self._node, self._clients, self._checkpoints, self._events = node, clients, checkpoints, events
+        self._local_bytes = 0
 
     async def run(self) -> Resumed:
         """Restores the state, after everything is built.
@@ -54,7 +58,7 @@ class Restoring:
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
             unwritten = tuple(map(unnamed, manifest.unwritten))
-            return Resumed(manifest, manifest.iteration, unnamed(manifest.row), unwritten)
+            return Resumed(manifest, manifest.iteration, unnamed(manifest.row), unwritten, self._local_bytes)
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})
@@ -128,4 +132,5 @@ class Restoring:
         )  # fmt: skip
         answers = await self._clients.ask_trainer_nodes(order)
         fault = next((answer.fault for answer in answers if answer.fault), "")
+        self._local_bytes = sum(answer.local_bytes for answer in answers)
         return (None, f"{name}: {fault}") if fault else (manifest, "")
