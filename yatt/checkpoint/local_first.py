@@ -5,7 +5,6 @@ manifest is removed, with the reason in the log, and its pieces are read from th
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -78,8 +77,7 @@ class LocalFirst:
             if size != file.size_bytes:
                 raise CheckpointError(f"{file.path} has {size} bytes instead of {file.size_bytes}")
             pieces = self._pieces_of(file)
-            with tier.open(file.path) as opened:
-                found = [_read(opened.fileno(), *each) for each in ranges]
+            found = tier.read_ranges(file.path, ranges)
             for each, data in zip(ranges, found, strict=True):
                 if each not in pieces:  # only pieces have checksums
                     return None
@@ -108,12 +106,3 @@ class LocalFirst:
     def _give_up(self, why: str) -> None:
         self._is_given_up = True
         _LOG.warning("checkpoint.local_dir is not read any more, but the store: %s", why)
-
-
-def _read(descriptor: int, begin: int, end: int) -> bytes:
-    """Reads a range; shorter at the end of the file."""
-    chunks = []
-    while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):
-        chunks.append(chunk)
-        begin += len(chunk)
-    return b"".join(chunks)

@@ -16,11 +16,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
-from yatt.adapters.files import publish
+from yatt.adapters.files import Buffer, publish
 from yatt.adapters.local_folder import is_ours, private
 from yatt.config.schema import RunConfig
 from yatt.paths import RunPaths
@@ -71,15 +70,19 @@ class LocalTier:
             return path.lstat().st_size
         return None
 
-    def open(self, name: str) -> BinaryIO:
-        """Opens a finished file.
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Returns parts of a finished file; shorter where it ends.
 
         Raises:
             OSError: it is not there, or cannot be read.
         """
         path = self.path(name)
-        assert path is not None, "only files with a size are opened"
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0)
+        assert path is not None, "only files with a size are read"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            return [_read(descriptor, *each) for each in ranges]
+        finally:
+            os.close(descriptor)
 
     def remove(self, name: str) -> None:
         """Removes one file, if it is there.
@@ -147,7 +150,7 @@ class UnfinishedFile:
         self._file = os.fdopen(os.open(self._unfinished, flags, 0o600), "wb")
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Buffer) -> None:
         """Appends to the file."""
         self._file.write(data)
 
@@ -182,6 +185,15 @@ def ended(folder: Path) -> Iterator[Path]:
             continue
         if run is not None and run.is_absolute() and _is_over(run):
             yield root
+
+
+def _read(descriptor: int, begin: int, end: int) -> bytes:
+    """Reads a range in several calls, since one may return less than requested."""
+    chunks = []
+    while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):
+        chunks.append(chunk)
+        begin += len(chunk)
+    return b"".join(chunks)
 
 
 def _remove(save: Path) -> None:

@@ -207,8 +207,9 @@ class CheckpointSection:
 
     local_dir: Annotated[str, LINE] = ""
     """Folder on a local disk of each trainer node, in which the node keeps its files of the newest two
-    checkpoints, so that a restart reads them instead of the store. $NAME is a variable of the node's
-    processes ($TMPDIR). Empty: none. Needs room for the files of two saves, and 1 GiB."""
+    checkpoints, so that a restart reads them instead of the store, and its last save if there is no time for
+    the store. $NAME is a variable of the node's processes ($TMPDIR). Empty: none. The folder must exist, with
+    room for the files of two saves, and 1 GiB."""
 
     storage_options: dict[str, Free] = field(default_factory=dict)
     """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the

@@ -42,6 +42,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "ckpt.backpressure": {"iteration": int, "size_bytes": int, "seconds": float},
     "ckpt.lost": {"iteration": int, "error": str},
     "ckpt.local": {"iteration": int, "error": str},
+    "ckpt.given_up": {"iteration": int},
+    "ckpt.kept": {"iteration": int, "size_bytes": int},
     "store.wait": {"who": str, "error": str},
     "signal": {"name": str},
     "alarm.begin": {"alarm": str, "since": int, "message": str},

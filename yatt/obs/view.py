@@ -43,6 +43,9 @@ class RunView:
     holders: dict[str, str] = field(default_factory=dict)
     committed: int = 0
     uploading: int = 0
+    kept: int = 0
+    """The newest iteration with a local commit that is newer than `committed`; 0: none."""
+
     """The iteration whose save is in flight; 0: none."""
 
     failed_saves: int = 0
@@ -145,6 +148,7 @@ class RunView:
             "eta_s": self.eta_s(),
             "committed": self.committed,
             "uploading": self.uploading,
+            "kept_locally": self.kept,
             "failed_saves": self.failed_saves,
             "save_error": self.save_error,
             "holders": dict(sorted(self.holders.items())),
@@ -246,7 +250,7 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 
 def _commit(view: RunView, event: dict[str, Any]) -> None:
     view.committed, view.uploading, view.failed_saves = event["iteration"], 0, 0
-    view.save_error = ""
+    view.save_error, view.kept = "", 0
     view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
 
 
@@ -258,6 +262,19 @@ def _save_fails(view: RunView, event: dict[str, Any]) -> None:
     view.uploading, view.failed_saves = 0, view.failed_saves + 1
     view.save_error = event["error"]
     view.news.append(f"checkpoint {event['iteration']} failed, training goes on: {event['error']}")
+
+
+def _given_up(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading = 0
+    view.news.append(f"checkpoint {event['iteration']} would come too late: its upload was given up")
+
+
+def _kept(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading, view.kept = 0, event["iteration"]
+    view.news.append(
+        f"checkpoint {event['iteration']} is on the nodes' disks only ({event['size_bytes'] / 1e6:.1f} MB): "
+        "there was no time for the store. The next start on the same nodes uploads it"
+    )
 
 
 def _postponed(view: RunView, event: dict[str, Any]) -> None:
@@ -290,8 +307,11 @@ def _store_wait(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:
+    is_local = event.get("is_local") is True
+    view.kept = event["iteration"] if is_local else 0
     if event["iteration"]:
-        view.news.append(f"resumed from iteration {event['iteration']}")
+        where = ", which only the nodes' disks have" if is_local else ""
+        view.news.append(f"resumed from iteration {event['iteration']}{where}")
 
 
 def _skip(view: RunView, event: dict[str, Any]) -> None:
@@ -351,6 +371,8 @@ _FOLDS = {
     "ckpt.postpone": _postponed,
     "ckpt.backpressure": _backpressure,
     "ckpt.local": _not_local,
+    "ckpt.given_up": _given_up,
+    "ckpt.kept": _kept,
     "ckpt.skip": _skip,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,

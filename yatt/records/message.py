@@ -217,13 +217,15 @@ class Restored(Message, frozen=True, kw_only=True):
 class Restore(Order[Restored], frozen=True, kw_only=True):
     """Order to restore model, optimizer and schedule, or weights only, from the checkpoint of this manifest.
 
-    `is_origin`: the manifest is in the store of `run.from_checkpoint`.
+    `is_origin`: the manifest is in the store of `run.from_checkpoint`. `is_local`: it is a local commit, in
+    the run folder.
     """
 
     under_lease: ClassVar[bool] = True
 
     checkpoint: str
     is_origin: bool = False
+    is_local: bool = False
     weights_only: bool = False
 
 

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class Uploader:
                 case m.Stop():
                     self.stopped.set()
                     return m.Done()
+                case m.Upload(is_local=True):
+                    return await self._save_locally(body)
                 case m.Upload():
                     return await self._upload(body)
                 case m.Detach():
@@ -96,13 +99,29 @@ class Uploader:
             try:
                 files = await call_in_thread(job.run)
                 fault = await call_in_thread(local.close) if local is not None else ""
-                return m.Uploaded(files=files, local_fault=fault)
+                busy_s = local.busy_s if local is not None else 0.0
+                return m.Uploaded(files=files, local_fault=fault, local_s=busy_s)
             finally:
                 if local is not None:
                     local.give_up("the upload has failed")
                 self._job = None
                 async with self._detaching:
                     job.close()
+
+    async def _save_locally(self, order: m.Upload) -> m.Message:
+        """Writes the snapshots to this node's disk only. Does not wait for an upload that is cancelled: the
+        store may not answer, and time is short. The host copies change no more."""
+        if self._job is not None:
+            self._job.cancel()
+        began_s, stamp = time.monotonic(), Stamp(self._attempt, order.iteration)
+        store = await call_in_thread(partial(self._local.only, order))
+        stems = [Path(stem) for stem in order.stems]
+        job = UploadJob(store, order.url, stems, stamp, throttle=Throttle(0), tick=self.tick)
+        try:
+            files = await call_in_thread(job.run)
+        finally:
+            job.close()
+        return m.Uploaded(files=files, local_s=time.monotonic() - began_s)
 
     async def _detach(self, areas: tuple[str, ...]) -> int:
         async with self._detaching:

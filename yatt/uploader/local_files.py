@@ -16,6 +16,7 @@ from pathlib import Path
 
 from yatt.adapters.files import Buffer
 from yatt.adapters.local_folder import remove
+from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile, ended
 from yatt.checkpoint.store import Written
 from yatt.checkpoint.writing import Streams
@@ -56,6 +57,9 @@ class LocalSave:
         self._unfinished: dict[str, UnfinishedFile] = {}
         self._finished: list[str] = []
         self._is_done = False
+        self.busy_s = 0.0
+        """Time that the disk took."""
+
         self.fault = ""
         """Why there are no local files of this save."""
 
@@ -125,7 +129,9 @@ class LocalSave:
                     work = self._queue.get(timeout=0.1)
                 except queue.Empty:
                     continue
+                began_s = time.monotonic()
                 work()
+                self.busy_s += time.monotonic() - began_s
         except OSError as error:
             self.give_up(words_of(error))
         finally:
@@ -197,6 +203,15 @@ class LocalSaves:
         begun.start()
         self._last = begun
         return begun
+
+    def only(self, order: Upload) -> LocalStore:
+        """Returns the local tier as the place of this save; removes all others but the newest committed one.
+
+        Raises:
+            OSError: it cannot be used.
+        """
+        self._opened().prune((order.url, order.committed))
+        return LocalStore(self._opened)
 
     def _tidy(self) -> None:
         try:

@@ -55,8 +55,9 @@ class Uploads:
         count = sum(len(slab.gpus) for slab in node.slabs)
         stems = tuple(str(host_stem(node, rank)) for rank in range(first, first + count))
         order = self._running = m.Upload(
-            iteration=wanted.iteration, url=wanted.url, stems=stems, committed=wanted.committed
-        )
+            iteration=wanted.iteration, url=wanted.url, stems=stems, committed=wanted.committed,
+            is_local=wanted.is_local,
+        )  # fmt: skip
         try:
             uploaded = await self._order(order)
         except DeadlineExceeded:  # it hangs: the next save needs one that works
