@@ -73,6 +73,7 @@ class StoreProxy:
         seen: operations, and what was done to each ("passed", or a fault's `what`).
         at_point: called before each request that is passed on, and before its reply; if it returns True, the
             connection is cut.
+        read: targets of GetObject.
     """
 
     server: str
@@ -80,6 +81,7 @@ class StoreProxy:
     bytes_per_s: float = 0.0
     drops_conditions: bool = False
     seen: list[tuple[str, str]] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
     port: int = 0
     at_point: Callable[[], bool] = lambda: False
 
@@ -174,6 +176,8 @@ class _Connection(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         operation = operation_of(self.command, self.path, self.headers)
         fault = proxy.fault_of(operation)
+        if operation == "GetObject":
+            proxy.read.append(self.path)
         length = int(self.headers.get("Content-Length", 0))
         if fault is not None and fault.what in ("stall", "reset"):
             if fault.what == "reset":

@@ -35,6 +35,11 @@ class RunPaths:
         return self.root / "claims"
 
     @property
+    def local_commits(self) -> Path:
+        """Records of saves that are on the nodes' disks only (`yatt.checkpoint.local_commits`)."""
+        return self.root / "local_commits"
+
+    @property
     def latest(self) -> Path:
         """Link to the newest attempt, for people."""
         return self.root / "latest"

@@ -8,6 +8,8 @@ from pathlib import Path
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
 from yatt.adapters.host_segment import AREAS
+from yatt.checkpoint.local_tier import LocalTier
+from yatt.checkpoint.pieces import checksum
 from yatt.checkpoint.store import FolderStore
 from yatt.records import message as m
 
@@ -73,6 +75,53 @@ def test_a_new_upload_ends_the_one_that_nobody_waits_for(tmp_path: Path) -> None
         assert {file.path.rpartition("/")[0] for file in second.files} == {"p/two"}
         ended = await first
         assert isinstance(ended, m.Failed) and "cancelled" in ended.error
+
+    play(run, scene)
+
+
+def with_local_tier(folder: Path, **checkpoint: object) -> dict[str, object]:
+    (folder / "disk").mkdir()
+    return {"run": {"id": "r1"}, "checkpoint": {"local_dir": str(folder / "disk"), **checkpoint}}
+
+
+def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path, with_local_tier(tmp_path, max_bytes_per_s=BYTES // 4))
+    trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-b"
+
+    async def scene(server: WorkerServer) -> None:
+        slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-a")))
+        await asyncio.sleep(0.5)
+        began_s = time.monotonic()
+        order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=True)
+        kept = await server.order(order)
+        assert isinstance(kept, m.Uploaded) and time.monotonic() - began_s < 3.0, kept
+        tier = LocalTier(next((tmp_path / "disk").glob("yatt-ckpt-*/r1")))
+        for file in kept.files:
+            data = (tier.root / file.path).read_bytes()
+            assert (len(data), checksum(data)) == (file.size_bytes, file.checksum)
+        assert {file.path.rpartition("/")[0] for file in kept.files} == {prefix}
+        assert not FolderStore(run / "checkpoints").names("global_step_1/000003-b"), "only on the disk"
+        ended = await slow
+        assert isinstance(ended, m.Failed) and "cancelled" in ended.error
+
+    play(run, scene)
+
+
+def test_the_newest_committed_save_stays_on_the_disk_and_older_ones_go(tmp_path: Path) -> None:
+    run, trainer = write_run(tmp_path, with_local_tier(tmp_path)), Trainer(tmp_path, attempt=ATTEMPT)
+    disk = tmp_path / "disk"
+
+    async def scene(server: WorkerServer) -> None:
+        committed = ""
+        for number in range(1, 5):
+            trainer.becomes(number)
+            url = f"global_step_{number}/000003-a"
+            order = m.Upload(iteration=number, url=url, stems=(str(trainer.stem),), committed=committed)
+            uploaded = await server.order(order)
+            assert isinstance(uploaded, m.Uploaded) and not uploaded.local_fault, uploaded
+            there = {path.parent.name for path in disk.glob("yatt-ckpt-*/r1/global_step_*/*")}
+            assert there == {f"global_step_{n}" for n in (number - 1, number) if n}
+            committed = url
 
     play(run, scene)
 

@@ -45,6 +45,7 @@ SAVING = Program(
     exports=True,
 )
 TIMED = replace(SAVING, save_every=0, save_every_s=1.0, exports=False)
+PLAIN = replace(SAVING, exports=False)
 LATEST_S = 2
 """Acts of the timed walk take no time or a second, together at most so long."""
 
@@ -72,6 +73,8 @@ class World:
     in_flight: int = 0
     committed: tuple[int, ...] = ()
     fail_left: int = 0
+    give_left: int = 0  # uploads that may still be given up, after a request to stop
+    kept: tuple[int, ...] = ()  # on the nodes' disks
     now_s: int = 0
     taken_s: int = 0
     is_save_due: bool = False
@@ -227,6 +230,18 @@ def ends_of_upload(world: World, step: Step, program: Program) -> Iterator[World
             yield heard(failed, phases.SaveFailed(iteration, "the disk is full"), step, program)
 
 
+def late_ends(world: World, step: Step, program: Program) -> Iterator[World]:
+    """After a request to stop the save in flight is given up, or is kept on the nodes' disks."""
+    if not (world.state.stop and world.give_left and world.in_flight):
+        return
+    given_up = replace(
+        world, in_flight=0, give_left=world.give_left - 1, fails_after_stop=world.fails_after_stop + 1
+    )
+    yield heard(given_up, phases.SaveGivenUp(world.in_flight, is_kept=False), step, program)
+    kept = replace(world, in_flight=0, kept=(*world.kept, world.in_flight))
+    yield heard(kept, phases.SaveGivenUp(world.in_flight, is_kept=True), step, program)
+
+
 def heard(world: World, event: phases.Event, step: Step, program: Program) -> World:
     """After this event came twice."""
     once = apply(world, program, step(world.state, event, program))
@@ -246,6 +261,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
     if world.acting is not None:
         yield from ends_of_act(world, world.acting, step, program)
     yield from ends_of_upload(world, step, program)
+    yield from late_ends(world, step, program)
     if world.stop_left:
         stopped = replace(world, stop_left=0)
         yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
@@ -253,12 +269,18 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
 
 
 def walk(
-    step: Step, program: Program = PROGRAM, *, lose_left: int = 0, stop_left: int = 1, fail_left: int = 0
+    step: Step,
+    program: Program = PROGRAM,
+    *,
+    lose_left: int = 0,
+    stop_left: int = 1,
+    fail_left: int = 0,
+    give_left: int = 0,
 ) -> list[World]:
     nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
     first = World(
         nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left,
-        fail_left=fail_left,
+        fail_left=fail_left, give_left=give_left,
     )  # fmt: skip
     todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
@@ -271,7 +293,7 @@ def walk(
         made = (without_old_mail(w, kept_turns) for w in moves(world, step, program))
         after = [w for w in made if w not in seen]
         calm = replace(
-            world, stop_left=0, lose_left=0, fail_left=0
+            world, stop_left=0, lose_left=0, fail_left=0, give_left=0
         )  # what disturbs a run is not what moves it on
         assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
         seen.update(after)
@@ -300,7 +322,9 @@ def check_end(world: World, program: Program) -> None:
             "a run that says it is finished validated what it ends with"
         )
         assert world.exported == program.exports, "a run that says it is finished wrote its model"
-    assert world.trained[-1:] == world.committed[-1:], f"the end of the run is not saved: {world}"
+        assert world.trained[-1:] == world.committed[-1:], "a run that says it is finished is in the store"
+    saved = (world.committed[-1:], world.kept[-1:])
+    assert world.trained[-1:] in saved, f"the end of the run is not saved: {world}"
     assert not world.in_flight, "the run ends during an upload"
 
 
@@ -455,6 +479,54 @@ def test_no_end_of_an_upload_breaks_a_run() -> None:
     assert ((1, 2, 3), (1, 2, 3)) in finished, "each iteration is saved when uploads are quick"
     assert ((1, 3), (1, 3)) in finished, "a slow upload postpones the next save"
     assert any(taken.count(3) > 1 for taken, _ in finished), "a failed last save is taken again"
+
+
+def test_no_end_of_an_upload_after_a_request_to_stop_breaks_a_run() -> None:
+    ends = walk(phases.step, SAVING, fail_left=1, give_left=2)
+    ends += walk(phases.step, PLAIN, fail_left=1, give_left=1)
+    codes = {(world.end.exit_code, bool(world.kept)) for world in ends if world.end}
+    assert codes >= {(0, False), (75, False), (75, True)}, "each end was reached"
+    last = {world.kept[-1] for world in ends if world.kept and world.trained[-1:] == world.kept[-1:]}
+    assert last == {1, 2, 3}, "each iteration was the one that was kept"
+
+
+def takes_what_is_kept_for_a_commit(state, event, program):
+    if isinstance(event, phases.SaveGivenUp) and event.is_kept:
+        event = phases.Committed(event.iteration)
+    return phases.step(state, event, program)
+
+
+def takes_what_was_given_up_for_saved(state, event, program):
+    if isinstance(event, phases.SaveGivenUp):
+        event = replace(event, is_kept=True)
+    return phases.step(state, event, program)
+
+
+def saves_what_is_kept_again(state, event, program):
+    if isinstance(event, phases.SaveGivenUp):
+        event = replace(event, is_kept=False)
+    return phases.step(state, event, program)
+
+
+@pytest.mark.parametrize(
+    "wrong", [takes_what_is_kept_for_a_commit, takes_what_was_given_up_for_saved, saves_what_is_kept_again]
+)
+def test_a_planted_mistake_about_given_up_saves_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, PLAIN, fail_left=1, give_left=1)
+
+
+def test_a_run_that_resumed_from_a_local_commit_saves_it_first() -> None:
+    state = RunState(phase=Phase.BUILD, part=PhasePart.ACT, seq=3, owed=NodeSet())
+    after, _ = phases.step(state, phases.Acted(3, resumed=2, is_local=True), SAVING)
+    assert (after.trained, after.saving.committed, after.phase) == (2, 0, Phase.SAVE)
+    saved = replace(after, part=PhasePart.ACT, owed=NodeSet())
+    after, _ = phases.step(saved, phases.Acted(saved.seq), SAVING)
+    assert (after.saving.in_flight, after.phase) == (2, Phase.PUBLISH)
+    stopped, _ = phases.step(
+        replace(state, stop="preempted"), phases.Acted(3, resumed=2, is_local=True), SAVING
+    )
+    assert stopped.phase is Phase.SAVE, "it is not in the store yet"
 
 
 def ends_without_the_commit(state, event, program):

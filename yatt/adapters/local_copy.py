@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yatt.adapters.local_folder import is_ours
+from yatt.adapters.local_folder import private
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4
@@ -74,17 +74,7 @@ class LocalCopies:
         Raises:
             OSError: there is no subfolder that certainly belongs to this user.
         """
-        if not folder.is_absolute():
-            raise OSError(errno.EINVAL, f"'{folder}' is not an absolute path")
-        mode = folder.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise PermissionError(errno.EPERM, "other users can rename files in it", str(folder))
-        own = folder / f"yatt-stage-{os.getuid()}"
-        with contextlib.suppress(FileExistsError):
-            own.mkdir(mode=0o700)
-        if not is_ours(own) or stat.S_IMODE(own.lstat().st_mode) & 0o077:
-            raise PermissionError(errno.EPERM, "it is not a private folder of this user", str(own))
-        return cls(own, is_over)
+        return cls(private(folder, f"yatt-stage-{os.getuid()}"), is_over)
 
     def take(self, source: Path) -> Path:
         """Returns the copy of a file or folder, which stays while this process lives. Makes it if it is

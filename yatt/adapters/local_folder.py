@@ -5,6 +5,8 @@ owner process. Links are never followed, files of other users are never changed,
 if its file names a dead process of this user. Folders that others created with such names are left alone.
 """
 
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -49,6 +51,25 @@ def create(folder: Path, about: dict[str, Any]) -> None:
             f"{folder} cannot be created ({error.strerror}). Write a node-local folder that you can write "
             "to in launch.scratch_dir and launch.shm_dir (or in the site file)."
         ) from error
+
+
+def private(folder: Path, name: str) -> Path:
+    """Returns this user's own subfolder of `folder`, which may be writable by others; makes it if missing.
+
+    Raises:
+        OSError: there is no subfolder that certainly belongs to this user.
+    """
+    if not folder.is_absolute():
+        raise OSError(errno.EINVAL, f"'{folder}' is not an absolute path")
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "other users can rename files in it", str(folder))
+    own = folder / name
+    with contextlib.suppress(FileExistsError):
+        own.mkdir(mode=0o700)
+    if not is_ours(own) or stat.S_IMODE(own.lstat().st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, "it is not a private folder of this user", str(own))
+    return own
 
 
 def remove(folder: Path) -> None:

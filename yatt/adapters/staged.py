@@ -1,9 +1,12 @@
-"""The config of a node's processes: with the paths of copies on its local disk (`yatt.launch.staging`)."""
+"""The config of a node's processes: with the paths of copies on its local disk (`yatt.launch.staging`), and
+the local folder of its checkpoint files."""
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
 from yatt.config.load import load_attempt
@@ -33,7 +36,8 @@ def load_on_node(paths: RunPaths, attempt: int, node: int) -> RunConfig:
 
 
 def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunConfig:
-    """Returns the config with the paths of this node's copies instead of their sources.
+    """Returns the config with the paths of this node's copies instead of their sources, and variables in
+    `checkpoint.local_dir` replaced. An unknown variable stays; then the folder is not absolute.
 
     Raises:
         OSError: the run folder does not answer.
@@ -47,8 +51,10 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
                 return str(copies[source])
         return source
 
+    checkpoint, env = config.checkpoint, os.environ
     return replace(
         config,
+        checkpoint=replace(checkpoint, local_dir=Template(checkpoint.local_dir).safe_substitute(env)),
         model=replace(config.model, path=place(config.model.path)),
         genrms=tuple(replace(g, model=place(g.model)) if g.has_engine else g for g in config.genrms),
         data=replace(

@@ -324,6 +324,23 @@ def name_of(commit: Commit) -> str:
     return f"{MANIFESTS}/{commit.iteration:08d}.{commit.attempt:06d}.json"
 
 
+def commit_of(name: str) -> Commit:
+    """Returns the commit of a manifest's name.
+
+    Raises:
+        CheckpointError: it is not a name of a manifest.
+    """
+    iteration, _, attempt = name.rpartition("/")[2].removesuffix(".json").partition(".")
+    if not (iteration.isdigit() and attempt.isdigit()):
+        raise CheckpointError(f"{name} is not a name of a manifest")
+    return Commit(int(iteration), int(attempt))
+
+
+def prefix_of(manifest: Manifest) -> str:
+    """Returns the folder of a save; empty if it has no files."""
+    return manifest.files[0].path.rpartition("/")[0] if manifest.files else ""
+
+
 def adoption(commit: Commit) -> bytes:
     """Returns the record that a start resumed from this commit."""
     return msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from yatt.checkpoint.local_first import Ranges
 from yatt.checkpoint.pieces import check_piece
-from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
 from yatt.records.message import PlannedPiece, ShardFile, TensorPiece
 
@@ -69,7 +69,7 @@ def planned(part: Shard, area: str, at: int) -> PlannedPiece:
 
 @torch.no_grad()
 def read_shards(
-    store: Store, files: Sequence[ShardFile], wanted: Sequence[Shard], tick: Callable[[], None] = _nothing
+    store: Ranges, files: Sequence[ShardFile], wanted: Sequence[Shard], tick: Callable[[], None] = _nothing
 ) -> None:
     """Fills the tensors of `wanted`, in place, from the files that contain parts of them.
 
@@ -103,7 +103,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def _fetched(
-    store: Store, file: ShardFile, needed: list[tuple[TensorPiece, list[Shard]]]
+    store: Ranges, file: ShardFile, needed: list[tuple[TensorPiece, list[Shard]]]
 ) -> Iterator[tuple[TensorPiece, Tensor, list[Shard]]]:
     """Yields the needed pieces of one file, verified, a few at a time."""
     total = itertools.accumulate(piece.size_bytes for piece, _ in needed)

@@ -1,19 +1,27 @@
 """Writes planned pieces as files of a checkpoint. No torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import xxhash
 
 from yatt.adapters.files import Buffer
 from yatt.checkpoint.pieces import header_of
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.store import Written
 from yatt.records.message import PlannedPiece, ShardFile, TensorPiece
 
 Contents = Callable[[], Iterable[Iterable[Buffer]]]
 """Begins to read: yields the blocks of each piece, in order."""
 
 
-def write_file(store: Store, path: str, pieces: Sequence[PlannedPiece], contents: Contents) -> ShardFile:
+class Streams(Protocol):
+    """The part of a store that writing files needs."""
+
+    def write_stream(self, name: str, chunks: Callable[[], Iterable[Buffer]]) -> Written:
+        """See `yatt.checkpoint.store.Store`."""
+
+
+def write_file(store: Streams, path: str, pieces: Sequence[PlannedPiece], contents: Contents) -> ShardFile:
     """Writes these pieces as one safetensors file whose tensors are named by their index.
 
     Args:

@@ -1,9 +1,12 @@
 """`yatt clean`: removes files that killed runs of this user left on this machine."""
 
+import os
 import sys
 from pathlib import Path
+from string import Template
 
 from yatt.adapters import local_folder
+from yatt.checkpoint.local_tier import ended
 from yatt.config.load import load_resolved
 from yatt.config.operation import LaunchSection
 from yatt.errors import ConfigError
@@ -13,13 +16,18 @@ from yatt.printable import printable
 
 
 def clean(folders: list[Path], *, dry_run: bool) -> int:
-    """Removes folders whose process is certainly dead, and prints their names.
+    """Removes folders whose process is certainly dead, and local checkpoint files of runs that have finished
+    or were removed; prints their names.
 
     Args:
-        folders: where to look; empty: /tmp, /dev/shm, and the folders named in your submitted runs.
+        folders: where to look; empty: /tmp, /dev/shm, and the local folders named in your submitted runs.
         dry_run: only print what would be removed.
     """
-    found = [folder for root in dict.fromkeys(folders or _usual()) for folder in local_folder.dead(root)]
+    found = [
+        folder
+        for root in dict.fromkeys(folders or _usual())
+        for folder in (*local_folder.dead(root), *ended(root))
+    ]
     for folder in found:
         size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
         if not dry_run:
@@ -32,10 +40,13 @@ def clean(folders: list[Path], *, dry_run: bool) -> int:
 
 
 def _usual() -> list[Path]:
-    launches = [LaunchSection()]
+    launch = LaunchSection()
+    found = [launch.scratch_dir, launch.shm_dir]
     for root in known_runs():
         try:
-            launches.append(load_resolved(RunPaths(root).config).launch)
+            config = load_resolved(RunPaths(root).config)
         except ConfigError:
             continue
-    return [Path(folder) for launch in launches for folder in (launch.scratch_dir, launch.shm_dir)]
+        local_dir = Template(config.checkpoint.local_dir).safe_substitute(os.environ)
+        found += [config.launch.scratch_dir, config.launch.shm_dir, *([local_dir] if local_dir else [])]
+    return [Path(folder) for folder in found]

@@ -126,7 +126,8 @@ def _print_progress(summary: dict[str, Any]) -> None:
     if summary["eta_s"]:
         _say(f"  left        {duration(summary['eta_s'])}")
     uploading = f"; {summary['uploading']} is being uploaded" if summary["uploading"] else ""
-    _say(f"  checkpoint  {summary['committed'] or 'none yet'}{uploading}")
+    kept = f"; {summary['kept_locally']} is on the nodes' disks only" if summary["kept_locally"] else ""
+    _say(f"  checkpoint  {summary['committed'] or 'none yet'}{uploading}{kept}")
     if failed := summary["failed_saves"]:
         saves = "save" if failed == 1 else f"{failed} saves"
         _say(f"  ALARM       the last {saves} failed: {summary['save_error']}")

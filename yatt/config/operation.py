@@ -205,12 +205,22 @@ class CheckpointSection:
     """S3: seconds without progress after which a request is given up and repeated. A whole request may take
     any time."""
 
+    local_dir: Annotated[str, LINE] = ""
+    """Folder on a local disk of each trainer node, in which the node keeps its files of the newest two
+    checkpoints, so that a restart reads them instead of the store, and its last save if there is no time for
+    the store. $NAME is a variable of the node's processes ($TMPDIR). Empty: none. The folder must exist, with
+    room for the files of two saves, and 1 GiB."""
+
     storage_options: dict[str, Free] = field(default_factory=dict)
     """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the
     environment or the driver's own files."""
 
     def __post_init__(self) -> None:
         no_credentials(self.url, self.storage_options)
+        rule(
+            not self.local_dir or self.local_dir[0] in "/$",
+            f"local_dir: '{self.local_dir}' is relative; begin it with / or $NAME.",
+        )
         rule(
             bool(self.best_metric) or not self.keep_best,
             "keep_best is set, but best_metric is empty; write a key of metrics.jsonl.",

@@ -26,7 +26,7 @@ from yatt.control.leader.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
 from yatt.core.placement import place
-from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, WorkerFailed, YattError
 from yatt.paths import RunPaths
 
 
@@ -93,7 +93,10 @@ def _attempt(node: Node) -> int:
     adopt_orphans()
     try:
         scratch.create(node)
-        return asyncio.run(_run(node))
+        code = asyncio.run(_run(node))
+        if code == EXIT_FINISHED:
+            scratch.remove_checkpoint_files(node)
+        return code
     finally:
         scratch.remove(node)
 

@@ -4,11 +4,14 @@ A node without it has no part of a checkpoint, and the run can continue when it 
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import TextPart
+from yatt.checkpoint.local_store import LocalStore
+from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.run_store import Stores
 from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
@@ -38,7 +41,7 @@ class TrainerNode:
         self, node: Node, sampler: Sampler, validator: Validator | None, training: NodeTraining,
         judge: Judge, stores: Stores,
     ) -> None:  # fmt: skip
-        self._stores = stores
+        self._stores, self._local = stores, LocalStore(partial(LocalTier.of, node.config))
         self._frozen = 0, NodeState(next_number=0, accepted=[], unfinished=[])
         self._node, self._sampler, self._validator = node, sampler, validator
         self._judge = judge
@@ -89,7 +92,7 @@ class TrainerNode:
 
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:
         trainer_nodes = self._node.placement.trainer_nodes
-        store = self._stores.of(is_origin=order.is_origin)
+        store = self._local if order.is_local else self._stores.of(is_origin=order.is_origin)
         shard = trainer_nodes.index(self._node.index)
         return read_state(store, order.states, shard=shard, num_shards=len(trainer_nodes))
 
@@ -137,14 +140,18 @@ class TrainerNode:
         return await self.training.take_snapshot(order)
 
     async def _upload(self, order: c.UploadOrder) -> m.Message:
-        """Writes the last snapshot to the store, in the background of later phases."""
+        """Writes the last snapshot to the store, in the background of later phases; or to the local tier."""
         iteration, state = self._frozen
         if iteration != order.iteration:
             raise WorkerFailed(f"there is no snapshot of iteration {order.iteration}, but of {iteration}")
         path = state_path(order.url, self._node.index)
 
         def write() -> c.StateFile:
-            return write_state(self._stores.of(is_origin=False), path, state)
+            store = self._local if order.is_local else self._stores.of(is_origin=False)
+            return write_state(store, path, state)
 
-        files = await self.training.upload(order)
-        return c.UploadedNode(files=files, state=await call_in_thread(write))
+        uploaded = await self.training.upload(order)
+        return c.UploadedNode(
+            files=uploaded.files, state=await call_in_thread(write), host=os.uname().nodename,
+            local_fault=uploaded.local_fault, local_s=uploaded.local_s,
+        )  # fmt: skip

@@ -58,10 +58,14 @@ class NodeTraining:
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
         """Makes every local rank restore itself from a checkpoint; returns the first fault."""
         body = m.Restore(
-            checkpoint=order.checkpoint, is_origin=order.is_origin, weights_only=order.weights_only
-        )
+            checkpoint=order.checkpoint, is_origin=order.is_origin, is_local=order.is_local,
+            weights_only=order.weights_only,
+        )  # fmt: skip
         answers = await self._workers.order_trainers(body)
-        return m.Restored(fault=next((answer.fault for answer in answers if answer.fault), ""))
+        return m.Restored(
+            fault=next((answer.fault for answer in answers if answer.fault), ""),
+            local_bytes=sum(answer.local_bytes for answer in answers),
+        )
 
     async def receive(self, order: c.SampleTransfer) -> m.Message:
         """Receives samples of another node for this one's ranks."""
@@ -92,9 +96,9 @@ class NodeTraining:
         common = next((s.common for s in taken if s.common != b"{}"), b"{}")
         return c.NodeSnapshot(common=common, size_bytes=sum(s.size_bytes for s in taken))
 
-    async def upload(self, order: c.UploadOrder) -> tuple[m.ShardFile, ...]:
-        """Uploads the host copies of the local ranks; returns the files."""
-        return (await self._uploads.upload(order.iteration, order.url)).files
+    async def upload(self, order: c.UploadOrder) -> m.Uploaded:
+        """Uploads the host copies of the local ranks."""
+        return await self._uploads.upload(order)
 
     async def export(self, order: c.ExportOrder) -> m.Message:
         """Makes the local ranks take part in writing the policy as a Hugging Face folder."""

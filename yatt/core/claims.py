@@ -93,7 +93,8 @@ BEGINNING = Commit(0, 0)
 
 
 def lineage(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
-    """Returns the valid commits, newest first.
+    """Returns the valid commits, newest first. A start that resumed from a local commit commits the same
+    iteration again.
 
     Args:
         commits: all commits in the store, also those of stale attempts.
@@ -108,7 +109,7 @@ def lineage(commits: set[Commit], adopted: dict[int, Commit]) -> list[Commit]:
                 commit
                 for commit in commits
                 if commit.attempt == attempt
-                and commit.iteration > parent.iteration
+                and commit.iteration >= parent.iteration
                 and (limit is None or commit.iteration <= limit)
             ),
             reverse=True,

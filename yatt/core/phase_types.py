@@ -98,8 +98,9 @@ class RunState:
     """A failure that waits for its cause; until then other events are ignored."""
 
     def is_finished(self, program: Program) -> bool:
-        """Whether all iterations are done, and a due validation and export."""
-        is_owed = program.is_validation_due(self.trained) and self.validated < self.trained
+        """Whether all iterations are done and committed, and a due validation and export."""
+        is_owed = self.saving.committed < self.trained
+        is_owed |= program.is_validation_due(self.trained) and self.validated < self.trained
         is_owed |= program.exports and not self.exported
         return self.trained >= program.total_iterations and not is_owed
 
@@ -124,13 +125,15 @@ class OrderAnswered:
 class Acted:
     """The act with this `seq` is done. `again`: more must be sampled before training.
 
-    `resumed` is the iteration that BUILD resumed from. `at_s`: when it was done, in monotonic seconds.
+    `resumed` is the iteration that BUILD resumed from; `is_local`: it is committed on the nodes' disks only.
+    `at_s`: when it was done, in monotonic seconds.
     """
 
     seq: int
     again: bool = False
     resumed: int = 0
     at_s: float = 0.0
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,19 @@ class SaveFailed:
     error: str
 
 
-Event = OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver | Committed | SaveFailed
+@dataclass(frozen=True, slots=True)
+class SaveGivenUp:
+    """After a request to stop: the upload of this iteration would come too late and was given up. `is_kept`:
+    the iteration has a local commit instead."""
+
+    iteration: int
+    is_kept: bool
+
+
+Event = (
+    OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver | Committed | SaveFailed
+    | SaveGivenUp
+)  # fmt: skip
 
 # ---- actions ------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ the run ends so that it can be continued.
 
 SAVE takes the host copy of an iteration; it is uploaded in the background while the run continues, and
 `Committed` or `SaveFailed` comes at any time (`yatt.core.saving`). COMMIT waits for the save in flight: at
-the end of the run, at an early stop, and before the last iteration is saved. It transfers no slabs.
+the end of the run, at an early stop, and before the last iteration is saved. It transfers no slabs. At an
+early stop the upload may be given up instead (`SaveGivenUp`). A run that resumed from a local commit saves
+first.
 
 A failure may be a symptom of another one (`Failure.is_symptom`): when a trainer node dies, ranks on the other
 nodes fail too, and may be reported first. A symptom waits for its cause for a limited time.
@@ -46,6 +48,7 @@ from yatt.core.phase_types import (
     Result as Result,
     RunState as RunState,
     SaveFailed as SaveFailed,
+    SaveGivenUp as SaveGivenUp,
     StopWanted as StopWanted,
 )
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
@@ -84,7 +87,7 @@ def _undisturbed(state: RunState, event: Event, program: Program) -> Result:
     match event:
         case StopWanted(reason):
             return _stop(state, reason, program)
-        case Committed() | SaveFailed():
+        case Committed() | SaveFailed() | SaveGivenUp():
             return _save_ended(state, event, program)
         case OrderAnswered(node, seq):
             return _answered(state, node, seq, program)
@@ -169,9 +172,8 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
 def _acted(state: RunState, event: Acted, program: Program) -> Result:
     match state.phase:
         case Phase.BUILD:
-            after = replace(
-                state, trained=event.resumed, saving=state.saving.resumed(event.resumed, event.at_s)
-            )
+            committed = 0 if event.is_local else event.resumed
+            after = replace(state, trained=event.resumed, saving=state.saving.resumed(committed, event.at_s))
         case Phase.TRAIN:
             saving = state.saving.trained(event.at_s, program.save_every_s)
             after = replace(state, trained=state.trained + 1, saving=saving)
@@ -191,9 +193,12 @@ def _acted(state: RunState, event: Acted, program: Program) -> Result:
     return _begin(after, phase, program, scoring)
 
 
-def _save_ended(state: RunState, event: Committed | SaveFailed, program: Program) -> Result:
+def _save_ended(state: RunState, event: Committed | SaveFailed | SaveGivenUp, program: Program) -> Result:
     """Handles the end of an upload: only COMMIT waits for it."""
-    saving = state.saving.ended(event.iteration, is_committed=isinstance(event, Committed))
+    if isinstance(event, SaveGivenUp):
+        saving = state.saving.given_up(event.iteration, is_kept=event.is_kept)
+    else:
+        saving = state.saving.ended(event.iteration, is_committed=isinstance(event, Committed))
     if saving == state.saving:
         return state, ()
     after = replace(state, saving=saving)
@@ -209,7 +214,8 @@ def _stopping(state: RunState) -> Phase:
     """Returns the next phase of a run that has to stop."""
     if state.saving.in_flight:
         return Phase.COMMIT
-    return Phase.SAVE if state.trained > state.saving.committed else Phase.ENDED
+    saved = max(state.saving.committed, state.saving.kept)
+    return Phase.SAVE if state.trained > saved else Phase.ENDED
 
 
 def _closing(state: RunState, program: Program) -> Phase:
@@ -237,6 +243,8 @@ def _next(state: RunState, event: Acted, after: RunState, program: Program) -> t
     if after.stop:
         return _stopping(after), 0
     match state.phase:
+        case Phase.BUILD if event.is_local:
+            return Phase.SAVE, 0
         case phase if phase in _FOLLOWING:
             return _FOLLOWING[phase], 0
         case Phase.TRAIN:

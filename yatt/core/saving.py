@@ -6,6 +6,9 @@ most one save is in flight. A save that is due meanwhile is postponed to the nex
 forgotten. An upload that fails costs that save. After `MAX_FAILURES` in a row the attempt ends, because a run
 that cannot save should not go on using GPUs.
 
+At an early stop with little time, an upload may be given up, and the newest iteration is *kept* on the nodes'
+disks: a local commit (`yatt.core.time_left`).
+
 A save is due after a number of iterations or after an interval of time, whichever comes first. The time is
 that since the last host copy was taken, or since the state was restored: work that is older is safe. A save
 never changes training, so a decision by time does not change the results of a deterministic run.
@@ -33,6 +36,8 @@ class Saving:
     is_due: bool = False
     failures: int = 0
     taken_s: float = 0.0
+    kept: int = 0
+    """The newest iteration with a local commit of this attempt: on the nodes' disks only."""
 
     def resumed(self, iteration: int, at_s: float) -> "Saving":
         """After the state of a committed iteration was restored."""
@@ -58,6 +63,13 @@ class Saving:
         if is_committed:
             return replace(self, committed=iteration, in_flight=0, failures=0)
         return replace(self, in_flight=0, is_due=True, failures=self.failures + 1)
+
+    def given_up(self, iteration: int, *, is_kept: bool) -> "Saving":
+        """After the upload of an iteration was given up at an early stop, because it would come too late;
+        `is_kept`: its files are on the nodes' disks instead."""
+        if iteration != self.in_flight:
+            return self
+        return replace(self, in_flight=0, kept=iteration if is_kept else self.kept)
 
     @property
     def has_given_up(self) -> bool:

@@ -43,6 +43,9 @@ class RunView:
     holders: dict[str, str] = field(default_factory=dict)
     committed: int = 0
     uploading: int = 0
+    kept: int = 0
+    """The newest iteration with a local commit that is newer than `committed`; 0: none."""
+
     """The iteration whose save is in flight; 0: none."""
 
     failed_saves: int = 0
@@ -149,6 +152,7 @@ class RunView:
             "eta_s": self.eta_s(),
             "committed": self.committed,
             "uploading": self.uploading,
+            "kept_locally": self.kept,
             "failed_saves": self.failed_saves,
             "save_error": self.save_error,
             "holders": dict(sorted(self.holders.items())),
@@ -251,7 +255,7 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 
 def _commit(view: RunView, event: dict[str, Any]) -> None:
     view.committed, view.uploading, view.failed_saves = event["iteration"], 0, 0
-    view.save_error = ""
+    view.save_error, view.kept = "", 0
     view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
 
 
@@ -265,6 +269,19 @@ def _save_fails(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(f"checkpoint {event['iteration']} failed, training goes on: {event['error']}")
 
 
+def _given_up(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading = 0
+    view.news.append(f"checkpoint {event['iteration']} would come too late: its upload was given up")
+
+
+def _kept(view: RunView, event: dict[str, Any]) -> None:
+    view.uploading, view.kept = 0, event["iteration"]
+    view.news.append(
+        f"checkpoint {event['iteration']} is on the nodes' disks only ({event['size_bytes'] / 1e6:.1f} MB): "
+        "there was no time for the store. The next start on the same nodes uploads it"
+    )
+
+
 def _postponed(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(
         f"checkpoint {event['iteration']} is postponed: {event['in_flight']} is still being uploaded"
@@ -275,6 +292,12 @@ def _backpressure(view: RunView, event: dict[str, Any]) -> None:
     view.news.append(
         f"the checkpoint store is slow: {event['size_bytes'] / 1e6:.1f} MB of checkpoint "
         f"{event['iteration']} were copied aside in {event['seconds']:.1f} s"
+    )
+
+
+def _not_local(view: RunView, event: dict[str, Any]) -> None:
+    view.news.append(
+        f"node{event.get('node', 0)} has no local files of checkpoint {event['iteration']}: {event['error']}"
     )
 
 
@@ -298,8 +321,11 @@ def _judge_wait(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:
+    is_local = event.get("is_local") is True
+    view.kept = event["iteration"] if is_local else 0
     if event["iteration"]:
-        view.news.append(f"resumed from iteration {event['iteration']}")
+        where = ", which only the nodes' disks have" if is_local else ""
+        view.news.append(f"resumed from iteration {event['iteration']}{where}")
 
 
 def _skip(view: RunView, event: dict[str, Any]) -> None:
@@ -359,6 +385,9 @@ _FOLDS = {
     "ckpt.fail": _save_fails,
     "ckpt.postpone": _postponed,
     "ckpt.backpressure": _backpressure,
+    "ckpt.local": _not_local,
+    "ckpt.given_up": _given_up,
+    "ckpt.kept": _kept,
     "ckpt.skip": _skip,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,

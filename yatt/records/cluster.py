@@ -55,12 +55,13 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
 class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
     """Order to restore from a checkpoint; `states` are all controllers' files, empty for weights only.
 
-    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`.
+    `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. `is_local`: it is a local commit.
     """
 
     checkpoint: str
     states: tuple[StateFile, ...]
     is_origin: bool = False
+    is_local: bool = False
     weights_only: bool = False
 
 
@@ -142,17 +143,25 @@ class SnapshotOrder(Order[NodeSnapshot], frozen=True, kw_only=True):
 
 
 class UploadedNode(Message, frozen=True, kw_only=True):
-    """The files that were written: shards, and the controller's own state."""
+    """The files that were written: shards, and the controller's own state. `local_fault` and `local_s` are as
+    in `Uploaded`."""
 
     files: tuple[ShardFile, ...]
     state: StateFile
+    host: str = ""
+    local_fault: str = ""
+    local_s: float = 0.0
 
 
 class UploadOrder(Order[UploadedNode], frozen=True, kw_only=True):
-    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`."""
+    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`.
+    `committed` is the prefix of the newest committed save; empty if there is none. `is_local`: write it to
+    the local tier of this node only."""
 
     iteration: int
     url: str
+    committed: str = ""
+    is_local: bool = False
 
 
 class ExportOrder(Order[Done], frozen=True, kw_only=True):

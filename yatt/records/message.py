@@ -207,21 +207,25 @@ class Build(Order[Built], frozen=True, kw_only=True):
 
 
 class Restored(Message, frozen=True, kw_only=True):
-    """Result of Restore. `fault` is the reason why the checkpoint cannot be restored; empty if it was."""
+    """Result of Restore. `fault` is the reason why the checkpoint cannot be restored; empty if it was.
+    `local_bytes` were read from the node's local tier instead of the store."""
 
     fault: str = ""
+    local_bytes: int = 0
 
 
 class Restore(Order[Restored], frozen=True, kw_only=True):
     """Order to restore model, optimizer and schedule, or weights only, from the checkpoint of this manifest.
 
-    `is_origin`: the manifest is in the store of `run.from_checkpoint`.
+    `is_origin`: the manifest is in the store of `run.from_checkpoint`. `is_local`: it is a local commit, in
+    the run folder.
     """
 
     under_lease: ClassVar[bool] = True
 
     checkpoint: str
     is_origin: bool = False
+    is_local: bool = False
     weights_only: bool = False
 
 

@@ -75,20 +75,27 @@ class TakeSnapshot(Order[SnapshotTaken], frozen=True, kw_only=True):
 
 
 class Uploaded(Message, frozen=True, kw_only=True):
-    """The files that were written."""
+    """The files that were written. `local_fault`: why this node's disk does not have them too; empty if it
+    does, or if there is no local tier. `local_s`: seconds that writing them there took."""
 
     files: tuple[ShardFile, ...]
+    local_fault: str = ""
+    local_s: float = 0.0
 
 
 class Upload(Order[Uploaded], frozen=True, kw_only=True):
     """Order to the uploader to write the snapshots of this node's ranks to the checkpoint store.
 
-    `url`: a prefix that only this attempt uses. `stems`: paths of the ranks' host copies.
+    `url`: a prefix that only this attempt uses. `stems`: paths of the ranks' host copies. `committed`: prefix
+    of the newest committed save, which stays in the local tier; empty if there is none. `is_local`: write
+    them to the local tier only.
     """
 
     iteration: int
     url: str
     stems: tuple[str, ...]
+    committed: str = ""
+    is_local: bool = False
 
 
 class Detached(Message, frozen=True, kw_only=True):

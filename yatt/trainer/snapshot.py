@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from yatt.checkpoint.local_first import Ranges
 from yatt.checkpoint.manifest import Manifest
 from yatt.checkpoint.pieces import FILE_BYTES, in_files
 from yatt.checkpoint.shards import Shard, parts_of, planned, read_shards
-from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError
 from yatt.models.rows import WeightRow
 from yatt.records.message import SavePlan
@@ -74,7 +74,7 @@ def snapshot_common(policy: Policy, kl_coef: float) -> bytes:
 
 
 @torch.no_grad()
-def restore(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
+def restore(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[], None]) -> None:
     """Restores model, optimizer and schedule from a checkpoint of any layout. No communication.
 
     Can be called again after a failure, because it overwrites everything.
@@ -104,7 +104,7 @@ def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
 
 
 @torch.no_grad()
-def restore_weights(policy: Policy, store: Store, manifest: Manifest, tick: Callable[[], None]) -> None:
+def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[], None]) -> None:
     """Restores only the model and the optimizer's main copies; moments and schedule are not changed.
 
     Raises:

@@ -17,12 +17,17 @@ from torch import nn
 from yatt.adapters.host_segment import plan_path
 from yatt.adapters.model_family import model_of_run
 from yatt.adapters.patience import patiently
-from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.local_commits import LocalCommits
+from yatt.checkpoint.local_first import LocalFirst
+from yatt.checkpoint.local_store import LocalStore
+from yatt.checkpoint.local_tier import LocalTier
+from yatt.checkpoint.manifest import Checkpoints, Manifest, commit_of
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
+from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
 from yatt.trainer.hf_folder import copy_side_files, export_hf
@@ -141,20 +146,32 @@ class TrainerRank:
             StoreUnreachable: the store has no `run_id` on this node either, so it is not mounted here.
         """
         store = self._origin() if order.is_origin else self._store
+        local: LocalFirst | LocalStore | None = None
         try:
             fill = restore_weights if order.weights_only else restore
-            manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
-            fill(self._policy, store, manifest, self._tick)
+            opened = partial(LocalTier.of, self._config)
+            if order.is_local:
+                manifest, local = self._local_commit(order.checkpoint), LocalStore(opened)
+            else:
+                manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
+                if self._config.checkpoint.local_dir and not order.is_origin:
+                    local = LocalFirst(store, opened, manifest.files)
+            fill(self._policy, local or store, manifest, self._tick)
             self._ready.host.changed(0 if order.weights_only else manifest.iteration)
             if not order.weights_only and self._config.algorithm.kl_target:
                 self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
         except CheckpointError as error:
-            if not owner_of(store):
+            if not (order.is_local or owner_of(store)):
                 raise StoreUnreachable(
                     f"{error}; this node sees no run_id in the checkpoint store either: is it mounted here?"
                 ) from error
             return m.Restored(fault=str(error))
-        return m.Restored()
+        return m.Restored(local_bytes=local.local_bytes if local is not None else 0)
+
+    def _local_commit(self, name: str) -> Manifest:
+        """Reads the record of a local commit from the run folder."""
+        commits = LocalCommits(RunPaths(Path(self._config.run.dir)), self._config.run.id)
+        return commits.read(commit_of(name))[0]
 
     def _origin(self) -> Store:
         """The store of the run from which this run starts."""

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +25,14 @@ from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.worker_loop import serve_until_stopped
 from yatt.checkpoint.run_store import Stores
+from yatt.checkpoint.writing import Streams
 from yatt.config.check import upload_limit
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, YattError
 from yatt.paths import RunPaths
 from yatt.records import message as m
+from yatt.uploader.local_files import LocalSaves
+from yatt.uploader.snapshot import read_plan
 from yatt.uploader.upload import Throttle, UploadJob
 
 CONTROLLER = "controller"
@@ -41,12 +45,14 @@ class Uploader:
 
     Args:
         stores: the run's checkpoint store.
+        local: this node's local files of saves.
         attempt: number of this attempt, as in the stamps of the host copies.
         max_bytes_per_s: limit of this node's uploads; 0: none.
     """
 
-    def __init__(self, stores: Stores, attempt: int, max_bytes_per_s: float) -> None:
+    def __init__(self, stores: Stores, local: LocalSaves, attempt: int, max_bytes_per_s: float) -> None:
         self._stores, self._attempt, self._throttle = stores, attempt, Throttle(max_bytes_per_s)
+        self._local = local
         self._job: UploadJob | None = None
         self._uploading, self._detaching = asyncio.Lock(), asyncio.Lock()
         self._steps = itertools.count(1)
@@ -62,6 +68,8 @@ class Uploader:
                 case m.Stop():
                     self.stopped.set()
                     return m.Done()
+                case m.Upload(is_local=True):
+                    return await self._save_locally(body)
                 case m.Upload():
                     return await self._upload(body)
                 case m.Detach():
@@ -81,16 +89,39 @@ class Uploader:
             self._job.cancel()
         async with self._uploading:
             stamp, stems = Stamp(self._attempt, order.iteration), [Path(stem) for stem in order.stems]
+            store: Streams = self._stores.of(is_origin=False)
+            local = self._local.begin(order, sum(read_plan(stem).size_bytes for stem in stems))
+            if local is not None:
+                store = local.beside(store)
             job = self._job = UploadJob(
-                self._stores.of(is_origin=False), order.url, stems, stamp, throttle=self._throttle,
-                tick=self.tick,
-            )  # fmt: skip
+                store, order.url, stems, stamp, throttle=self._throttle, tick=self.tick
+            )
             try:
-                return m.Uploaded(files=await call_in_thread(job.run))
+                files = await call_in_thread(job.run)
+                fault = await call_in_thread(local.close) if local is not None else ""
+                busy_s = local.busy_s if local is not None else 0.0
+                return m.Uploaded(files=files, local_fault=fault, local_s=busy_s)
             finally:
+                if local is not None:
+                    local.give_up("the upload has failed")
                 self._job = None
                 async with self._detaching:
                     job.close()
+
+    async def _save_locally(self, order: m.Upload) -> m.Message:
+        """Writes the snapshots to this node's disk only. Does not wait for an upload that is cancelled: the
+        store may not answer, and time is short. The host copies change no more."""
+        if self._job is not None:
+            self._job.cancel()
+        began_s, stamp = time.monotonic(), Stamp(self._attempt, order.iteration)
+        store = await call_in_thread(partial(self._local.only, order))
+        stems = [Path(stem) for stem in order.stems]
+        job = UploadJob(store, order.url, stems, stamp, throttle=Throttle(0), tick=self.tick)
+        try:
+            files = await call_in_thread(job.run)
+        finally:
+            job.close()
+        return m.Uploaded(files=files, local_s=time.monotonic() - began_s)
 
     async def _detach(self, areas: tuple[str, ...]) -> int:
         async with self._detaching:
@@ -115,7 +146,9 @@ async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
         task.add_done_callback(told.discard)
 
     stores = Stores(config, Path(arguments.run), say, lambda: uploader.tick())
-    uploader = Uploader(stores, arguments.attempt, upload_limit(config))
+    local = LocalSaves(config)
+    local.tidy()
+    uploader = Uploader(stores, local, arguments.attempt, upload_limit(config))
     channel = Channel(
         socket, attempt=arguments.attempt, handler=uploader.handle, peer=CONTROLLER,
         progress=lambda _: uploader.progress,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from yatt.adapters.files import Buffer
 from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint.store import Store
-from yatt.checkpoint.writing import write_file
+from yatt.checkpoint.writing import Streams, write_file
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, ShardFile
 from yatt.uploader.snapshot import RankSnapshot
@@ -47,7 +46,7 @@ class UploadJob:
     """
 
     def __init__(
-        self, store: Store, url: str, stems: Sequence[Path], stamp: Stamp, *, throttle: Throttle,
+        self, store: Streams, url: str, stems: Sequence[Path], stamp: Stamp, *, throttle: Throttle,
         tick: Callable[[], None],
     ) -> None:  # fmt: skip
         self._store, self._url, self._throttle, self._tick = store, url, throttle, tick

@@ -97,6 +97,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            "checkpoint: {local_dir: scratch}\ntrainer:\n",
+            "local_dir: 'scratch' is relative; begin it with / or $NAME",
+        ),
+        (
+            "trainer:\n",
             f"launch: {{scratch_dir: /{'é' * 45}}}\ntrainer:\n",
             "has 91 bytes; a socket's path may have 107, which leaves",
         ),

@@ -4,15 +4,21 @@ Their names are recorded before they are made, so that the process that outlives
 The folders that a killed machine or launcher left are found by `sweep` at the next start.
 """
 
+import contextlib
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from yatt.adapters import local_folder
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.checkpoint.local_tier import LocalTier
 from yatt.control.gpus.shared_memory import remove_noted
 from yatt.control.node import Node
 from yatt.paths import RunPaths
+
+REMOVAL_S = 10.0
+"""Longest wait for the removal of local files of checkpoints."""
 
 
 def create(node: Node) -> None:
@@ -42,6 +48,21 @@ def remove(node: Node) -> None:
     """Removes this node's own folders. It needs no record, since the run folder may have been deleted."""
     for folder in (node.scratch, node.weights_root):
         _remove(folder)
+
+
+def remove_checkpoint_files(node: Node) -> None:
+    """Removes this node's local files of checkpoints, after the run has finished. A disk that does not answer
+    is not waited for; `yatt clean` removes what stays."""
+    if not (node.is_trainer_node and node.config.checkpoint.local_dir):
+        return
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            local_folder.remove(LocalTier.of(node.config).root)
+
+    thread = threading.Thread(target=work, name="local-tier", daemon=True)
+    thread.start()
+    thread.join(REMOVAL_S)
 
 
 def tidy(paths: RunPaths, attempt: int, index: int) -> None:

@@ -16,7 +16,7 @@ from yatt.control.gpus.worker_plan import UPLOADER, Worker
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 
 A = TypeVar("A", bound=m.Message)
 MOST_TRIES = 4
@@ -42,7 +42,7 @@ class Uploads:
         self._num_ended = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def upload(self, iteration: int, url: str) -> m.Uploaded:
+    async def upload(self, wanted: c.UploadOrder) -> m.Uploaded:
         """Uploads the snapshots of this node's trainer ranks.
 
         Raises:
@@ -54,15 +54,21 @@ class Uploads:
         first = node.placement.first_rank(node.index)
         count = sum(len(slab.gpus) for slab in node.slabs)
         stems = tuple(str(host_stem(node, rank)) for rank in range(first, first + count))
-        order = self._running = m.Upload(iteration=iteration, url=url, stems=stems)
+        order = self._running = m.Upload(
+            iteration=wanted.iteration, url=wanted.url, stems=stems, committed=wanted.committed,
+            is_local=wanted.is_local,
+        )  # fmt: skip
         try:
-            return await self._order(order)
+            uploaded = await self._order(order)
         except DeadlineExceeded:  # it hangs: the next save needs one that works
             self._supervisor.end(self._worker())
             raise
         finally:
             if self._running is order:
                 self._running = None
+        if uploaded.local_fault:
+            self._events.emit("ckpt.local", iteration=order.iteration, error=uploaded.local_fault)
+        return uploaded
 
     async def publishing(self, version: int) -> None:
         """Frees what will change before the next save, because this version is published: the weights, and if

@@ -6,24 +6,26 @@ over ends it. `yatt.core.saving` decides what follows.
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from functools import partial
-
-import msgspec
+from typing import Any
 
 from yatt import clock
 from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints, Manifest, prefix_of
 from yatt.checkpoint.retention import Removed, retain
 from yatt.checkpoint.run_store import store_url
 from yatt.checkpoint.unfinished import abort_uploads
 from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.last_save import LastSave, TooLate, whole
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
-from yatt.core.phases import Committed, SaveFailed
+from yatt.core.phases import Committed, SaveFailed, SaveGivenUp
+from yatt.core.time_left import SaveTarget
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_WILL_CONTINUE, YattError
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import read_rows
@@ -51,15 +53,25 @@ class Commits:
         self._node, self._clients, self._events, self._inbox = node, clients, events, inbox
         self._row = row
         self.checkpoints = checkpoints
+        self._last_save = LastSave(node, clients, events, inbox)
+        self._committed = ""
+        """Prefix of the newest committed save, which nodes keep in their local tier."""
+
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, prefix: str, draft: Manifest) -> None:
-        """Begins to upload the snapshots that were taken.
+    def resumed(self, manifest: Manifest) -> None:
+        """Notes the checkpoint that this attempt resumed from."""
+        self._committed = prefix_of(manifest)
+
+    def begin(self, prefix: str, draft: Manifest, size_bytes: int) -> None:
+        """Begins to upload the snapshots that were taken; if there is no time for that, to keep them.
 
         Args:
             draft: the manifest, without its files.
         """
-        task = asyncio.get_running_loop().create_task(self._run(prefix, draft))
+        is_kept = self._last_save.target(size_bytes) is SaveTarget.LOCAL
+        work = self._keep(prefix, draft) if is_kept else self._run(prefix, draft, size_bytes)
+        task = asyncio.get_running_loop().create_task(self._guarded(draft.iteration, work))
         self._tasks.add(task)  # one that removes old checkpoints may be there too
         task.add_done_callback(self._tasks.discard)
 
@@ -70,17 +82,28 @@ class Commits:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, prefix: str, draft: Manifest) -> None:
-        began_s = clock.monotonic_s()
+    async def _guarded(self, iteration: int, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._commit(await self._uploaded(prefix, draft), began_s)
+            await work
+        except TooLate:
+            self._events.emit("ckpt.given_up", iteration=iteration)
+            self._inbox.put(SaveGivenUp(iteration, is_kept=False))
         except (YattError, OSError) as error:
-            self._failed(draft.iteration, error)
+            self._failed(iteration, error)
         except Exception as error:  # noqa: BLE001 (reported: nobody awaits this task)
             self._inbox.fail(f"a defect in saving: {error!r}", EXIT_FAILED)
-        else:
-            self._inbox.put(Committed(draft.iteration))
-            await self._retain()
+
+    async def _run(self, prefix: str, draft: Manifest, size_bytes: int) -> None:
+        began_s = clock.monotonic_s()
+        uploaded = self._uploaded(prefix, draft, size_bytes, began_s)
+        await self._commit(await self._last_save.in_time(uploaded, size_bytes), began_s)
+        self._inbox.put(Committed(draft.iteration))
+        await self._retain(draft.iteration)
+
+    async def _keep(self, prefix: str, draft: Manifest) -> None:
+        await self.check_newest()
+        await self._last_save.keep(prefix, draft, self._committed)
+        self._inbox.put(SaveGivenUp(draft.iteration, is_kept=True))
 
     def _failed(self, iteration: int, error: YattError | OSError) -> None:
         code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
@@ -89,23 +112,22 @@ class Commits:
             self._inbox.fail(str(error), code)
         self._inbox.put(SaveFailed(iteration, str(error)))
 
-    async def _uploaded(self, prefix: str, draft: Manifest) -> Manifest:
+    async def _uploaded(self, prefix: str, draft: Manifest, size_bytes: int, began_s: float) -> Manifest:
         """Returns the whole manifest, when all nodes have uploaded."""
-        order = c.UploadOrder(iteration=draft.iteration, url=prefix)
+        order = c.UploadOrder(iteration=draft.iteration, url=prefix, committed=self._committed)
         try:
             uploaded = await self._clients.ask_trainer_nodes(order)
         except (YattError, OSError):
             await self._discard(prefix)  # after an upload only: a commit that failed may have taken effect
             raise
-        return msgspec.structs.replace(
-            draft, files=tuple(file for node in uploaded for file in node.files),
-            nodes=tuple(node.state for node in uploaded),
-        )  # fmt: skip
+        self._last_save.measured(size_bytes, clock.monotonic_s() - began_s, uploaded)
+        return whole(draft, uploaded)
 
     async def _commit(self, manifest: Manifest, began_s: float) -> None:
         iteration = manifest.iteration
         await self.check_newest()
         await call_in_thread(partial(self.checkpoints.commit, manifest))
+        self._committed = prefix_of(manifest)
         size_bytes = sum(file.size_bytes for file in manifest.files)
         seconds = round(clock.monotonic_s() - began_s, 6)
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
@@ -118,14 +140,16 @@ class Commits:
         with contextlib.suppress(OSError, YattError, TimeoutError):
             await asyncio.wait_for(call_in_thread(record), NOTE_S)
 
-    async def _retain(self) -> None:
-        """Removes checkpoints that are not kept. Those that cannot be removed now are removed after the next
-        commit."""
+    async def _retain(self, committed: int) -> None:
+        """Removes checkpoints that are not kept, and records of local commits up to this iteration. Those
+        that cannot be removed now are removed after the next commit."""
         config, paths, attempt = self._node.config, self._node.paths, self._node.attempt
         policy, is_first = config.checkpoint, not self.checkpoints.leftovers.is_searched
         newest_rows = (*self._row.unwritten, dict(self._row.values))
 
         def work() -> Removed:
+            with contextlib.suppress(OSError):  # they are removed after the next commit
+                self._last_save.committed(committed)
             if is_first:
                 abort_uploads(store_url(config, paths.root), policy.storage_options, before=attempt)
             rows = read_rows(paths.metrics) if policy.keep_best else []

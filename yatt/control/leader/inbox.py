@@ -1,8 +1,10 @@
 """The events that the coordinator waits for: answers, failures, lost nodes, requests to stop."""
 
 import asyncio
+import math
 from collections import deque
 
+from yatt import clock
 from yatt.core import phases
 
 
@@ -15,13 +17,17 @@ class Inbox:
         self.silences: dict[int, float] = {}
         """Seconds for which a lost node was silent, by its index."""
 
+        self.ends_s = math.inf
+        """When the attempt is ended by force, in monotonic seconds; infinite if that is not known."""
+
     def put(self, event: phases.Event) -> None:
         """Adds an event."""
         self._events.append(event)
         self._arrival.set()
 
-    def stop(self, reason: str) -> None:
-        """Requests an early end; the run is continued later."""
+    def stop(self, reason: str, left_s: float = math.inf) -> None:
+        """Requests an early end; the run is continued later. `left_s`: time until it is ended by force."""
+        self.ends_s = min(self.ends_s, clock.monotonic_s() + left_s)
         self.put(phases.StopWanted(reason))
 
     def fail(self, error: str, exit_code: int, *, is_symptom: bool = False) -> None:

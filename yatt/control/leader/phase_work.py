@@ -16,7 +16,7 @@ from yatt.control.gpus.publications import added
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.restoring import Restoring
+from yatt.control.leader.restoring import Restoring, Resumed
 from yatt.control.node import Node
 from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
@@ -59,7 +59,8 @@ class PhaseWork:
                     c.StartWorkers(), max(launch.start_timeout_s, launch.phase_timeout_s)
                 )
             case Phase.BUILD:
-                return Acted(act.seq, resumed=await self._build())
+                found = await self._build()
+                return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
             case Phase.SYNC:  # engines that are woken for this phase load the weights themselves
                 placement = self._node.placement
                 keepers = placement.pools[ROLLOUT] - set(placement.trainer_nodes)
@@ -83,7 +84,7 @@ class PhaseWork:
 
     # ---- phases ---------------------------------------------------------------------------------
 
-    async def _build(self) -> int:
+    async def _build(self) -> Resumed:
         store = await self._clients.ask(0, c.OpenTrainerStore())
         await self._clients.ask_trainer_nodes(c.BuildTrainer(host=store.host, port=store.port))
         restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
@@ -93,14 +94,19 @@ class PhaseWork:
         await self._commits.check_newest()
         await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
         if found.adopted:
+            self._commits.resumed(found.adopted)
+        if found.adopted and not found.is_local:
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         written = await self._patiently(partial(read_rows, paths.metrics))
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
-        self._events.emit("attempt.resume", iteration=found.iteration, seconds=restored_s)
-        return found.iteration
+        self._events.emit(
+            "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes,
+            is_local=found.is_local,
+        )  # fmt: skip
+        return found
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
         """Runs `work` in a thread, with retries: only claims and commits may fail an attempt at once."""
@@ -203,7 +209,7 @@ class PhaseWork:
         )  # fmt: skip
         size_bytes = sum(node.size_bytes for node in taken)
         self._events.emit("ckpt.begin", iteration=iteration, size_bytes=size_bytes)
-        self._commits.begin(self._checkpoints.prefix(iteration), draft)
+        self._commits.begin(self._checkpoints.prefix(iteration), draft, size_bytes)
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
 

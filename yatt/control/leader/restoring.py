@@ -6,7 +6,8 @@ from typing import Any
 
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.local_commits import LocalCommits
+from yatt.checkpoint.manifest import Checkpoints, Manifest, name_of
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
@@ -27,6 +28,12 @@ class Resumed:
     unwritten: tuple[dict[str, Any], ...] = ()
     """Earlier rows that may be missing in the file."""
 
+    local_bytes: int = 0
+    """Bytes that ranks read from the local tiers of their nodes."""
+
+    is_local: bool = False
+    """Whether it is a local commit, which is not in the store."""
+
 
 class Restoring:
     """Restores the trainers of all trainer nodes.
@@ -37,6 +44,7 @@ class Restoring:
 
     def __init__(self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog) -> None:
         self._node, self._clients, self._checkpoints, self._events = node, clients, checkpoints, events
+        self._local_bytes = 0
 
     async def run(self) -> Resumed:
         """Restores the state, after everything is built.
@@ -51,13 +59,46 @@ class Restoring:
             self._events.emit("ckpt.refuse", name=name)
         if not found.names:
             await call_in_thread(self._check_presence)
+        manifest, faults = await self._kept()
+        if manifest is not None:
+            return self._resumed(manifest, is_local=True)
         if found.names:
             manifest = await self._first_whole(found.names, self._checkpoints, is_origin=False)
-            unwritten = tuple(map(unnamed, manifest.unwritten))
-            return Resumed(manifest, manifest.iteration, unnamed(manifest.row), unwritten)
+            return self._resumed(manifest, is_local=False)
+        if faults:  # the trainers' state may be a part of it
+            raise NoCheckpointLeft(
+                "the only saved state of this run is on the disks of its last nodes, and cannot be restored: "
+                f"{'; '.join(faults)}. Start on those nodes again; to train from the beginning, remove "
+                f"{self._node.paths.local_commits}."
+            )
         if self._node.config.run.from_checkpoint.url:
             return Resumed(None, await self._start_from_origin(), {STEP: 0})
         return Resumed(None, 0, {STEP: 0})
+
+    def _resumed(self, manifest: Manifest, *, is_local: bool) -> Resumed:
+        unwritten, row = tuple(map(unnamed, manifest.unwritten)), unnamed(manifest.row)
+        return Resumed(manifest, manifest.iteration, row, unwritten, self._local_bytes, is_local)
+
+    async def _kept(self) -> tuple[Manifest | None, list[str]]:
+        """Restores the newest local commit that is newer than the store and whole on these nodes. Returns its
+        manifest, if there is one, and the reasons why others were passed over."""
+        config, faults = self._node.config, list[str]()
+        local = LocalCommits(self._node.paths, config.run.id)
+        for commit in await call_in_thread(partial(local.newer, self._checkpoints)):
+            hosts: tuple[str, ...] = ()
+            try:
+                if not config.checkpoint.local_dir:
+                    raise CheckpointError("checkpoint.local_dir is empty")
+                manifest, hosts = await call_in_thread(partial(local.read, commit))
+                fault = await self._fault(name_of(commit), manifest, is_local=True)
+            except CheckpointError as error:
+                fault = str(error)
+            if not fault:
+                return manifest, faults
+            where = f" (saved on {', '.join(hosts)})" if hosts else ""
+            faults.append(f"local commit of iteration {commit.iteration}{where}: {fault}")
+            self._events.emit("ckpt.skip", reason=faults[-1])
+        return None, faults
 
     def _check_presence(self) -> None:
         config, paths = self._node.config, self._node.paths
@@ -121,11 +162,18 @@ class Restoring:
             manifest = await call_in_thread(partial(checkpoints.whole, name))
         except CheckpointError as error:
             return None, str(error)
+        fault = await self._fault(name, manifest, is_origin=is_origin)
+        return (None, f"{name}: {fault}") if fault else (manifest, "")
+
+    async def _fault(
+        self, name: str, manifest: Manifest, *, is_origin: bool = False, is_local: bool = False
+    ) -> str:
+        """Makes all trainer nodes restore a checkpoint; returns the first fault, or an empty text."""
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
         order = c.RestoreTrainer(
             checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
-            weights_only=weights_only,
+            weights_only=weights_only, is_local=is_local,
         )  # fmt: skip
         answers = await self._clients.ask_trainer_nodes(order)
-        fault = next((answer.fault for answer in answers if answer.fault), "")
-        return (None, f"{name}: {fault}") if fault else (manifest, "")
+        self._local_bytes = sum(answer.local_bytes for answer in answers)
+        return next((answer.fault for answer in answers if answer.fault), "")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from functools import partial
 
 from yatt.adapters.ledger import STOP, note, record
@@ -23,11 +24,12 @@ class StopRequests:
         self._node, self._events, self._inbox = node, events, inbox
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def signal(self, reason: str) -> None:
-        """Handles a request for an early end, by a signal or by the file."""
+    def signal(self, reason: str, left_s: float = math.inf) -> None:
+        """Handles a request for an early end, by a signal or by the file. `left_s`: time until it is ended by
+        force."""
         if self._inbox is not None:
             self._events.emit("signal", name=reason)
-            self._inbox.stop(reason)
+            self._inbox.stop(reason, left_s)
 
     def signal_by_hand(self) -> None:
         """Handles a signal that a person sent to the steps; Slurm sends it only to the batch script. The
@@ -57,5 +59,6 @@ class StopRequests:
                 found = {}
             if found and found["reason"] != told:
                 told = str(found["reason"])
-                self.signal(told)
+                left_s = found.get("left_s")
+                self.signal(told, float(left_s) if type(left_s) in (int, float) else math.inf)
             await asyncio.sleep(CHECK_S)

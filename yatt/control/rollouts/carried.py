@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.local_first import Ranges
+from yatt.checkpoint.writing import Streams
 from yatt.control.rollouts.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
@@ -63,7 +64,7 @@ def frozen(state: NodeState) -> NodeState:
     )
 
 
-def write_state(store: Store, path: str, state: NodeState) -> StateFile:
+def write_state(store: Streams, path: str, state: NodeState) -> StateFile:
     """Writes the state, group by group. Blocks: not for an event loop; `state` must not change meanwhile."""
 
     def chunks() -> Iterator[bytes]:
@@ -79,7 +80,7 @@ def write_state(store: Store, path: str, state: NodeState) -> StateFile:
     return StateFile(path=path, size_bytes=written.size_bytes, checksum=written.checksum)
 
 
-def read_state(store: Store, files: Sequence[StateFile], *, shard: int, num_shards: int) -> NodeState:
+def read_state(store: Ranges, files: Sequence[StateFile], *, shard: int, num_shards: int) -> NodeState:
     """Reads the state of data shard `shard` of `num_shards`. Blocks: not for an event loop.
 
     If as many nodes read as saved, each reads its own file; else groups are dealt in turn over all files.
@@ -116,7 +117,7 @@ def _frozen_group(group: PromptGroup) -> PromptGroup:
     return msgspec.structs.replace(group, samples=samples)
 
 
-def _read(store: Store, file: StateFile, *, first: int, step: int, skip: tuple[int, int] = (0, 0)) -> _Saved:
+def _read(store: Ranges, file: StateFile, *, first: int, step: int, skip: tuple[int, int] = (0, 0)) -> _Saved:
     """Reads every `step`-th group, counted from `first` over `skip` earlier groups and this file."""
     try:
         records = _records(store, file)
@@ -138,7 +139,7 @@ def _read(store: Store, file: StateFile, *, first: int, step: int, skip: tuple[i
     return _Saved(header, accepted, unfinished)
 
 
-def _records(store: Store, file: StateFile) -> Iterator[bytes]:
+def _records(store: Ranges, file: StateFile) -> Iterator[bytes]:
     """Yields the file's records. After the last one, size and checksum are compared with the saved ones.
 
     Raises:

@@ -175,8 +175,9 @@ class AttemptWatch:
         if signal.SIGUSR2 in self.signals and not self.stop and not request:
             job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
             request = _why_warned(job, self.site)
-            note(self.paths, self.attempt, STOP, {"reason": request})
-            self._limit(max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S))
+            left_s = max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S)
+            note(self.paths, self.attempt, STOP, {"reason": request, "left_s": left_s})
+            self._limit(left_s)
         self.stop = request or self.stop
 
     def _outcome(self) -> Outcome:

@@ -1,0 +1,104 @@
+"""Local commits: records in the run folder of saves whose files are only on the trainer nodes' disks.
+
+    RUN/local_commits/0000000N.ATTEMPT.json
+
+A record has the manifest that a commit in the store would have, and the hosts of the trainer nodes. It is
+created once, and fenced like manifests: a local commit is valid if it is on the lineage of all commits, in
+the store and local (`yatt.core.claims`). A start that resumes from it adopts it, and uploads it as its first
+save. No torch.
+"""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from yatt.adapters.files import claim, make_within
+from yatt.checkpoint.manifest import Checkpoints, Manifest, sealed
+from yatt.core.claims import Commit, lineage
+from yatt.errors import CheckpointError
+from yatt.paths import RunPaths
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of a record: the sealed manifest, and the host of each trainer node at the time of the save."""
+
+    manifest: msgspec.Raw
+    hosts: tuple[str, ...]
+
+
+class LocalCommits:
+    """The local commits of a run.
+
+    Args:
+        run_id: records of another run are refused.
+    """
+
+    def __init__(self, paths: RunPaths, run_id: str) -> None:
+        self._paths, self._run_id = paths, run_id
+
+    def commit(self, manifest: Manifest, hosts: tuple[str, ...]) -> None:
+        """Creates the record of a save whose files are on all nodes.
+
+        Raises:
+            CheckpointError: there is another record of this iteration and attempt.
+            OSError: the run folder fails.
+        """
+        path = self._path(Commit(manifest.iteration, manifest.attempt))
+        make_within(self._paths.root, path.parent)
+        data = msgspec.json.encode(_Record(msgspec.Raw(sealed(manifest)), hosts))
+        if not claim(path, data) and path.read_bytes() != data:
+            raise CheckpointError(f"{path} holds another save of this iteration")
+
+    def read(self, commit: Commit) -> tuple[Manifest, tuple[str, ...]]:
+        """Returns the manifest and the hosts of a record.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another run.
+        """
+        path = self._path(commit)
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=_Record)
+            manifest = msgspec.json.decode(record.manifest, type=Manifest)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is not a whole record of a local commit ({error})") from error
+        if bytes(record.manifest) != sealed(manifest):
+            raise CheckpointError(f"{path}: its content is not what was sealed")
+        if (manifest.iteration, manifest.attempt) != (commit.iteration, commit.attempt):
+            raise CheckpointError(f"{path}: holds another commit than its name says")
+        if manifest.run_id != self._run_id:
+            raise CheckpointError(f"{path}: is of run {manifest.run_id}; this run is {self._run_id}")
+        return manifest, record.hosts
+
+    def newer(self, checkpoints: Checkpoints) -> list[Commit]:
+        """Returns the valid local commits that are newer than all valid ones in the store, newest first."""
+        own = self.commits()
+        if not own:
+            return []
+        stored = checkpoints.commits()  # read first: see `Checkpoints.candidates`
+        line = lineage(stored | own, checkpoints.adopted(stored | own))
+        newest = max((commit.iteration for commit in line if commit in stored), default=0)
+        return [commit for commit in line if commit in own and commit.iteration > newest]
+
+    def commits(self) -> set[Commit]:
+        """Returns all local commits, by names alone."""
+        found = set()
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._paths.local_commits.iterdir():
+                iteration, _, attempt = path.name.removesuffix(".json").partition(".")
+                if iteration.isdigit() and attempt.isdigit():
+                    found.add(Commit(int(iteration), int(attempt)))
+        return found
+
+    def remove_until(self, iteration: int) -> None:
+        """Removes the records up to an iteration that is committed in the store.
+
+        Raises:
+            OSError: the run folder fails.
+        """
+        for commit in self.commits():
+            if commit.iteration <= iteration:
+                self._path(commit).unlink(missing_ok=True)
+
+    def _path(self, commit: Commit) -> Path:
+        return self._paths.local_commits / f"{commit.iteration:08d}.{commit.attempt:06d}.json"
