@@ -51,10 +51,10 @@ class Bench:
 
     def __init__(
         self, folder: Path, answer: Answer, call_reward: CallReward = by_length, attempt: int = 1,
-        **settings: dict[str, Any],
+        num_samples: int = N, **settings: dict[str, Any],
     ) -> None:  # fmt: skip
         file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
-        config = load([file], [f"rollout.n={N}"])
+        config = load([file], [f"rollout.n={num_samples}"])
         self.node = Node(
             config=config, paths=RunPaths(folder), placement=place(config), attempt=attempt, index=0, host="",
             device="cpu",
