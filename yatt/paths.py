@@ -60,6 +60,11 @@ class RunPaths:
         return self.root / "samples.jsonl"
 
     @property
+    def kept_groups(self) -> Path:
+        """Finished prompt groups of iterations that no checkpoint covers yet, by controller and attempt."""
+        return self.root / "kept_groups"
+
+    @property
     def report(self) -> Path:
         """The page of `yatt report`."""
         return self.root / "report.html"

@@ -28,6 +28,7 @@ NAMES = (
     "publication",
     "media",
     "group_judging",
+    "keeping",
 )
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

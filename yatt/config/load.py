@@ -124,6 +124,15 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
 
 
+def samples_hash(config: RunConfig) -> str:
+    """Returns the same for the parts that decide what samples and scores are: two attempts with equal hashes
+    and weights may use each other's prompt groups."""
+    whole = asdict(config)
+    parts = {name: whole[name] for name in ("data", "model", "rollout", "environment", "rewards", "genrms")}
+    parts["run"] = [config.run.id, config.run.seed, config.run.deterministic]
+    return hashlib.sha256(yaml.safe_dump(_plain(parts), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}

@@ -19,7 +19,7 @@ from yatt.adapters.patience import ended_by, patiently
 from yatt.adapters.requeue import Requeue
 from yatt.adapters.staged import on_node
 from yatt.config.check import node_gpus
-from yatt.config.load import config_hash, load_attempt
+from yatt.config.load import config_hash, load_attempt, samples_hash
 from yatt.control.gpus import scratch
 from yatt.control.gpus.open_files import check_descriptors
 from yatt.control.leader.coordinator import program_of
@@ -82,6 +82,7 @@ def _node(arguments: argparse.Namespace) -> Node:
         config=config, paths=paths, placement=place(config), attempt=arguments.attempt,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
         absent=arguments.absent, requeue=requeue, config_hash=config_hash(own),
+        samples_hash=samples_hash(own),
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))

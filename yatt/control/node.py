@@ -33,6 +33,9 @@ class Node:
     config_hash: str = ""
     """Hash of the config in the run folder; `config` may name copies on this node's disk."""
 
+    samples_hash: str = ""
+    """The same of its parts that decide about samples and scores (`yatt.config.load.samples_hash`)."""
+
     local_name: str = field(default_factory=new_name)
     """Name of its node-local folders; random, so that other users cannot guess it."""
 

@@ -44,6 +44,9 @@ from yatt.control.peer_messages import Handle, PeerMessages
 from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
 from yatt.control.rollouts.judging import Judge
+from yatt.control.rollouts.kept import KeptGroups
+from yatt.control.rollouts.kept_files import files_digest
+from yatt.control.rollouts.prompt_source import PromptSource
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
@@ -61,6 +64,9 @@ _LOG = logging.getLogger(__name__)
 LAST_LINES_S = 30.0
 """Longest time to write the last events and metrics at the end."""
 
+LAST_GROUPS_S = 5.0
+"""Longest time to write the last finished prompt groups at the end."""
+
 WORKER_GRACE_S = 3.0
 
 
@@ -75,6 +81,7 @@ class Session:
         section = node.config.logging
         rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
         self._writer = BackgroundWriter(place=rotation.place)
+        self._groups_writer = BackgroundWriter()
         to_file = partial(self._writer.append, node.paths.events)
         self._events = _event_log(node, to_file if node.is_leader else self._sender)
         self._inbox = Inbox() if node.is_leader else None
@@ -128,7 +135,8 @@ class Session:
         # Reading data and tokenizers can take long, and peers must receive messages of this node meanwhile.
         trainer_node = None
         if node.is_trainer_node:
-            made = partial(_trainer_node, node, parts, self._events, self._writer, sayer)
+            writers = self._writer, self._groups_writer
+            made = partial(_trainer_node, node, parts, self._events, writers, sayer)
             trainer_node = await call_in_thread(made)
         controller = Controller(node, parts, trainer_node)
         self._channel.serve(controller.from_worker, parts.progress.told_to)
@@ -195,6 +203,7 @@ class Session:
         await self._peers.close()
         for channel in channels:
             await channel.close()
+        await call_in_thread(partial(self._groups_writer.close, LAST_GROUPS_S))
         if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):
             _LOG.warning("the last lines could not be written: the run folder does not answer")
 
@@ -215,9 +224,10 @@ async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.Fail
 
 
 def _trainer_node(
-    node: Node, parts: Components, events: EventLog, writer: BackgroundWriter, sayer: Callable[[str], None]
-) -> TrainerNode:
-    """Creates the components that only a node with trainer ranks has."""
+    node: Node, parts: Components, events: EventLog, writers: tuple[BackgroundWriter, BackgroundWriter],
+    sayer: Callable[[str], None],
+) -> TrainerNode:  # fmt: skip
+    """Creates the components that only a node with trainer ranks has. The second writer is for groups."""
     config, limit_s = node.config, node.config.launch.phase_timeout_s
     opened = partial(RowFiles, data=config.data, limit_s=limit_s)
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
@@ -230,7 +240,9 @@ def _trainer_node(
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
-    sampler = Sampler(node, shard, scorer, episodes(rollout_sampling(config)), events, writer)
+    kept = KeptGroups(node, events, writers[1], data=rows.fingerprint, files=_digest_of_files(node))
+    source = PromptSource(shard, kept)
+    sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, writers[0])
     validator = None
     if config.validation.reward:
         held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
@@ -238,6 +250,13 @@ def _trainer_node(
     training = NodeTraining(node, parts.workers, parts.peers, parts.uploads)
     stores = Stores(config, node.paths.root, sayer, parts.progress.done)
     return TrainerNode(node, sampler, validator, training, judge, stores)
+
+
+def _digest_of_files(node: Node) -> str:
+    try:
+        return files_digest(node.config)
+    except OSError as error:  # of no other attempt: groups are not used again
+        return f"unknown in attempt {node.attempt}: {error}"
 
 
 async def _lead(coordinator: Coordinator) -> None:

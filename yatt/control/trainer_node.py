@@ -88,6 +88,9 @@ class TrainerNode:
             if order.is_origin:  # its groups belong to its own data, rewards and lengths
                 state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])
             self._sampler.restore(state)
+        if not restored.fault:
+            kind = "origin/" if order.is_origin else ""
+            self._sampler.kept.restored = f"{kind}{order.checkpoint}"
         return restored
 
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:
@@ -137,6 +140,7 @@ class TrainerNode:
     async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:
         """Takes the state of ranks and prompt groups after an iteration; can be repeated."""
         self._frozen = order.iteration, frozen(self._sampler.state())
+        self._sampler.kept.saved(order.iteration)
         return await self.training.take_snapshot(order)
 
     async def _upload(self, order: c.UploadOrder) -> m.Message:

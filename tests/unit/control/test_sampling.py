@@ -11,6 +11,7 @@ from tests.runs import RunFile
 from tests.unit.control.engine_stand_in import Answer, Engines, completion
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.writer import BackgroundWriter
 from yatt.config.load import load
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
@@ -19,6 +20,8 @@ from yatt.control.node import Node
 from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling
 from yatt.control.rollouts.judging import Judge
+from yatt.control.rollouts.kept import KeptGroups
+from yatt.control.rollouts.prompt_source import PromptSource
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
@@ -47,12 +50,13 @@ class Bench:
     """One controller's sampling. Everything it has is real but engines and reward processes."""
 
     def __init__(
-        self, folder: Path, answer: Answer, call_reward: CallReward = by_length, **settings: dict[str, Any]
-    ) -> None:
+        self, folder: Path, answer: Answer, call_reward: CallReward = by_length, attempt: int = 1,
+        num_samples: int = N, **settings: dict[str, Any],
+    ) -> None:  # fmt: skip
         file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
-        config = load([file], [f"rollout.n={N}"])
+        config = load([file], [f"rollout.n={num_samples}"])
         self.node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0, host="",
+            config=config, paths=RunPaths(folder), placement=place(config), attempt=attempt, index=0, host="",
             device="cpu",
         )  # fmt: skip
         self.lines: list[str] = []
@@ -62,12 +66,15 @@ class Bench:
         router = Router(self.node, self.local, Peers(), Progress(int))
         judge = Judge(config, router.complete, call_reward, num_nodes=1, say=print)
         scorer = Scorer(config, judge, call_reward)
-        self.rows = RowFiles(config.data.train_files, config.data, folder / "scratch")
+        self.rows = RowFiles(config.data.train_files, config.data, folder / f"scratch-{attempt}")
         tokenizer = Tokenizer(config.model.path)
         shard = DataShard(config, self.rows, tokenizer)
         events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
         episodes = Episodes(self.node, tokenizer, router, call_reward, rollout_sampling(config))
-        self.sampler = Sampler(self.node, shard, scorer, episodes, events, None)  # type: ignore[arg-type]
+        self.writer = BackgroundWriter()
+        kept = KeptGroups(self.node, events, self.writer, data=self.rows.fingerprint, files="")
+        source = PromptSource(shard, kept)
+        self.sampler = Sampler(self.node, source, scorer, episodes, events, None)  # type: ignore[arg-type]
 
     async def advance(self, iteration: int, target: int) -> c.Advanced:
         if not self.local.is_awake("engine.1"):
@@ -76,7 +83,11 @@ class Bench:
         await asyncio.wait_for(self.sampler.advance(order), 20)
         return self.sampler.advanced(target)
 
+    def num_dropped(self) -> int:
+        return sum('"rollout.group.drop"' in line for line in self.lines)
+
     def close(self) -> None:
+        self.writer.close(5.0)
         self.rows.close()
 
 

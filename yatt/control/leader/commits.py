@@ -24,6 +24,8 @@ from yatt.control.leader.last_save import LastSave, TooLate, whole
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
+from yatt.control.rollouts.kept_files import remove_files
+from yatt.core.kept_groups import covered
 from yatt.core.phases import Committed, SaveFailed, SaveGivenUp
 from yatt.core.time_left import SaveTarget
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_WILL_CONTINUE, YattError
@@ -132,6 +134,15 @@ class Commits:
         seconds = round(clock.monotonic_s() - began_s, 6)
         self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
         await self.note(iteration)
+        await self._remove_groups(iteration)
+
+    async def _remove_groups(self, committed: int) -> None:
+        """Removes the kept prompt groups that no attempt needs any more. The wait is short: those that are
+        left are removed after the next commit."""
+        chosen = partial(covered, attempt=self._node.attempt, committed=committed)
+        remove = partial(remove_files, self._node.paths.kept_groups, chosen)
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(call_in_thread(remove), NOTE_S)
 
     async def note(self, iteration: int) -> None:
         """Records a commit in the ledger, so that a store that is not mounted later is not taken for a new

@@ -35,6 +35,11 @@ class DataShard:
         return len(self._rows)
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """Length of the longest prompt that is used."""
+        return self._config.data.max_prompt_tokens
+
+    @property
     def fingerprint(self) -> str:
         """Fingerprint of the training files, from `RowFiles`."""
         return self._rows.fingerprint

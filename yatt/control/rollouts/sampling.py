@@ -9,27 +9,26 @@ interrupted groups are discarded.
 """
 
 import asyncio
-from collections import Counter
-from functools import partial
 
 from yatt.adapters.crowd import Crowd
 from yatt.adapters.dataset import Row
-from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.node import Node
-from yatt.control.rollouts.data_shard import DataShard
+from yatt.control.rollouts.counters import GroupCounters
+from yatt.control.rollouts.drops import Drops
 from yatt.control.rollouts.episodes import Episodes
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, is_flat
+from yatt.control.rollouts.kept_files import KeptGroup
+from yatt.control.rollouts.prompt_source import PromptSource, most_opened
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.shown_samples import shown_samples
 from yatt.control.rollouts.subject import Subject
+from yatt.core.kept_groups import Share
 from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import InOrder, Quota, Trials, first_number, opening_limit
-from yatt.errors import ConfigError, WorkerFailed, YattError
+from yatt.core.prompts import InOrder, Quota, first_number, opening_limit
+from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
-
-FLAT = "all its rewards are equal"
 
 
 class Sampler:
@@ -40,10 +39,11 @@ class Sampler:
     """
 
     def __init__(
-        self, node: Node, shard: DataShard, scorer: Scorer, episodes: Episodes,
+        self, node: Node, source: PromptSource, scorer: Scorer, episodes: Episodes,
         events: EventLog, writer: BackgroundWriter,
     ) -> None:  # fmt: skip
-        self._node, self._shard, self._scorer = node, shard, scorer
+        self._node, self._scorer = node, scorer
+        self._source, self._shard, self.kept = source, source.shard, source.kept
         self._episodes, self._events, self._writer = episodes, events, writer
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
@@ -52,11 +52,10 @@ class Sampler:
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota = Quota(target=0)
         self._in_order = InOrder((), ())
-        self._trials = Trials()
+        self._drops = Drops()
         self._policy_version = self._iteration = 0
-        self._last_drop, self._is_users_drop = "", False
         self._breaking_off = False
-        self._counted: dict[int, Counter[str]] = {}  # by prompt number; not yet reported to the leader
+        self._counters = GroupCounters()
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -86,7 +85,7 @@ class Sampler:
         self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
-            self._trials = Trials(has_worked=True)  # groups were trained on before
+            self._drops.worked_before()
         self._accepted = {group.number: group for group in state.accepted}
         self._unfinished = {group.number: group for group in state.unfinished}
 
@@ -101,7 +100,8 @@ class Sampler:
         mine = {n for n in numbers if n % self._num_shards == self._node.index}
         if self._node.config.run.deterministic and mine:
             self._next_number = self._base_number = max(mine) + self._num_shards
-            self._accepted, self._unfinished, self._rows, self._counted = {}, {}, {}, {}
+            self._accepted, self._unfinished, self._rows = {}, {}, {}
+            self._counters.clear()
 
     def show(self, numbers: set[int], iteration: int) -> None:
         """Writes a few of an iteration's completions, with their verdicts, for the report."""
@@ -125,6 +125,7 @@ class Sampler:
         self._breaking_off = False
         if order.iteration != self._iteration:
             self._begin_iteration(order)
+            await self._use_kept(order)
         may_open = ROLLOUT in order.roles
         factor = self._node.config.algorithm.max_groups_opened_factor
         self._quota = Quota(
@@ -135,7 +136,7 @@ class Sampler:
         self._in_order = InOrder(self._accepted, self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)
         if may_open and not self._breaking_off and self._quota.is_exhausted():
-            raise self._out_of_reach()
+            raise self._drops.out_of_reach(self._quota)
 
     async def _until_nothing_moves(self, roles: tuple[str, ...], *, may_open: bool) -> None:
         """Runs one task per group; after the end of each one, others may be opened."""
@@ -161,7 +162,7 @@ class Sampler:
         oldest = order.policy_version - self._node.config.rollout.max_policy_age
         for number, group in {**self._accepted, **self._unfinished}.items():
             if group.restart_older(oldest, order.policy_version):
-                self._counts(number)["rollout/restarted_groups"] += 1
+                self._counters.of(number)["rollout/restarted_groups"] += 1
                 self._accepted.pop(number, None)
                 self._unfinished[number] = group
 
@@ -175,20 +176,36 @@ class Sampler:
             )
             for g in self.chosen(target)
         )  # fmt: skip
-        counters = {name: float(n) for name, n in self._take_counters(facts).items()}
+        # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
+        is_limited = self._node.config.run.deterministic
+        last = max((fact.number for fact in facts), default=-1) if is_limited else None
+        counters = {name: float(n) for name, n in self._counters.take(self._unfinished, last).items()}
         return c.Advanced(groups=facts, missing=target - len(facts), counters=counters)
 
-    def _counts(self, number: int) -> "Counter[str]":
-        return self._counted.setdefault(number, Counter())
+    async def _use_kept(self, order: c.Advance) -> None:
+        """Looks for groups that earlier attempts kept; those of unfinished prompts replace them at once."""
+        most = most_opened(order.target, self._node.config.algorithm.max_groups_opened_factor)
+        share = Share(
+            shard=self._node.index, num_shards=self._num_shards, next_number=self._next_number, most=most,
+            unfinished=frozenset(self._unfinished),
+        )  # fmt: skip
+        await self.kept.begin(order.iteration, share)
+        found = {number: self.kept.like(group) for number, group in self._unfinished.items()}
+        reused = {number: self._used(kept) for number, kept in found.items() if kept is not None}
+        self._unfinished.update(reused)
+        self._tell(sorted(reused), [])
 
-    def _take_counters(self, chosen: tuple[c.GroupFact, ...]) -> "Counter[str]":
-        """Returns sums over groups resolved since the last call; in deterministic mode only up to the last
-        chosen one, since sampling beyond it depends on timing."""
-        last = max((fact.number for fact in chosen), default=-1)
-        is_limited = self._node.config.run.deterministic
-        resolved = [number for number in self._counted if number not in self._unfinished]
-        told = [number for number in resolved if not is_limited or number <= last]
-        return sum((self._counted.pop(number) for number in told), Counter())
+    def _used(self, kept: KeptGroup) -> PromptGroup:
+        """Returns the group, with its counters as if it had been sampled here."""
+        self._counters.put(kept.group.number, kept.counters)
+        return kept.group
+
+    def _tell(self, reused: list[int], opened: list[int]) -> None:
+        """Emits events about groups that are used again, and about new ones."""
+        if reused:
+            self._events.emit("groups.reuse", iteration=self._iteration, numbers=reused)
+        if new := [number for number in opened if number not in reused]:
+            self._events.emit("rollout.group.open", numbers=new)
 
     async def break_off(self) -> None:
         """Aborts requests in flight; their completions return with the tokens so far."""
@@ -204,34 +221,28 @@ class Sampler:
     async def _open(self) -> list[PromptGroup]:
         """Opens the groups of the quota, in threads: a whole data epoch may have to be tokenised."""
         opened: list[PromptGroup] = []
-        skipped = 0
-        while len(opened) < self._quota.num_to_open():
-            group, row = await call_in_thread(partial(self._shard.open, self._next_number))
+        skipped, reused = 0, list[int]()
+        while len(opened) < self._quota.num_to_open() or self._next_number <= self.kept.last:
+            group, row, kept = await self._source.open(number := self._next_number)
             self._next_number += self._num_shards
             if group is None:
-                self._counts(self._next_number - self._num_shards)["rollout/too_long"] += 1
+                self._counters.of(number)["rollout/too_long"] += 1
                 skipped += 1
-                self._check_some_fit(skipped)
-            else:
-                opened.append(group)
-                self._unfinished[group.number], self._rows[group.number] = group, row
-                self._in_order.opened(group.number)
+                self._source.check_some_fit(skipped)
+                continue
+            if kept is not None:
+                group = self._used(kept)
+                reused.append(number)
+            opened.append(group)
+            self._unfinished[number], self._rows[number] = group, row
+            self._in_order.opened(number)
         self._quota = self._quota.opened(len(opened))
-        if opened:
-            self._events.emit("rollout.group.open", numbers=[g.number for g in opened])
+        self._tell(reused, [group.number for group in opened])
         return opened
-
-    def _check_some_fit(self, skipped: int) -> None:
-        """Raises ConfigError if a whole data epoch had no prompt that is short enough."""
-        if skipped > self._shard.num_rows:
-            limit = self._node.config.data.max_prompt_tokens
-            raise ConfigError(
-                f"every prompt of data.train_files is longer than data.max_prompt_tokens ({limit}); raise it."
-            )
 
     async def _pursue(self, group: PromptGroup, roles: tuple[str, ...]) -> None:
         if group.number not in self._rows:  # carried over from an earlier attempt
-            self._rows[group.number] = await call_in_thread(partial(self._shard.row, group.row))
+            self._rows[group.number] = await self._source.row(group)
         tasks = [asyncio.ensure_future(self._pursue_sample(group, s, roles)) for s in group.samples]
         try:
             for done in asyncio.as_completed(tasks):
@@ -245,6 +256,8 @@ class Sampler:
         if group.failure() is None and group.is_sampled():
             subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
             await self._scorer.score_group(subjects, roles)
+        if group.failure() is None and group.is_sampled():
+            self.kept.keep(group, self._counters.of(group.number))
         if group.failure() or (group.is_sampled() and group.is_scored(self._scorer.names())):
             self._resolve(group)
 
@@ -256,18 +269,19 @@ class Sampler:
             await self._scorer.score(self._episodes.with_turns(subject), roles)
 
     def _subject(self, group: PromptGroup, sample: SampleState) -> Subject:
-        row, ref, counters = self._rows[group.number], self._shard.ref(group.row), self._counts(group.number)
-        return Subject(group=group, sample=sample, row=row, ref=ref, counters=counters)
+        number, ref = group.number, self._shard.ref(group.row)
+        counters = self._counters.of(number)
+        return Subject(group=group, sample=sample, row=self._rows[number], ref=ref, counters=counters)
 
     def _resolve(self, group: PromptGroup) -> None:
-        if self._trials.is_hopeless:
+        if self._drops.is_hopeless:
             return  # another group has ended the run; later failures add no information
         self._unfinished.pop(group.number, None)
         scorer = self._scorer
         group.refuse_scoreless(scorer.weights)
         failed = group.failure()
         flat = failed is None and is_flat(group.rewards(scorer.weights, scorer.shaping))
-        counts = self._counts(group.number)
+        counts = self._counters.of(group.number)
         if flat:
             counts["rollout/flat_groups"] += 1
         for sample in group.samples:
@@ -275,25 +289,12 @@ class Sampler:
         drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
         self._quota = self._quota.resolved(accepted=not drop)
         self._in_order.resolved(group.number, accepted=not drop)
-        self._trials = self._trials.after(is_users_failure=failed is not None and failed.is_users_failure)
+        self._drops.resolved(failed, is_dropped=drop)
         if not drop:
             self._accepted[group.number] = group
             self._events.emit("rollout.group.accept", number=group.number)
             return
         self._rows.pop(group.number, None)
         counts["rollout/failed_groups" if failed else "rollout/dropped_groups"] += 1
-        self._last_drop = failed.failed if failed else FLAT
-        self._is_users_drop = failed is None or failed.is_users_failure
-        self._events.emit("rollout.group.drop", number=group.number, reason=self._last_drop)
-        if self._trials.is_hopeless:
-            raise ConfigError(
-                f"the first {self._trials.failed} prompt groups all failed; the last: {self._last_drop}. "
-                "Correct it and start the run again."
-            )
-
-    def _out_of_reach(self) -> YattError:
-        why = f"The last was dropped because: {self._last_drop}. The event log (rollout.group.drop) has all"
-        says = f"{self._quota.shortfall()}. {why}"
-        if not self._is_users_drop:  # engines, a filesystem: another attempt may succeed
-            return WorkerFailed(f"{says}.")
-        return ConfigError(f"{says}; correct the reward, or raise algorithm.max_groups_opened_factor.")
+        self._events.emit("rollout.group.drop", number=group.number, reason=self._drops.reason)
+        self._drops.check_some_work()

@@ -1,0 +1,49 @@
+"""Dropped prompt groups of one node: the reason of the last one, and the errors that end the run."""
+
+from yatt.control.rollouts.groups import SampleState
+from yatt.core.prompts import Quota, Trials
+from yatt.errors import ConfigError, WorkerFailed, YattError
+
+FLAT = "all its rewards are equal"
+
+
+class Drops:
+    """Follows which groups are dropped, and why."""
+
+    def __init__(self) -> None:
+        self._trials = Trials()
+        self._is_users = False
+        self.reason = ""
+        """Why the last group was dropped."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether all first groups failed, so that more would only repeat the failure."""
+        return self._trials.is_hopeless
+
+    def worked_before(self) -> None:
+        """Records that groups were trained on in an earlier attempt."""
+        self._trials = Trials(has_worked=True)
+
+    def resolved(self, failed: SampleState | None, *, is_dropped: bool) -> None:
+        """Records one group that was accepted or dropped, with its failed sample, if any."""
+        self._trials = self._trials.after(is_users_failure=failed is not None and failed.is_users_failure)
+        if is_dropped:
+            self.reason = failed.failed if failed else FLAT
+            self._is_users = failed is None or failed.is_users_failure
+
+    def check_some_work(self) -> None:
+        """Raises ConfigError if all first groups failed."""
+        if self.is_hopeless:
+            raise ConfigError(
+                f"the first {self._trials.failed} prompt groups all failed; the last: {self.reason}. "
+                "Correct it and start the run again."
+            )
+
+    def out_of_reach(self, quota: Quota) -> YattError:
+        """Returns the error if the target can no longer be reached."""
+        why = f"The last was dropped because: {self.reason}. The event log (rollout.group.drop) has all"
+        says = f"{quota.shortfall()}. {why}"
+        if not self._is_users:  # engines, a filesystem: another attempt may succeed
+            return WorkerFailed(f"{says}.")
+        return ConfigError(f"{says}; correct the reward, or raise algorithm.max_groups_opened_factor.")
