@@ -378,7 +378,7 @@ def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, mon
             taker, content = cluster.members[1], cluster.publish(1)
             receive, broken = bulk.receive, [3]
 
-            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
                 if broken[0]:
                     broken[0] -= 1
                     raise TimeoutError("timed out")
@@ -403,7 +403,7 @@ def test_the_owner_is_tried_again_while_blocks_arrive_and_not_for_ever(tmp_path:
             taker, content = cluster.members[1], cluster.publish(1)
             receive = bulk.receive
 
-            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
+            def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
                 """Each connection gives four blocks."""
                 near = min(end, begin + 4 * BLOCK)
                 receive(ticket, begin, near, target)
@@ -491,7 +491,7 @@ class Breaking:
     def __init__(self, seed: int) -> None:
         self.random, self.receive, self.is_on = random.Random(seed), bulk.receive, True
 
-    def __call__(self, ticket: bulk.Ticket, begin: int, end: int, target: bulk.Target) -> None:
+    def __call__(self, ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
         fate = self.random.random() if self.is_on else 1.0
         middle = begin + (end - begin) // BLOCK // 2 * BLOCK
         if fate > 0.5 or middle == begin:

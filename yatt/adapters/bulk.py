@@ -60,7 +60,7 @@ class Offer(Protocol):
         """Whether what `block` returned is, still, of the version that was offered."""
 
 
-class Target(Protocol):
+class BlockTarget(Protocol):
     """Where received blocks go."""
 
     def place(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
@@ -161,7 +161,7 @@ class BulkServer:
             connection.sendall(out)
 
 
-def receive(ticket: Ticket, begin: int, end: int, target: Target) -> None:
+def receive(ticket: Ticket, begin: int, end: int, target: BlockTarget) -> None:
     """Receives bytes [begin, end) of an offer, in blocks, in order.
 
     Args:

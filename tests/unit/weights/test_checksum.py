@@ -25,9 +25,10 @@ def test_it_is_the_sum_by_hand_in_whatever_chunks(dtype, shape, monkeypatch):
         assert checksum(tensor).rpartition("/")[2] == expected
 
 
-def test_any_flipped_bit_and_any_two_swapped_values_are_seen():
+def test_any_flipped_bit_is_seen_and_so_are_two_swapped_values():
+    """Of swapped values a few are not seen: of the top lane of their words, a multiple of 128 words apart."""
     draw = random.Random(7)
-    tensor = torch.randn(61, 17).to(torch.bfloat16)
+    tensor = torch.randn(61, 17, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
     for _ in range(200):
         damaged = tensor.clone().view(torch.int16)
         damaged.view(-1)[draw.randrange(61 * 17)] ^= 1 << draw.randrange(15)

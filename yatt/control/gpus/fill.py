@@ -55,7 +55,7 @@ class Fill:
         self._progress()
 
     def change(self, begin: int, size: int, change: bytes) -> None:
-        """Applies a change to one block, under the lock; see bulk.Target."""
+        """Applies a change to one block, under the lock; see bulk.BlockTarget."""
         with self._changed:
             if self._is_over:
                 raise WorkerFailed(f"version {self.policy_version} is not fetched any more")
