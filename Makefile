@@ -23,7 +23,7 @@ slurm-demo: setup slurm
 # Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
 # next group of tests; tests/conftest.py defines the groups.
 test: setup slurm newer-slurm
-	@$(BIN)/python -m pytest -n 3 --dist loadscope
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --durations 60 --durations-min 8
 
 # Generate docs/configuration.md and the schemas for editors from the config classes.
 docs: setup
