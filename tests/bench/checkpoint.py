@@ -45,6 +45,9 @@ ARMS = {
     "upload_s3": "the upload to an S3 server, 4 files at once",
     "plain_s3": "s3fs copies the same files, 4 at once",
 }
+NO_OTHERS = "none"
+"""In place of an S3 endpoint: only the folder, without what we are compared with."""
+
 OTHERS = ("dcp_thread", "dcp_process", "dcp_s3", "mcore")
 SLOW_BYTES_PER_S = 50e6
 """The slow sink takes so many bytes a second from each rank."""
@@ -277,7 +280,6 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
     host.copy(AREAS)
     seen: dict[str, list[float]] = {"upload": [], "plain": [], "upload_s3": [], "plain_s3": []}
     own, url, options = FolderStore(store_folder), f"s3://{BUCKET}/ours", {"endpoint_url": endpoint}
-    s3, s3_driver = open_store(url, options), fsspec.filesystem("s3", **options)
     for number in range(ROUNDS):
         seen["upload"].append(timed(job_of(own, f"r{number}", stem).run))
         save_peak_bytes = peak.rise()  # of the first save
@@ -285,9 +287,12 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
         plain = store_folder / f"plain{number}"
         plain.mkdir(exist_ok=True)
         seen["plain"].append(timed(partial(copy_files, fsspec.filesystem("file"), names, str(plain))))
+        if endpoint == NO_OTHERS:
+            continue
+        s3, s3_driver = open_store(url, options), fsspec.filesystem("s3", **options)
         seen["upload_s3"].append(timed(job_of(s3, "files", stem).run))
         seen["plain_s3"].append(timed(partial(copy_files, s3_driver, names, f"{url}/plain")))
-    medians = {name: statistics.median(values) for name, values in seen.items()}
+    medians = {name: statistics.median(values) for name, values in seen.items() if values}
     return medians | {"range_bytes": plan.size_bytes, "save_peak_bytes": save_peak_bytes}
 
 
@@ -352,10 +357,10 @@ def rank_main(folder: Path, memory: Path, endpoint: str, rank: int) -> None:
         "state_bytes": areas,
         **stalls(host),
         **upload(policy, host, folder / "store", stem, endpoint),
-        **slow(folder / "slow", stem),
-        **mcore(policy, folder, rank),
     }
-    notes |= dcp(policy, folder / "dcp", rank)
+    if endpoint != NO_OTHERS:
+        notes |= slow(folder / "slow", stem) | mcore(policy, folder, rank)
+        notes |= dcp(policy, folder / "dcp", rank)
     (folder / f"rank-{rank}.json").write_text(json.dumps(notes))
     dist.barrier()
     dist.destroy_process_group()

@@ -81,8 +81,9 @@ def go_on(run: RunFile) -> tuple[dict[str, Any], str]:
 
 
 def trained_of(run: RunFile, attempt: int) -> int:
-    begun = [e for e in events(run, "phase.end") if e["phase"] == "train" and e["attempt"] == attempt]
-    return max(e["iteration"] for e in begun)
+    """The newest iteration that was trained; a stop before the work of the phase ends the phase too."""
+    parts = [e for e in events(run) if e.get("part") == "act" and e["attempt"] == attempt]
+    return max(e["iteration"] for e in parts if e["phase"] == "train")
 
 
 def record(run: RunFile) -> dict[str, Any]:
