@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800), pytest.mark.filterw
 PART_BYTES, NUM_FILES = 4096, 3
 """A file has two parts or three."""
 
-SAMPLE = 24
+SAMPLE = 12
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,8 @@ def test_no_kill_leaves_anything_but_a_whole_checkpoint(
     points = list(range(1, count + 1))
     seed = int(os.environ.get("YATT_CRASH_SEED", time.strftime("%Y%m%d")))
     if os.environ.get("YATT_CRASH_POINTS") != "all":
-        points = sorted(random.Random(seed).sample(points, SAMPLE))
+        first = random.Random(seed).random()  # evenly spread, so that each save is killed
+        points = [points[int((index + first) * count / SAMPLE)] for index in range(SAMPLE)]
     seen: set[tuple[int, str]] = set()
     for point in points:
         url, memory = fresh(tmp_path / str(point), endpoint)

@@ -29,7 +29,7 @@ from tests.tiny_models import make_scripted_model
 from yatt.adapters.tokenizer import Tokenizer
 
 STORMS = int(os.environ.get("YATT_SOAK_STORMS", "1"))
-ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "50"))
+ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "30"))
 SEED = int(os.environ.get("YATT_SOAK_SEED", str(random.randrange(1 << 20))))
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS * STORMS)]
 
