@@ -96,6 +96,7 @@ class Fill:
         """Ends it, before the segment is used for another version."""
         with self._changed:
             self._is_over = True
+            self._changes = {}  # old offers still hold this object
             self._changed.notify_all()
 
     @property

@@ -44,6 +44,7 @@ class LastSave:
         self._uploads: list[Transfer] = []
         self._local: list[Transfer] = []
         self._has_local = bool(node.config.checkpoint.local_dir)
+        self._was_too_late = False
 
     def measured(self, size_bytes: int, seconds: float, nodes: list[c.UploadedNode]) -> None:
         """Notes an upload, and what the local disks took meanwhile."""
@@ -56,6 +57,8 @@ class LastSave:
 
     def target(self, size_bytes: int) -> SaveTarget:
         """Returns where a save of this size goes that begins now."""
+        if self._was_too_late:  # a second upload would be given up as well
+            return SaveTarget.LOCAL if self._has_local else SaveTarget.STORE
         return target_of(size_bytes, self._left_s, self._speeds)
 
     async def in_time(self, upload: Coroutine[Any, Any, T], size_bytes: int) -> T:
@@ -70,6 +73,7 @@ class LastSave:
                 await asyncio.wait({task}, timeout=LOOK_S)
                 is_late = patience_s(size_bytes, self._left_s, self._speeds) <= 0
                 if is_late and not task.done():
+                    self._was_too_late = True
                     raise TooLate
             return task.result()
         finally:
