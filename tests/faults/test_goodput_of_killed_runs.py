@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     )
     for row in rows(run.run_dir / "metrics.jsonl"):
         parts = sum(value for name, value in row.items() if re.fullmatch(r"goodput/\w+_s", name))
-        assert math.isclose(parts, row["timing_s/step"], abs_tol=0.25), row  # with other load on the machine
+        assert math.isclose(parts, row["timing_s/step"], abs_tol=1e-6), row
         is_restart = row["training/global_step"] == SAVE_EVERY  # its row is written after the resume
         assert (0 if is_restart else 0.01) <= row["goodput/productive"] < 1
 

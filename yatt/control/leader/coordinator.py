@@ -55,7 +55,7 @@ class Coordinator:
         self._inbox, self._program = inbox, program_of(node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting_seq = 0
-        self._began_s = self._part_began_s = clock.monotonic_s()
+        self._began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
 
@@ -79,10 +79,7 @@ class Coordinator:
         if before is not None and is_same and before.part is state.part:
             return
         now_s = clock.monotonic_s()
-        if before is not None:
-            category = category_of(before.phase.value, before.part.value)
-            self._row.spent(category, now_s - self._part_began_s)
-        self._part_began_s = now_s
+        self._row.enter(category_of(state.phase.value, state.part.value), now_s)
         fields = {"phase": state.phase.value, "iteration": state.iteration, "part": state.part.value}
         if is_same:
             self._events.emit("phase.part", **fields)

@@ -14,7 +14,7 @@ from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import is_flat
 from yatt.core.alarms import FLAT_GROUPS
-from yatt.core.goodput import step_metrics
+from yatt.core.goodput import OTHER, step_metrics
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
@@ -37,7 +37,8 @@ class MetricsRow:
         self._counters: dict[str, float] = {}
         self._timing: dict[str, float] = {}
         self._spent: dict[str, float] = {}
-        self._began_s = clock.monotonic_s()
+        self._category = OTHER
+        self._began_s = self._category_began_s = clock.monotonic_s()
 
     @property
     def unwritten(self) -> tuple[dict[str, Any], ...]:
@@ -70,9 +71,11 @@ class MetricsRow:
         if (name := TIMING_NAMES.get(phase)) is not None:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
 
-    def spent(self, category: str, seconds: float) -> None:
-        """Adds time of a category of the goodput ledger."""
-        self._spent[category] = self._spent.get(category, 0.0) + seconds
+    def enter(self, category: str, now_s: float) -> None:
+        """Begins time of a category of the goodput ledger, and ends that of the one before."""
+        seconds = now_s - self._category_began_s
+        self._spent[self._category] = self._spent.get(self._category, 0.0) + seconds
+        self._category, self._category_began_s = category, now_s
 
     def fill(
         self, iteration: int, trained: list[c.TrainedNode], groups: list[c.GroupFact], update_s: float
@@ -101,7 +104,9 @@ class MetricsRow:
         if self._is_flushed:
             return
         self._is_flushed = True
-        step_s = clock.monotonic_s() - self._began_s
+        now_s = clock.monotonic_s()
+        step_s = now_s - self._began_s
+        self.enter(self._category, now_s)  # a row may end within a phase
         self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
         self.values["timing_s/step"] = step_s
         self.values.update(step_metrics(self._spent, step_s))
@@ -111,7 +116,7 @@ class MetricsRow:
             self._write(dict(self.values))
         if self.values[STEP]:
             self._alarms.see(self.values)
-        self._timing, self._spent, self._began_s = {}, {}, clock.monotonic_s()
+        self._timing, self._spent, self._began_s = {}, {}, now_s
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "opened by BUILD, which comes first"
