@@ -2,8 +2,9 @@
 
 A warning (preemption, time limit) leaves a known time until everything is killed. A save to the store needs
 time by its size, at the rate of the slowest of the last uploads of this attempt. A save to the local disks
-needs less, but only a start on the same nodes can use it. So the store is chosen if the save fits, and a save
-in flight is waited for as long as a save to the disks would still fit after it.
+needs less, but only a start on the same nodes can use it. So the store is chosen if the save fits. An upload
+in flight is given up at the last moment at which a save to the disks still fits, unless it is expected to
+end in time.
 
 Without a local tier, or without a known time, the store is the only choice.
 """
@@ -19,6 +20,9 @@ for the delay with which a stop request arrives."""
 
 LOCAL_BYTES_PER_S = 200e6
 """Rate per node that is assumed of a local disk before one was measured."""
+
+LATE_S = 2.0
+"""Longest delay with which the last moment for a save to the disks is noticed; the reserve covers it."""
 
 MOST_RATES = 3
 """Number of last uploads that are compared."""
@@ -77,15 +81,23 @@ def target_of(size_bytes: int, left_s: float, speeds: Speeds) -> SaveTarget:
     return SaveTarget.LOCAL
 
 
-def patience_s(size_bytes: int, left_s: float, speeds: Speeds) -> float:
-    """Returns how long an upload may still take before it is given up for a save to the local disks.
+def is_given_up(size_bytes: int, left_s: float, waited_s: float, speeds: Speeds) -> bool:
+    """Whether an upload in flight is given up now for a save to the local disks.
+
+    If such a save does not fit either, by a guess of the disks' rate, the upload goes on: it may end in time.
 
     Args:
-        size_bytes: of that save.
+        size_bytes: of the upload, and of that save.
+        waited_s: seconds since the upload began.
     """
     if not speeds.has_local:
-        return math.inf
-    return max(0.0, left_s - RESERVE_S - speeds.local_s(size_bytes))
+        return False
+    free_s, local_s, upload_s = left_s - RESERVE_S, speeds.local_s(size_bytes), speeds.upload_s(size_bytes)
+    rest_s = upload_s - waited_s if upload_s > waited_s else math.inf  # unknown, or later than expected
+    if rest_s <= free_s or local_s < free_s:
+        return False
+    is_last_moment = local_s <= free_s + LATE_S
+    return is_last_moment or local_s < upload_s - waited_s
 
 
 def _slowest(transfers: Sequence[Transfer]) -> float:

@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 
 from yatt.core import time_left
 from yatt.core.time_left import (
+    LATE_S,
     LOCAL_BYTES_PER_S,
     MOST_RATES,
     RESERVE_S,
     SaveTarget,
     Speeds,
     Transfer,
-    patience_s,
     target_of,
 )
 
@@ -52,20 +52,42 @@ def test_a_save_goes_to_the_store_if_it_fits(case: str) -> None:
     assert target_of(size_bytes, left_s, measured) is expected
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "left_s", "measured", "expected"),
-    [
-        (20 * GB, math.inf, speeds(SLOW), math.inf),
-        (20 * GB, 40.0, speeds(SLOW, has_local=False), math.inf),
-        (int(LOCAL_BYTES_PER_S), 40.0, speeds(SLOW), 40.0 - RESERVE_S - 1.0),
-        (10 * GB, 40.0, speeds(SLOW, local=(Transfer(10 * GB, 5.0),)), 40.0 - RESERVE_S - 5.0),
-        (10 * GB, RESERVE_S + 2, speeds(SLOW, local=(Transfer(10 * GB, 5.0),)), 0.0),
-    ],
-)
-def test_an_upload_is_waited_for_as_long_as_a_local_save_fits(
-    size_bytes: int, left_s: float, measured: Speeds, expected: float
-) -> None:
-    assert patience_s(size_bytes, left_s, measured) == pytest.approx(expected)
+DISK = (Transfer(10 * GB, 5.0),)
+LATEST_S = RESERVE_S + 5.0
+"""The last moment for 10 GB to `DISK`."""
+
+GIVEN_UP = {
+    "no limit": (10 * GB, math.inf, 0.0, speeds(SLOW, local=DISK), False),
+    "no local tier": (10 * GB, LATEST_S, 0.0, speeds(SLOW, has_local=False), False),
+    "a save to the disks still fits later": (10 * GB, LATEST_S + 1.0, 0.0, speeds(SLOW, local=DISK), False),
+    "the last moment": (10 * GB, LATEST_S, 10.0, speeds(SLOW, local=DISK), True),
+    "it is expected to end in time": (10 * GB, LATEST_S, 95.0, speeds(SLOW, local=DISK), False),
+    "it is expected to end too late": (10 * GB, LATEST_S, 94.9, speeds(SLOW, local=DISK), True),
+    "it is later than expected": (10 * GB, LATEST_S, 101.0, speeds(SLOW, local=DISK), True),
+    "the last moment, nothing was measured": (int(LOCAL_BYTES_PER_S), RESERVE_S + 1, 50.0, speeds(), True),
+    "the disks seem too slow, the upload is unknown": (112 * GB, 118.0, 0.2, speeds(), False),
+    "the disks seem too slow, the upload fits": (
+        112 * GB,
+        118.0,
+        0.2,
+        speeds(Transfer(112 * GB, 90.0)),
+        False,
+    ),
+    "neither fits, the disks are quicker": (10 * GB, RESERVE_S + 2, 0.0, speeds(SLOW, local=DISK), True),
+    "neither fits, the upload is nearly done": (
+        10 * GB,
+        RESERVE_S + 2,
+        97.0,
+        speeds(SLOW, local=DISK),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN_UP)
+def test_an_upload_is_given_up_at_the_last_moment_unless_it_ends_in_time(case: str) -> None:
+    size_bytes, left_s, waited_s, measured, expected = GIVEN_UP[case]
+    assert time_left.is_given_up(size_bytes, left_s, waited_s, measured) is expected
 
 
 transfers = st.lists(st.builds(Transfer, st.integers(1, 10**13), st.floats(0.001, 1e5)), max_size=6)
@@ -87,11 +109,17 @@ def check(size_bytes: int, left_s: float, measured: Speeds) -> None:
         assert needed_s <= (left_s - RESERVE_S) * (1 + 1e-9), "it does not fit"
     else:
         assert needed_s > (left_s - RESERVE_S) * (1 - 1e-9), "it would have fitted"
-    local_s = time_left.patience_s(size_bytes, left_s, measured)
-    slowest = max((t.seconds / t.size_bytes for t in measured.local[-MOST_RATES:]), default=0.0)
-    after_s = size_bytes * (slowest or 1 / (LOCAL_BYTES_PER_S * measured.num_nodes))
-    assert local_s == 0 or local_s + after_s + RESERVE_S <= left_s * (1 + 1e-9) + 1e-6, "no time is left"
-    assert local_s >= 0
+    disks = max((t.seconds / t.size_bytes for t in measured.local[-MOST_RATES:]), default=0.0)
+    local_s = size_bytes * (disks or 1 / (LOCAL_BYTES_PER_S * measured.num_nodes))
+    for waited_s in (0.0, needed_s / 2, needed_s * 0.99, needed_s + 1.0):
+        is_given_up = time_left.is_given_up(size_bytes, left_s, waited_s, measured)
+        rest_s = needed_s - waited_s
+        if is_given_up:
+            assert not 0 < rest_s < (left_s - RESERVE_S) * (1 - 1e-9), "it would have ended in time"
+            assert local_s > (left_s - RESERVE_S) * (1 - 1e-9), "there was time to wait"
+        elif not 0 < rest_s <= (left_s - RESERVE_S) * (1 + 1e-9):
+            just_fits = 0 <= local_s - (left_s - RESERVE_S) <= 1.0
+            assert not just_fits, "the last moment has passed"
 
 
 @given(sizes, times, anything)
@@ -107,7 +135,18 @@ def test_more_time_never_moves_a_save_away_from_the_store(
 ) -> None:
     if target_of(size_bytes, left_s, measured) is STORE:
         assert target_of(size_bytes, left_s + more_s, measured) is STORE
-    assert patience_s(size_bytes, left_s + more_s, measured) >= patience_s(size_bytes, left_s, measured)
+
+
+@given(sizes, times, anything)
+def test_a_save_that_goes_to_the_store_is_not_given_up_at_once(
+    size_bytes: int, left_s: float, measured: Speeds
+) -> None:
+    """Unless nothing is known of uploads, and this is the last moment for the disks."""
+    if target_of(size_bytes, left_s, measured) is STORE and time_left.is_given_up(
+        size_bytes, left_s, 0, measured
+    ):
+        assert not measured.uploads
+        assert 0 <= measured.local_s(size_bytes) - (left_s - RESERVE_S) <= LATE_S
 
 
 def forgets_the_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +173,27 @@ def always_takes_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waits_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_left, "patience_s", lambda _, left, s: left if s.has_local else math.inf)
+    monkeypatch.setattr(time_left, "is_given_up", lambda *_: False)
+
+
+def gives_up_what_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        time_left, "is_given_up", lambda size, left, _, s: s.has_local and s.local_s(size) >= left - RESERVE_S
+    )
+
+
+def trusts_an_upload_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = time_left.is_given_up
+    monkeypatch.setattr(
+        time_left, "is_given_up",
+        lambda size, left, waited, s: waited < s.upload_s(size) and right(size, left, waited, s),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "mistake",
     [forgets_the_reserve, believes_the_quickest, goes_to_a_disk_that_is_not_there, always_takes_the_disk,
-     waits_to_the_end],
+     waits_to_the_end, gives_up_what_ends_in_time, trusts_an_upload_that_is_late],
 )  # fmt: skip
 def test_a_planted_mistake_is_caught(mistake: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)

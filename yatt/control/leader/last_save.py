@@ -18,7 +18,7 @@ from yatt.checkpoint.manifest import Manifest
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
-from yatt.core.time_left import MOST_RATES, SaveTarget, Speeds, Transfer, patience_s, target_of
+from yatt.core.time_left import MOST_RATES, SaveTarget, Speeds, Transfer, is_given_up, target_of
 from yatt.errors import YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
@@ -62,16 +62,17 @@ class LastSave:
         return target_of(size_bytes, self._left_s, self._speeds)
 
     async def in_time(self, upload: Coroutine[Any, Any, T], size_bytes: int) -> T:
-        """Awaits an upload as long as a save to the disks would still fit after it.
+        """Awaits an upload, unless `yatt.core.time_left` gives it up.
 
         Raises:
             TooLate: it was given up.
         """
-        task = asyncio.ensure_future(upload)
+        task, began_s = asyncio.ensure_future(upload), clock.monotonic_s()
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=LOOK_S)
-                is_late = patience_s(size_bytes, self._left_s, self._speeds) <= 0
+                waited_s = clock.monotonic_s() - began_s
+                is_late = is_given_up(size_bytes, self._left_s, waited_s, self._speeds)
                 if is_late and not task.done():
                     self._was_too_late = True
                     raise TooLate
