@@ -142,6 +142,19 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+def killed_when(run: "RunFile", holds: Callable[[], Any], what: str) -> None:
+    """Starts the run, and kills all its processes when `holds()` is true."""
+    process = start("run", str(run.write()))
+    try:
+        wait_for(holds, timeout_s=120, what=what)
+    finally:
+        process.kill()
+        for pid in living(run.run_dir):
+            kill(pid)
+        process.communicate()
+    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     """Whole lines of a JSONL file."""
     if not path.exists():

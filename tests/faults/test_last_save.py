@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_saves_in_flight import events, same_end
-from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from tests.runs import RunFile, killed_when, rows, start, wait_for, yatt
 from yatt.adapters.ledger import STOP, newest_attempt, note
 from yatt.core.time_left import RESERVE_S
 from yatt.obs.metrics import STEP
@@ -198,18 +198,8 @@ def test_a_start_that_is_killed_before_its_upload_leaves_the_local_commit_valid(
     quick: RunFile, run_with_local_commit: RunFile
 ) -> None:
     run, iteration = run_with_local_commit, trained_of(run_with_local_commit, 1)
-    process = start("run", str(run.write()))
-    try:
-        wait_for(
-            lambda: [e for e in events(run, "attempt.resume") if e["attempt"] == 2], timeout_s=120,
-            what="the second attempt",
-        )  # fmt: skip
-    finally:
-        process.kill()
-        for pid in living(run.run_dir):
-            kill(pid)
-        process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    resumes = lambda: [e for e in events(run, "attempt.resume") if e["attempt"] == 2]  # noqa: E731
+    killed_when(run, resumes, "the second attempt")
     assert not [e for e in events(run, "ckpt.commit") if e["attempt"] == 2]
     resumed, _ = go_on(run)
     assert (resumed["attempt"], resumed["iteration"], resumed["is_local"]) == (3, iteration, True)

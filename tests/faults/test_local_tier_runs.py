@@ -1,6 +1,5 @@
 """Whole runs with a local tier: restarts read it, and whatever happens to it changes no result."""
 
-import contextlib
 import os
 import random
 import re
@@ -14,10 +13,13 @@ import pytest
 from tests.conftest import BUCKET
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.faults.test_saves_in_flight import events, same_end
-from tests.runs import RunFile, kill, living, start, wait_for, yatt
+from tests.runs import RunFile, killed_when, start, wait_for, yatt
 from tests.store_proxy import StoreProxy
+from yatt.adapters.files import publish, sealed
+from yatt.adapters.ledger import newest_attempt
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore, Store
+from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
@@ -49,22 +51,10 @@ def local_files(run: RunFile) -> list[Path]:
     return sorted((run.folder / "disk").glob("yatt-ckpt-*/*/global_step_*/*/rank-*"))
 
 
-@contextlib.contextmanager
-def killed_after(run: RunFile, iteration: int) -> Iterator[None]:
+def killed_after(run: RunFile, iteration: int) -> None:
     """Kills everything after the commit of this iteration."""
-    process = start("run", str(run.write()))
-    try:
-        wait_for(
-            lambda: [e for e in events(run, "ckpt.commit") if e["iteration"] >= iteration], timeout_s=120,
-            what="a commit",
-        )  # fmt: skip
-    finally:
-        process.kill()
-        for pid in living(run.run_dir):
-            kill(pid)
-        process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
-    yield
+    commits = lambda: [e for e in events(run, "ckpt.commit") if e["iteration"] >= iteration]  # noqa: E731
+    killed_when(run, commits, "a commit")
 
 
 def resumed(run: RunFile) -> dict[str, Any]:
@@ -92,8 +82,8 @@ def test_a_restart_with_whole_local_files_reads_no_tensor_from_the_store(
     with StoreProxy(s3_endpoint) as proxy:
         url = f"s3://{BUCKET}/local-{tmp_path.name}"
         run = run_file(tmp_path, url=url, storage_options={"endpoint_url": proxy.endpoint})
-        with killed_after(run, 3):
-            proxy.read.clear()
+        killed_after(run, 3)
+        proxy.read.clear()
         event = resumed(run)
         assert event["iteration"] >= 3 and event["local_bytes"] > 0
         read = [re.search(r"global_step_\d+/[^?]*", target) for target in proxy.read]
@@ -106,14 +96,15 @@ def test_a_restart_with_whole_local_files_reads_no_tensor_from_the_store(
 
 def test_between_saves_there_are_two_and_clean_takes_those_of_an_ended_run(tmp_path: Path) -> None:
     run = run_file(tmp_path)
-    with killed_after(run, 4):
-        saves = {path.parent for path in local_files(run)}
-        committed = {p.name for p in (run.run_dir / "checkpoints").glob("global_step_*/*")}
+    killed_after(run, 4)
+    saves = {path.parent for path in local_files(run)}
+    committed = {p.name for p in (run.run_dir / "checkpoints").glob("global_step_*/*")}
     assert 1 <= len({save for save in saves if save.name in committed}) <= 2
     assert len(saves) <= 3, "two committed ones, or one and one in flight"
     shown = yatt("clean", str(tmp_path / "disk"), str(run.scratch), str(run.shm))
     assert "yatt-ckpt" not in shown.stdout and local_files(run), "it can go on"
-    (run.run_dir / "finished").touch()
+    paths = RunPaths(run.run_dir)
+    publish(paths.finished, sealed({}, newest_attempt(paths)))
     shown = yatt("clean", "--dry-run", str(tmp_path / "disk"))
     assert "would remove" in shown.stdout and local_files(run)
     shown = yatt("clean", str(tmp_path / "disk"))
@@ -141,10 +132,10 @@ def test_what_is_not_whole_locally_comes_from_the_store(
     quick: RunFile, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     run = run_file(tmp_path)
-    with killed_after(run, 3):
-        for path in local_files(run):
-            if path.name.startswith("rank-00001"):
-                damage(path)
+    killed_after(run, 3)
+    for path in local_files(run):
+        if path.name.startswith("rank-00001"):
+            damage(path)
     whole = {e["iteration"]: e["size_bytes"] for e in events(run, "ckpt.commit")}
     event = resumed(run)
     assert 0 < event["local_bytes"] < 2 * whole[event["iteration"]]
@@ -155,9 +146,9 @@ def test_what_is_not_whole_locally_comes_from_the_store(
 
 def test_other_nodes_read_everything_from_the_store(quick: RunFile, tmp_path: Path) -> None:
     run = run_file(tmp_path)
-    with killed_after(run, 2):
-        (tmp_path / "disk").rename(tmp_path / "of-other-nodes")
-        (tmp_path / "disk").mkdir()
+    killed_after(run, 2)
+    (tmp_path / "disk").rename(tmp_path / "of-other-nodes")
+    (tmp_path / "disk").mkdir()
     assert resumed(run)["local_bytes"] == 0
     same_end(run, quick)
 
@@ -166,15 +157,7 @@ def test_an_unfinished_file_of_a_killed_writer_is_removed_by_the_next_start(
     quick: RunFile, tmp_path: Path
 ) -> None:
     run = run_file(tmp_path, max_bytes_per_s=400_000)
-    process = start("run", str(run.write()))
-    try:
-        wait_for(lambda: list((tmp_path / "disk").glob("*/*/*/*/*.unfinished")), timeout_s=120, what="a save")
-    finally:
-        process.kill()
-        for pid in living(run.run_dir):
-            kill(pid)
-        process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    killed_when(run, lambda: list((tmp_path / "disk").glob("*/*/*/*/*.unfinished")), "a save")
     left = set((tmp_path / "disk").glob("*/*/*/*/*.unfinished"))
     assert left
     process = start("run", str(run.write()))
@@ -213,8 +196,7 @@ def test_a_disk_without_room_costs_an_event_per_save_and_node(
 
 def test_a_folder_that_is_not_there_costs_events_and_nothing_else(quick: RunFile, tmp_path: Path) -> None:
     run = run_file(tmp_path, local_dir="$NOT_SET_ANYWHERE/disk")
-    with killed_after(run, 2):
-        pass
+    killed_after(run, 2)
     assert resumed(run)["local_bytes"] == 0
     assert all("is not an absolute path" in event["error"] for event in events(run, "ckpt.local"))
     assert events(run, "ckpt.local")

@@ -8,6 +8,7 @@ no message. Answers are data: only the text of the first choice counts.
 
 import asyncio
 import email.utils
+import itertools
 import json
 import os
 import random
@@ -38,8 +39,9 @@ MISTAKES = {401: "check api.key_env", 403: "check api.key_env", 404: "check api.
 PASSING = frozenset({408, 409, 425, 429})
 """Status codes, beside 5xx, after which the same request may succeed."""
 
-BUSY = frozenset({408, 429, 502, 503, 504, 529})
-"""Status codes of a service that is down or takes no more requests. Another 5xx may concern only its text."""
+BUSY = frozenset({408, 429, 502, 503, 504, *range(520, 528), 529, 530})
+"""Status codes of a service that is down or takes no more requests, or of a proxy before it. Another 5xx may
+concern only its text."""
 
 MOST_DOUBLINGS = 6
 
@@ -81,12 +83,14 @@ class _Tried:
         said: the answer, or that the service refuses; None: neither, and `why` has the reason.
         wait_s: how long the service asks to wait.
         is_silent: the service itself was not heard, or takes no more requests.
+        is_timeout: there was no answer in time, which may be because of the text.
     """
 
     said: Said | None = None
     why: str = ""
     wait_s: float = 0.0
     is_silent: bool = False
+    is_timeout: bool = False
 
 
 class JudgeApi:
@@ -94,7 +98,8 @@ class JudgeApi:
 
     Args:
         num_nodes: nodes that share the rate limit.
-        say: told the error when requests begin to wait for a service that is down, and "" when it is back.
+        say: told the error when requests begin to wait for a service that is down, and "" when none
+            waits any more.
 
     Raises:
         ConfigError: the key is one that no request can have.
@@ -105,6 +110,7 @@ class JudgeApi:
     ) -> None:
         self._genrm, api, self._say = genrm, genrm.api, say
         self._outage, self._is_waited_for = Outage(api.outage_s), False
+        self._requests = itertools.count(1)
         self._url = f"{api.url.rstrip('/')}/chat/completions"
         per_minute = api.requests_per_minute / num_nodes
         self._interval_s = 60 / per_minute if per_minute else 0.0
@@ -136,25 +142,30 @@ class JudgeApi:
             WorkerFailed: there was none, after the retries.
         """
         body, tries, begun_s = self._body(text, ask, structure), 0, list[float]()
+        request = next(self._requests)
         while True:
             async with self._room:
                 await self._turn()
                 begun_s = [*begun_s[-1:], clock.monotonic_s()]
                 tried = await self._try(body)
-            self._note(tried, begun_s[-1])
+            self._note(tried, begun_s[-1], request)
             if tried.said is not None:
                 return tried.said
             tries += 1
             if tries > self._genrm.api.retries and not self._waits(tried, begun_s[0]):
+                self._end_wait()
                 raise WorkerFailed(f"GenRM '{self._genrm.name}' did not answer ({tries} tries): {tried.why}")
             await asyncio.sleep(self._pause_s(tries - 1, tried.wait_s))
 
-    def _note(self, tried: "_Tried", began_s: float) -> None:
+    def _note(self, tried: "_Tried", began_s: float, request: int) -> None:
         """Notes whether the service is up."""
         if tried.is_silent:
-            self._outage.unanswered(began_s)
+            self._outage.unanswered(began_s, request, is_down=not tried.is_timeout)
             return
         self._outage.answered(clock.monotonic_s())
+        self._end_wait()
+
+    def _end_wait(self) -> None:
         if self._is_waited_for:
             self._is_waited_for = False
             self._say("")
@@ -195,7 +206,7 @@ class JudgeApi:
                 status, headers, content = await self._post(body)
         except TimeoutError:
             why = f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}"
-            return _Tried(why=why, is_silent=True)
+            return _Tried(why=why, is_silent=True, is_timeout=True)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             why = f"{type(error).__name__}; check api.url and api.key_env"  # its text may quote the key
             return _Tried(said=Said(text="", finish_reason=REFUSED, error=why))

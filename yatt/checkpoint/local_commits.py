@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from yatt.adapters.files import claim, make_within
-from yatt.checkpoint.manifest import Checkpoints, Manifest, sealed
+from yatt.adapters.patience import is_passing
+from yatt.checkpoint.manifest import Checkpoints, Manifest, read_manifest, sealed
 from yatt.core.claims import Commit, lineage
-from yatt.errors import CheckpointError
+from yatt.errors import CheckpointError, words_of
 from yatt.paths import RunPaths
 
 
@@ -54,20 +55,21 @@ class LocalCommits:
         """Returns the manifest and the hosts of a record.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another run.
+            CheckpointError: it is missing, damaged, of another run, or cannot be read.
+            OSError: a passing error.
         """
         path = self._path(commit)
         try:
             record = msgspec.json.decode(path.read_bytes(), type=_Record)
-            manifest = msgspec.json.decode(record.manifest, type=Manifest)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            if is_passing(error):
+                raise
+            raise CheckpointError(f"{path} cannot be read: {words_of(error)}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} is not a whole record of a local commit ({error})") from error
-        if bytes(record.manifest) != sealed(manifest):
-            raise CheckpointError(f"{path}: its content is not what was sealed")
+        manifest = read_manifest(bytes(record.manifest), str(path), self._run_id)
         if (manifest.iteration, manifest.attempt) != (commit.iteration, commit.attempt):
             raise CheckpointError(f"{path}: holds another commit than its name says")
-        if manifest.run_id != self._run_id:
-            raise CheckpointError(f"{path}: is of run {manifest.run_id}; this run is {self._run_id}")
         return manifest, record.hosts
 
     def newer(self, checkpoints: Checkpoints) -> list[Commit]:
@@ -90,14 +92,15 @@ class LocalCommits:
                     found.add(Commit(int(iteration), int(attempt)))
         return found
 
-    def remove_until(self, iteration: int) -> None:
-        """Removes the records up to an iteration that is committed in the store.
+    def remove_until(self, iteration: int, attempt: int) -> None:
+        """Removes the records up to an iteration that this attempt has committed in the store. Those of newer
+        attempts stay: this one may be stale.
 
         Raises:
             OSError: the run folder fails.
         """
         for commit in self.commits():
-            if commit.iteration <= iteration:
+            if commit.iteration <= iteration and commit.attempt <= attempt:
                 self._path(commit).unlink(missing_ok=True)
 
     def _path(self, commit: Commit) -> Path:

@@ -5,17 +5,13 @@ manifest is removed, with the reason in the log, and its pieces are read from th
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from yatt.checkpoint.local_tier import LocalTier
+from yatt.checkpoint.local_tier import LocalTier, in_time
 from yatt.checkpoint.pieces import check_piece
 from yatt.errors import CheckpointError, words_of
 from yatt.records.message import ShardFile, TensorPiece
-
-READ_S = 60.0
-"""Longest wait for the local disk, for one request; then the rest is read from the store."""
 
 Range = tuple[int, int]
 _LOG = logging.getLogger(__name__)
@@ -57,15 +53,11 @@ class LocalFirst:
 
     def _in_time(self, file: ShardFile, ranges: Sequence[Range]) -> list[bytes] | None:
         """Returns the local pieces; None if they are not there, damaged, or the disk does not answer."""
-        found: list[list[bytes] | None] = []
-        thread = threading.Thread(
-            target=lambda: found.append(self._local(file, ranges)), name="local-tier", daemon=True
-        )
-        thread.start()
-        thread.join(READ_S)
-        if thread.is_alive():
-            self._give_up(f"did not answer within {READ_S:g} s")
-        return found[0] if found else None
+        try:
+            return in_time(lambda: self._local(file, ranges))
+        except TimeoutError as error:
+            self._give_up(words_of(error))
+            return None
 
     def _local(self, file: ShardFile, ranges: Sequence[Range]) -> list[bytes] | None:
         try:

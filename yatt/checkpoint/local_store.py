@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import xxhash
 
 from yatt.adapters.files import Buffer
-from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile
+from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile, in_time
 from yatt.checkpoint.store import Written
 from yatt.errors import CheckpointError, words_of
 
@@ -51,15 +51,18 @@ class LocalStore:
         """Returns parts of a file; shorter where it ends.
 
         Raises:
-            CheckpointError: it is not on this node, or cannot be read.
+            CheckpointError: it is not on this node, cannot be read, or the disk does not answer.
         """
         try:
-            tier = self._opened()
-            if tier.size(name) is None:
-                raise CheckpointError(f"{name} is not on this node's disk ({os.uname().nodename})")
-            found = tier.read_ranges(name, ranges)
+            found = in_time(lambda: self._read(name, ranges))
         except OSError as error:
             where = f"this node's disk ({os.uname().nodename})"
             raise CheckpointError(f"{name} cannot be read from {where}: {words_of(error)}") from error
         self.local_bytes += sum(map(len, found))
         return found
+
+    def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        tier = self._opened()
+        if tier.size(name) is None:
+            raise CheckpointError(f"{name} is not on this node's disk ({os.uname().nodename})")
+        return tier.read_ranges(name, ranges)

@@ -11,18 +11,27 @@ lock on it, so the remains of killed writers can be recognised.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from yatt.adapters.files import Buffer, publish
+from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.local_folder import is_ours, private
+from yatt.checkpoint.store import pread
 from yatt.config.schema import RunConfig
 from yatt.paths import RunPaths
+
+T = TypeVar("T")
+READ_S = 60.0
+"""Longest wait for the local disk, for one request."""
 
 SPARE_BYTES = 1 << 30
 """Bytes that a save must leave free on the disk."""
@@ -80,7 +89,7 @@ class LocalTier:
         assert path is not None, "only files with a size are read"
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            return [_read(descriptor, *each) for each in ranges]
+            return [pread(descriptor, *each) for each in ranges]
         finally:
             os.close(descriptor)
 
@@ -135,6 +144,32 @@ class LocalTier:
         return shutil.disk_usage(self.root).free - SPARE_BYTES
 
 
+def in_time(work: Callable[[], T]) -> T:
+    """Returns the result of work on the local disk, which may hang.
+
+    Raises:
+        TimeoutError: none after `READ_S`; the thread runs on.
+    """
+    outcomes: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcomes.append((True, work()))
+        except Exception as error:  # noqa: BLE001 - raised again below
+            outcomes.append((False, error))
+
+    thread = threading.Thread(target=run, name="local-tier", daemon=True)
+    thread.start()
+    thread.join(READ_S)
+    if not outcomes:
+        raise TimeoutError(errno.ETIMEDOUT, f"the local disk did not answer within {READ_S:g} s")
+    is_result, value = outcomes[0]
+    if not is_result:
+        raise value
+    result: T = value
+    return result
+
+
 class UnfinishedFile:
     """A file that is being written; nothing can be seen under its name before `finish`.
 
@@ -187,15 +222,6 @@ def ended(folder: Path) -> Iterator[Path]:
             yield root
 
 
-def _read(descriptor: int, begin: int, end: int) -> bytes:
-    """Reads a range in several calls, since one may return less than requested."""
-    chunks = []
-    while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):
-        chunks.append(chunk)
-        begin += len(chunk)
-    return b"".join(chunks)
-
-
 def _remove(save: Path) -> None:
     """Removes a save's folder, which another process may be removing too."""
     for path in _listed(save):
@@ -217,7 +243,9 @@ def _listed(folder: Path) -> list[Path]:
 def _is_over(run: Path) -> bool:
     """Whether a run has finished, or its folder was removed from a folder that is still there."""
     try:
-        return RunPaths(run).finished.exists() or (run.parent.is_dir() and not run.exists())
+        paths = RunPaths(run)
+        was_removed = run.parent.is_dir() and not run.exists()
+        return was_removed or (paths.finished.exists() and run_is_finished(paths))
     except OSError:
         return False
 

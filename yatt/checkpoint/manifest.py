@@ -203,26 +203,11 @@ class Checkpoints:
         Raises:
             CheckpointError: it is missing, differs from its seal or its name, or has an unknown version.
         """
-        data = self.store.read(name)
-        try:
-            version = msgspec.json.decode(data, type=_Version).schema_version
-            if version != SCHEMA_VERSION:
-                age = "an older" if version < SCHEMA_VERSION else "a newer"
-                raise CheckpointError(
-                    f"{name}: has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} "
-                    "yatt wrote it, which can go on with it"
-                )
-            manifest = msgspec.json.decode(data, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{name}: not a whole manifest ({error})") from error
-        if data != sealed(manifest):
-            raise CheckpointError(f"{name}: its content is not what was sealed")
+        manifest = read_manifest(self.store.read(name), name, self._run_id)
         if name_of(Commit(manifest.iteration, manifest.attempt)) != name:
             raise CheckpointError(
                 f"{name}: holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
             )
-        if self._run_id and manifest.run_id != self._run_id:
-            raise CheckpointError(f"{name}: is of run {manifest.run_id}; this run is {self._run_id}")
         return manifest
 
     def name(self, manifest: Manifest) -> str:
@@ -317,6 +302,42 @@ class Checkpoints:
                 there = "is missing" if size is None else f"has {size} bytes instead of {file.size_bytes}"
                 return f"{file.path} {there}"
         return ""
+
+
+def read_manifest(data: bytes, where: str, run_id: str) -> Manifest:
+    """Decodes a sealed manifest.
+
+    Args:
+        where: the place that it is from, for messages.
+        run_id: of the run that it must be of; empty: of any.
+
+    Raises:
+        CheckpointError: it is not whole, differs from its seal, or has an unknown version.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            age = "an older" if version < SCHEMA_VERSION else "a newer"
+            raise CheckpointError(
+                f"{where}: has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} "
+                "yatt wrote it, which can go on with it"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{where}: not a whole manifest ({error})") from error
+    if data != sealed(manifest):
+        raise CheckpointError(f"{where}: its content is not what was sealed")
+    if run_id and manifest.run_id != run_id:
+        raise CheckpointError(f"{where}: is of run {manifest.run_id}; this run is {run_id}")
+    return manifest
+
+
+def weights_commit(manifest: Manifest) -> Commit:
+    """Returns the first commit of these weights: the parent's, if a start that restored a local commit has
+    only uploaded it."""
+    parent = Commit(*manifest.parent)
+    own = Commit(manifest.iteration, manifest.attempt)
+    return parent if parent.iteration == own.iteration else own
 
 
 def name_of(commit: Commit) -> str:

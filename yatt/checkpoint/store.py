@@ -116,7 +116,7 @@ class FolderStore:
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with reaching(self._root / name), (self._root / name).open("rb") as file:
-            return [_pread(file.fileno(), begin, end) for begin, end in ranges]
+            return [pread(file.fileno(), begin, end) for begin, end in ranges]
 
     def size(self, name: str) -> int | None:
         with contextlib.suppress(CheckpointError), reaching(self._root / name):
@@ -246,7 +246,7 @@ def _write_file(filesystem: Any, path: str, chunks: Iterable[files.Buffer], part
         raise
 
 
-def _pread(descriptor: int, begin: int, end: int) -> bytes:
+def pread(descriptor: int, begin: int, end: int) -> bytes:
     """Reads a range in several calls: one read returns 2 GiB at most, and may return less than requested."""
     chunks = []
     while begin < end and (chunk := os.pread(descriptor, end - begin, begin)):

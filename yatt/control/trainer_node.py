@@ -90,7 +90,7 @@ class TrainerNode:
             self._sampler.restore(state)
         if not restored.fault:
             kind = "origin/" if order.is_origin else ""
-            self._sampler.kept.restored = f"{kind}{order.checkpoint}"
+            self._sampler.kept.restored = f"{kind}{order.weights}"
         return restored
 
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:

@@ -317,7 +317,7 @@ def _judge_wait(view: RunView, event: dict[str, Any]) -> None:
         view.silent_judges[who] = event["error"]
         view.news.append(f"{who} is down, and is waited for: {event['error']}")
     elif view.silent_judges.pop(who, None) is not None:
-        view.news.append(f"{who} answers again")
+        view.news.append(f"{who} is not waited for any more")
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:

@@ -56,9 +56,11 @@ class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
     """Order to restore from a checkpoint; `states` are all controllers' files, empty for weights only.
 
     `is_origin`: the checkpoint is in the store of `run.from_checkpoint`. `is_local`: it is a local commit.
+    `weights`: name of the first commit of its weights.
     """
 
     checkpoint: str
+    weights: str
     states: tuple[StateFile, ...]
     is_origin: bool = False
     is_local: bool = False

@@ -171,7 +171,7 @@ class TrainerRank:
     def _local_commit(self, name: str) -> Manifest:
         """Reads the record of a local commit from the run folder."""
         commits = LocalCommits(RunPaths(Path(self._config.run.dir)), self._config.run.id)
-        return commits.read(commit_of(name))[0]
+        return patiently(partial(commits.read, commit_of(name)))[0]
 
     def _origin(self) -> Store:
         """The store of the run from which this run starts."""

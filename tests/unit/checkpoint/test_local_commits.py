@@ -1,5 +1,6 @@
 """Local commits: created once, read whole or not at all, and fenced as commits in the store are."""
 
+import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from tests.damage import empty, not_text, nul_block, removed, truncated
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints, Manifest, weights_commit
 from yatt.checkpoint.store import FolderStore
 from yatt.core import claims
 from yatt.core.claims import Commit
@@ -125,8 +126,37 @@ def test_one_that_was_adopted_stays_until_the_store_has_it(local: LocalCommits, 
     assert newer(local, paths) == []
     names = Checkpoints(FolderStore(paths.root / "checkpoints"), 0).candidates().names
     assert names == ("manifests/00000003.000003.json", "manifests/00000002.000001.json")
-    local.remove_until(3)
+    local.remove_until(3, 0)
+    assert local.commits() == {Commit(3, 1)}, "a stale attempt removes nothing of a newer one"
+    local.remove_until(3, 3)
     assert local.commits() == set()
+
+
+def test_a_passing_error_is_told_and_a_lasting_one_passes_it_over(
+    local: LocalCommits, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.commit(manifest(3, 1), ())
+    for number, expected in ((errno.ESTALE, OSError), (errno.EACCES, CheckpointError)):
+
+        def fails(_: Path, number: int = number) -> bytes:
+            raise OSError(number, "planted")
+
+        with monkeypatch.context() as patch, pytest.raises(expected, match="planted"):
+            patch.setattr(Path, "read_bytes", fails)
+            local.read(Commit(3, 1))
+    assert local.read(Commit(3, 1))[0] == manifest(3, 1)
+
+
+def test_a_record_of_another_format_is_refused_as_such(local: LocalCommits, paths: RunPaths) -> None:
+    local.commit(msgspec.structs.replace(manifest(3, 1), schema_version=99), ())
+    with pytest.raises(CheckpointError, match="has format 99"):
+        local.read(Commit(3, 1))
+
+
+def test_the_upload_of_a_local_commit_has_the_weights_of_that_commit() -> None:
+    again = msgspec.structs.replace(manifest(3, 2), parent=(3, 1))
+    assert weights_commit(again) == Commit(3, 1)
+    assert weights_commit(msgspec.structs.replace(manifest(4, 2), parent=(3, 1))) == Commit(4, 2)
 
 
 def test_several_are_tried_newest_first(local: LocalCommits, paths: RunPaths) -> None:

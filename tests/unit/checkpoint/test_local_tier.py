@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import threading
 import time
@@ -16,9 +17,11 @@ import pytest
 from tests.damage import a_fifo, a_folder, empty, nul_block, removed, truncated
 from tests.host_copies import FILES, Trainer, versions_in
 from tests.unit.config.test_upload_limit import config as config_of
+from yatt.adapters.files import publish, sealed
 from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint import local_first
+from yatt.checkpoint import local_first, local_tier
 from yatt.checkpoint.local_first import LocalFirst
+from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile, ended
 from yatt.checkpoint.store import FolderStore
 from yatt.config.schema import RunConfig
@@ -148,7 +151,7 @@ def test_a_planted_mistake_is_caught(saved, mistake, monkeypatch: pytest.MonkeyP
 def test_a_disk_that_hangs_costs_one_wait(saved, monkeypatch: pytest.MonkeyPatch) -> None:
     store, tier, files = saved
     awake = threading.Event()
-    monkeypatch.setattr(local_first, "READ_S", 0.3)
+    monkeypatch.setattr(local_tier, "READ_S", 0.3)
     monkeypatch.setattr(LocalTier, "size", lambda *_: awake.wait(30))
     began_s = time.monotonic()
     reader = Reader(store, tier, files)
@@ -288,10 +291,12 @@ def test_folders_of_finished_and_of_removed_runs_have_ended(config: RunConfig, t
     root = LocalTier.of(config).root
     paths.root.mkdir()
     assert list(ended(disk)) == [], "it can go on"
-    paths.finished.touch()
+    (paths.claims / "000003").mkdir(parents=True)
+    publish(paths.finished, sealed({}, 2))
+    assert list(ended(disk)) == [], "a stale attempt's record does not count"
+    publish(paths.finished, sealed({}, 3))
     assert list(ended(disk)) == [root]
-    paths.finished.unlink()
-    paths.root.rmdir()
+    shutil.rmtree(paths.root)
     assert list(ended(disk)) == [root]
     (root / "run.json").write_text('{"run": "/not/mounted/here/run"}')
     assert list(ended(disk)) == [], "its filesystem may not be mounted here"
@@ -304,3 +309,15 @@ def test_folders_of_finished_and_of_removed_runs_have_ended(config: RunConfig, t
 def test_every_file_of_the_save_has_a_local_file(saved) -> None:
     _, tier, files = saved
     assert len(list(tier.root.glob("global_step_*/*/*"))) == len(files) == FILES
+
+
+def test_a_disk_that_hangs_is_no_local_commit(saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tier, files = saved
+    awake = threading.Event()
+    monkeypatch.setattr(local_tier, "READ_S", 0.3)
+    monkeypatch.setattr(LocalTier, "read_ranges", lambda *_: awake.wait(30))
+    began_s = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"did not answer within 0.3 s"):
+        LocalStore(lambda: tier).read_ranges(files[0].path, [(0, 8)])
+    assert time.monotonic() - began_s < 5.0
+    awake.set()

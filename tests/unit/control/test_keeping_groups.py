@@ -389,7 +389,11 @@ def test_the_digest_covers_functions_and_both_ends_of_models(make: Make) -> None
     digest = kept_files.files_digest(bench.node.config)
     assert digest == kept_files.files_digest(bench.node.config)
     weights = next(Path(bench.node.config.model.path).glob("*.safetensors"))
-    for path, at in ((Path(bench.node.config.rewards[0].path), 0), (weights, -1), (weights, 10)):
+    function = Path(bench.node.config.rewards[0].path)
+    (helper := function.with_name("helper.py")).write_text("score = 1\n")
+    before, digest = digest, kept_files.files_digest(bench.node.config)
+    assert digest != before, "the function can import it"
+    for path, at in ((function, 0), (helper, 8), (weights, -1), (weights, 10)):
         data = bytearray(path.read_bytes())
         data[at] ^= 1
         path.write_bytes(data)

@@ -1,5 +1,7 @@
 """When a request that has used its tries is repeated: only while nobody is answered."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -24,7 +26,8 @@ def test_cases(
 ) -> None:
     outage = Outage(LIMIT_S)
     for at_s, note in sorted(
-        [(each, outage.answered) for each in answered_s] + [(each, outage.unanswered) for each in silent_s],
+        [(each, outage.answered) for each in answered_s]
+        + [(each, partial(outage.unanswered, request=1, is_down=True)) for each in silent_s],
         key=lambda pair: pair[0],
     ):
         note(at_s)
@@ -42,9 +45,21 @@ def test_no_outage_is_waited_for_longer_than_the_limit_nor_beside_an_answer(
             outage.answered(now_s)
             last_s, first_silent_s = now_s, None
         else:
-            outage.unanswered(now_s)
+            outage.unanswered(now_s, 1, is_down=True)
             first_silent_s = now_s if first_silent_s is None else first_silent_s
         since_s = now_s - back_s
         waits = outage.is_waited_for(since_s, now_s)
         assert not (waits and last_s >= since_s)
         assert waits == (first_silent_s is not None and last_s < since_s and now_s - first_silent_s < LIMIT_S)
+
+
+def test_one_slow_request_is_no_outage_and_two_are() -> None:
+    outage = Outage(LIMIT_S)
+    for _ in range(5):
+        outage.unanswered(1.0, 7, is_down=False)
+    assert not outage.is_waited_for(1.0, 5.0)
+    outage.unanswered(2.0, 8, is_down=False)
+    assert outage.is_waited_for(1.0, 5.0)
+    outage.answered(6.0)
+    outage.unanswered(7.0, 8, is_down=False)
+    assert not outage.is_waited_for(7.0, 9.0), "an answer forgets the others"

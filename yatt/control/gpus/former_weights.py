@@ -23,7 +23,8 @@ class FormerWeights:
     """The copy of one rank's weights. It is allocated when the first block is given."""
 
     def __init__(self, reader: SegmentReader) -> None:
-        self._reader, self._data = reader, bytearray()
+        self._reader, self._is_refused = reader, False
+        self._data: memoryview | None = None
         self._changes: dict[int, bytes | None] = {}
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._allocating = threading.Lock()
@@ -56,13 +57,17 @@ class FormerWeights:
             WorkerFailed: another version has begun.
         """
         index = begin // bulk.BLOCK_BYTES
-        self._allocate()
+        copy = self._allocated()
+        if copy is None:
+            return None
         with self._locks[index % _LOCKS]:
             if self._stamp != stamp:
                 raise WorkerFailed(f"version {stamp.version} is not given any more")
             if index not in self._changes:
-                former, present = memoryview(self._data)[begin:end], self._reader.data[begin:end]
-                change = change_between(former, present) if self._former_version else None
+                former, present = copy[begin:end], self._reader.data[begin:end]
+                change = (
+                    change_between(former, present) if self._former_version and not self._is_torn else None
+                )
                 if change is None:
                     former[:] = present
                 else:
@@ -73,10 +78,17 @@ class FormerWeights:
                 self._changes[index] = change
             return self._changes[index]
 
-    def _allocate(self) -> None:
+    def _allocated(self) -> memoryview | None:
+        """Returns the copy; None if there is no memory for it, so that all is sent whole."""
+        import numpy as np
+
         with self._allocating:
-            if not self._data:
-                self._data = bytearray(len(self._reader.data))
+            if self._data is None and not self._is_refused:
+                try:  # numpy does not clear it, which would stop all threads for half a second per GiB
+                    self._data = np.empty(len(self._reader.data), np.uint8).data
+                except MemoryError:
+                    self._is_refused = True
+            return self._data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

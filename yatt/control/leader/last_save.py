@@ -110,7 +110,7 @@ class LastSave:
         Raises:
             OSError: the run folder fails.
         """
-        self._commits.remove_until(iteration)
+        self._commits.remove_until(iteration, self._node.attempt)
 
     @property
     def _left_s(self) -> float:

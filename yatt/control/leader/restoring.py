@@ -7,7 +7,7 @@ from typing import Any
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints, Manifest, name_of
+from yatt.checkpoint.manifest import Checkpoints, Manifest, name_of, weights_commit
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
@@ -89,7 +89,7 @@ class Restoring:
             try:
                 if not config.checkpoint.local_dir:
                     raise CheckpointError("checkpoint.local_dir is empty")
-                manifest, hosts = await call_in_thread(partial(local.read, commit))
+                manifest, hosts = await call_in_thread(partial(patiently, partial(local.read, commit)))
                 fault = await self._fault(name_of(commit), manifest, is_local=True)
             except CheckpointError as error:
                 fault = str(error)
@@ -172,7 +172,7 @@ class Restoring:
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
         order = c.RestoreTrainer(
             checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
-            weights_only=weights_only, is_local=is_local,
+            weights_only=weights_only, is_local=is_local, weights=name_of(weights_commit(manifest)),
         )  # fmt: skip
         answers = await self._clients.ask_trainer_nodes(order)
         self._local_bytes = sum(answer.local_bytes for answer in answers)

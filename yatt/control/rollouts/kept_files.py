@@ -164,8 +164,8 @@ def remove_files(folder: Path, chosen: Callable[[list[KeptFile]], Iterable[KeptF
 
 
 def files_digest(config: RunConfig) -> str:
-    """Returns a digest of the files that decide about samples and scores: the user's functions, and the ends
-    of the models' files.
+    """Returns a digest of the files that decide about samples and scores: the user's functions, the Python files
+    beside them, and the ends of the models' files.
 
     Raises:
         OSError: one cannot be read.
@@ -175,7 +175,8 @@ def files_digest(config: RunConfig) -> str:
     functions += [reward.path for reward in config.rewards] + [genrm.path for genrm in config.genrms]
     for path in functions:
         if path and not path.startswith("builtin:"):
-            digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+            for file in sorted({Path(path), *Path(path).parent.glob("*.py")}):  # it can import these
+                digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     for model in (config.model.path, *(genrm.model for genrm in config.genrms if genrm.has_engine)):
         for file in sorted(Path(model).iterdir()):
             if file.is_file():
