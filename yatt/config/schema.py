@@ -198,8 +198,9 @@ class PlacementSection:
     """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
 
     send_changes: bool = True
-    """Between nodes, send only the bfloat16 weights that changed since the version before. A node that gives
-    weights then holds them once more in memory."""
+    """Between nodes, send only the bfloat16 weights that changed since the version before; no effect on other
+    types. A node that gives weights then holds them once more in memory, and a node that fetches them has
+    the newest changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,8 +164,8 @@ def remove_files(folder: Path, chosen: Callable[[list[KeptFile]], Iterable[KeptF
 
 
 def files_digest(config: RunConfig) -> str:
-    """Returns a digest of the files that decide about samples and scores: the user's functions, the Python files
-    beside them, and the ends of the models' files.
+    """Returns a digest of the files that decide about samples and scores: the user's functions, the Python
+    files beside them, and the ends of the models' files.
 
     Raises:
         OSError: one cannot be read.
