@@ -43,6 +43,26 @@ def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
     run.check(reference, dead={3})
 
 
+@pytest.mark.parametrize("node", [3, 1], ids=["engine", "trainer"])
+def test_a_machine_that_dies_before_its_controller_is_there_is_left_out_once_slurm_knows(
+    cluster: Cluster, reference, tmp_path, node
+):
+    """Nobody else can know it, and the attempt would wait for it until `launch.start_timeout_s`."""
+    settings = {"launch": {"start_timeout_s": 240.0}}
+    run = SubmittedRun(cluster, tmp_path, settings)
+    job_id = run.submit()
+    run.wait_attempts(1)
+    gone = hosts(run)[node]
+    entry = run.paths.controller_record(1, node)
+    cluster.crash(gone)
+    assert not run.paths.all_endpoints(1).exists(), f"too late; {entry.exists()=}"
+    run.wait_finished(job_id)
+    assert node == 1 or ends(run.paths)[0][1] == "node3 is gone"
+    assert run.restarts(job_id) == (1 if node == 1 else 0), "for a trainer node, by Slurm or by the launcher"
+    assert gone not in hosts(run) or attempts(run.paths)[-1].started["absent"] == [node]
+    run.check(reference, dead={node})
+
+
 def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, reference, tmp_path):
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()

@@ -110,8 +110,8 @@ def _without_the_unfit(seen: AttemptFacts, leader: int | None) -> Outcome:
 
 
 def _after_a_failure(seen: AttemptFacts) -> Outcome:
+    names = ", ".join(f"node{index}" for index in sorted(seen.dead))
     if seen.dead and (seen.dead & seen.trainer_nodes or not seen.can_shrink):
-        names = ", ".join(f"node{index}" for index in sorted(seen.dead))
         reason = f"{names} is gone, and the run cannot do without"
         # A lost machine is not the run's fault, so it does not count as a failed attempt.
         return Outcome(verdict=Verdict.SUCCEED, reason=reason, gone=seen.dead)
@@ -123,7 +123,8 @@ def _after_a_failure(seen: AttemptFacts) -> Outcome:
     reason = "; ".join([*ends, seen.cause] if seen.cause else ends)
     code = next(iter(failed.values()), EXIT_FAILED)
     return Outcome(
-        verdict=Verdict.AGAIN, reason=reason or "no controller came up", gone=seen.dead,
+        verdict=Verdict.AGAIN, reason=reason or (f"{names} is gone" if names else "no controller came up"),
+        gone=seen.dead,
         exit_code=EXIT_FAILED if code < 0 or code == EXIT_WILL_CONTINUE else code,
     )  # fmt: skip
 

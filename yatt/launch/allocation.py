@@ -25,6 +25,14 @@ class Allocation:
     groups: dict[str, int]
     cpus: dict[str, int] = field(default_factory=dict)
 
+    def names_of(self, components: tuple[Component, ...]) -> dict[int, str]:
+        """Returns Slurm's name of each of the run's nodes."""
+        return {
+            index: name
+            for part in components
+            for index, name in zip(part.indexes, self.hosts[part.name], strict=False)
+        }
+
 
 def allocation_of(env: Mapping[str, str], components: tuple[Component, ...]) -> Allocation:
     """Returns the allocation described by the batch script's environment.

@@ -56,6 +56,8 @@ def test_a_stop_names_its_reason_and_a_failure_its_cause():
 
 def test_lost_machines_are_left_out_from_then_on():
     assert seen(ended={0: 1}, dead=frozenset({2, 3})).gone == {2, 3}
+    before_it_began = seen(dead=frozenset({2}))
+    assert (before_it_began.gone, before_it_began.reason) == ({2}, "node2 is gone")
 
 
 def test_a_killed_controller_that_trains_is_named_before_what_followed_from_it():

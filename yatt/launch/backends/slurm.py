@@ -117,7 +117,7 @@ class SlurmBackend:
                 paths=self.paths, attempt=attempt, job_id=self.allocation.job_id,
                 restarts=self.allocation.restarts, mode=self.plan.site.requeue, slurm=self.slurm,
             )  # fmt: skip
-            names = node_names(self.components, self.allocation)
+            names = self.allocation.names_of(self.components)
             self._switch_slabs(requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)])
 
     def _switch_slabs(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
@@ -164,12 +164,3 @@ class SlurmBackend:
 
     def _is_told_to_end(self) -> bool:
         return signal.SIGTERM in self.signals
-
-
-def node_names(components: tuple[Component, ...], allocation: Allocation) -> dict[int, str]:
-    """Returns Slurm's name of each of the run's nodes."""
-    return {
-        index: name
-        for part in components
-        for index, name in zip(part.indexes, allocation.hosts[part.name], strict=False)
-    }

@@ -22,6 +22,7 @@ from yatt.core.outcome import BY_HAND, AttemptFacts, Outcome, Verdict, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
+from yatt.launch.backends.lost_nodes import LostNodes
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component
 from yatt.launch.steps import BLIND, step_orders
@@ -77,6 +78,10 @@ class AttemptWatch:
     stop: str = ""
     limit_s: float | None = None
     looked_s: float = 0.0
+    lost: LostNodes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lost = LostNodes(self.paths, self.attempt, self.components, self.allocation, self.slurm)
 
     def run(self) -> Outcome:
         """Starts the steps and waits until they have ended; returns the outcome."""
@@ -93,6 +98,8 @@ class AttemptWatch:
                 with contextlib.suppress(OSError):  # try the run folder again next time
                     self._look()
                     self._pass_stop_on()
+                    if self.lost.look() - self.absent:
+                        break
                 if self._blind():
                     break
                 if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
@@ -202,7 +209,7 @@ class AttemptWatch:
             for part in self.components
             for index in part.indexes
             if index not in self.ended and self.paths.lost(self.attempt, index).exists()
-        )
+        ) | (self.lost.lost - self.absent)
         roles, unfit = place(self.config), self._unfit()
         gone = dead | self.absent | unfit.keys()
         return AttemptFacts(
