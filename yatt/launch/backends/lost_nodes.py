@@ -1,7 +1,7 @@
 """Nodes that a Slurm job has lost before the controllers of an attempt met.
 
-Later the leader notices a silent node. Before, only Slurm knows: with ``--no-kill`` it removes a dead node from
-the job's node list and leaves the others alone. Every attempt that includes the dead node would wait for it
+Later the leader notices a silent node. Before, only Slurm knows: with ``--no-kill`` it removes a dead node
+from the job's node list and leaves the others alone. Every attempt that includes the dead node would wait for it
 until `launch.start_timeout_s`.
 """
 
