@@ -1,8 +1,8 @@
 """Nodes that a Slurm job has lost before the controllers of an attempt met.
 
 Later the leader notices a silent node. Before, only Slurm knows: with ``--no-kill`` it removes a dead node
-from the job's node list and leaves the others alone. Every attempt that includes the dead node would wait for it
-until `launch.start_timeout_s`.
+from the job's node list and leaves the others alone. Every attempt that includes the dead node would wait for
+it until `launch.start_timeout_s`.
 """
 
 from dataclasses import dataclass
