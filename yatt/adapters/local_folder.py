@@ -56,6 +56,8 @@ def create(folder: Path, about: dict[str, Any]) -> None:
 def private(folder: Path, name: str) -> Path:
     """Returns this user's own subfolder of `folder`, which may be writable by others; makes it if missing.
 
+    Members of the folder's group are trusted: they could rename the subfolder if the group may write there.
+
     Raises:
         OSError: there is no subfolder that certainly belongs to this user.
     """

@@ -59,7 +59,8 @@ class LocalTier:
         """
         assert config.run.id, "a run has an id from its first start on"
         root = private(private(Path(config.checkpoint.local_dir), _users_name()), config.run.id)
-        about = json.dumps({"run": config.run.dir}).encode()
+        run = Path(config.run.dir)
+        about = json.dumps({"run": str(run), "parent": run.parent.stat().st_ino}).encode()
         if _noted(root) != about:
             publish(root / NOTE, about, mode=0o600)
         return cls(root)
@@ -215,10 +216,11 @@ def ended(folder: Path) -> Iterator[Path]:
         return
     for root in (users / name for name in names):
         try:
-            run = Path(json.loads(_noted(root))["run"]) if is_ours(root) else None
+            noted = json.loads(_noted(root)) if is_ours(root) else {}
+            run, parent = Path(noted["run"]), int(noted["parent"])
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
-        if run is not None and run.is_absolute() and _is_over(run):
+        if run.is_absolute() and _is_over(run, parent):
             yield root
 
 
@@ -240,11 +242,16 @@ def _listed(folder: Path) -> list[Path]:
     return []
 
 
-def _is_over(run: Path) -> bool:
-    """Whether a run has finished, or its folder was removed from a folder that is still there."""
+def _is_over(run: Path, parent: int) -> bool:
+    """Whether a run has finished, or its folder was removed from a folder that is still there.
+
+    Args:
+        parent: inode number of the folder that contained the run folder. If another folder is there, the
+            filesystem may not be mounted.
+    """
     try:
         paths = RunPaths(run)
-        was_removed = run.parent.is_dir() and not run.exists()
+        was_removed = run.parent.stat().st_ino == parent and not run.exists()
         return was_removed or (paths.finished.exists() and run_is_finished(paths))
     except OSError:
         return False

@@ -124,11 +124,21 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
 
 
+_ENGINE_SIZES = {
+    "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager", "request_timeout_s", "max_retries",
+}  # fmt: skip
+"""Keys of `rollout` about an engine's memory, speed and failures."""
+
+
 def samples_hash(config: RunConfig) -> str:
     """Returns the same for the parts that decide what samples and scores are: two attempts with equal hashes
-    and weights may use each other's prompt groups."""
+    and weights may use each other's prompt groups. Without deterministic mode, `_ENGINE_SIZES` are none of
+    these parts, because they change the rounding of samples only; they may be changed after a lack of memory.
+    """
     whole = asdict(config)
     parts = {name: whole[name] for name in ("data", "model", "rollout", "environment", "rewards", "genrms")}
+    if not config.run.deterministic:
+        parts["rollout"] = {k: v for k, v in parts["rollout"].items() if k not in _ENGINE_SIZES}
     parts["run"] = [config.run.id, config.run.seed, config.run.deterministic]
     return hashlib.sha256(yaml.safe_dump(_plain(parts), sort_keys=True).encode()).hexdigest()[:16]
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import logging
+import json
 import os
 import shutil
 import stat
@@ -298,9 +299,12 @@ def test_folders_of_finished_and_of_removed_runs_have_ended(config: RunConfig, t
     assert list(ended(disk)) == [root]
     shutil.rmtree(paths.root)
     assert list(ended(disk)) == [root]
-    (root / "run.json").write_text('{"run": "/not/mounted/here/run"}')
+    noted = json.loads((root / "run.json").read_text())
+    (root / "run.json").write_text(json.dumps({**noted, "run": "/not/mounted/here/run"}))
     assert list(ended(disk)) == [], "its filesystem may not be mounted here"
-    for text in ("", "[]", '{"run": 7}', '{"run": "relative"}', "\x00"):
+    (root / "run.json").write_text(json.dumps({**noted, "parent": noted["parent"] + 1}))
+    assert list(ended(disk)) == [], "the folder below may be an empty mount point"
+    for text in ("", "[]", '{"run": 7, "parent": 7}', '{"run": "relative", "parent": 7}', "\x00"):
         (root / "run.json").write_text(text)
         assert list(ended(disk)) == []
     assert list(ended(tmp_path / "nowhere")) == []

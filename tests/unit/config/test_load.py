@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from yatt.config.load import config_hash, load, load_resolved, resolved_text
+from yatt.config.load import config_hash, load, load_resolved, resolved_text, samples_hash
 from yatt.errors import ConfigError
 
 GOOD = """\
@@ -311,3 +311,21 @@ def test_an_argument_without_key_or_value_is_refused(tmp_path: Path, argument: s
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read \(No such file"):
         load([tmp_path / "nothing.yaml"], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "deterministic", "equal"),
+    [
+        ("rollout.gpu_memory_utilization=0.5", False, True),
+        ("rollout.gpu_memory_utilization=0.5", True, False),
+        ("rollout.temperature=0.5", False, False),
+        ("optimizer.lr=1.0e-5", True, True),
+        ("data.train_files=[b.jsonl]", False, False),
+    ],
+)
+def test_what_decides_about_samples(tmp_path: Path, change: str, deterministic: bool, equal: bool) -> None:
+    arguments = [f"run.deterministic={str(deterministic).lower()}"]
+    file = write(tmp_path, GOOD)
+    before, after = load([file], arguments), load([file], [*arguments, change])
+    assert config_hash(before) != config_hash(after)
+    assert (samples_hash(before) == samples_hash(after)) == equal
