@@ -2,8 +2,8 @@
 
 import errno
 import fcntl
-import logging
 import json
+import logging
 import os
 import shutil
 import stat
