@@ -125,7 +125,8 @@ def config_hash(config: RunConfig) -> str:
 
 
 _ENGINE_SIZES = {
-    "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager", "request_timeout_s", "max_retries",
+    "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager", "request_timeout_s",
+    "max_retries",
 }  # fmt: skip
 """Keys of `rollout` about an engine's memory, speed and failures."""
 
