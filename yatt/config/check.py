@@ -210,11 +210,29 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
             f"{config.trainer.max_tokens_per_micro_batch} cannot hold the longest sample of {longest} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); write {longest} or more.",
         )
+    yield from _oversampling(config)
     estimator = config.algorithm.adv_estimator if not config.algorithm.path else ""
     if config.rollout.n < 2 and estimator in GROUP_BASELINES:
         yield (
             "rollout.n",
             f"{estimator} compares completions of one prompt; write 2 or more.",
+        )
+
+
+def _oversampling(config: RunConfig) -> Iterator[Fault]:
+    if config.rollout.oversample == 1.0:
+        return
+    if config.run.deterministic:
+        yield (
+            "rollout.oversample",
+            "which completions an iteration cuts depends on timing, so results would differ "
+            "(run.deterministic); write 1.",
+        )
+    if config.rollout.max_policy_age == 0:
+        yield (
+            "rollout.max_policy_age",
+            "0 discards the tokens of every completion that rollout.oversample cuts, so long ones would "
+            "hardly ever be trained on; write 1 or more.",
         )
 
 

@@ -175,6 +175,11 @@ class RolloutSection:
     """Maximum number of policy versions between a group's oldest token and its training. Older completions
     are sampled again, also complete ones whose group is not complete."""
 
+    oversample: Annotated[float, between(1, 4)] = 1.0
+    """Prompt groups in progress per group that an iteration needs. At 1.25 a quarter more are sampled, and
+    the rollout phase ends when enough are complete; the others keep their tokens and continue first in the
+    next one. Above 1, an iteration does not wait for its longest completions."""
+
     request_timeout_s: Annotated[float, SECONDS] = 600.0
     """Time without a token or other progress after which a completion is aborted and requested again, up to
     `max_retries` times. Waiting for an engine does not count."""

@@ -234,7 +234,7 @@ def _trainer_node(
     tokenizer = patiently(partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s)
     num_nodes = len(node.placement.trainer_nodes)
     judge = Judge(
-        config, parts.router.complete, parts.rewards.call, num_nodes,
+        config, parts.router.complete, parts.router.abort, parts.rewards.call, num_nodes,
         lambda genrm, error: events.emit("judge.wait", genrm=genrm, error=error),
     )  # fmt: skip
     scorer = Scorer(config, judge, parts.rewards.call)

@@ -56,6 +56,12 @@ def opening_limit(target: int, factor: float) -> int:
     return max(target, int(target * factor), LEAST_OPENED)
 
 
+def num_extra(target: int, oversample: float) -> int:
+    """Returns how many groups beyond `target` are sampled at a time. An iteration ends when `target` groups
+    are complete, so about so many of its longest groups are carried over."""
+    return math.ceil(round((oversample - 1.0) * target, 6))
+
+
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """Estimate of the share of accepted prompt groups; older outcomes have less weight."""
@@ -85,6 +91,9 @@ class Quota:
     limit: int = 0
     """Number of groups that may be opened in one iteration at any acceptance rate."""
 
+    extra: int = 0
+    """Number of groups in flight beyond those that the target needs (`num_extra`)."""
+
     is_patient: bool = False
     """Always allow `PATIENCE` times the limit: the rate depends on what ended first, and on restarts."""
 
@@ -102,14 +111,19 @@ class Quota:
         """Returns how many groups to open now, so that those in flight will probably reach the target.
 
         The number in flight is the number of missing groups divided by the acceptance rate, and at most
-        `MOST_AHEAD` per missing group.
+        `MOST_AHEAD` per missing group; `extra` more.
         """
         missing = self.target - self.accepted
         if missing <= 0:
             return 0
-        wanted = min(math.ceil(missing / self.acceptance.rate), MOST_AHEAD * missing) - self.in_flight
+        wanted = min(math.ceil(missing / self.acceptance.rate), MOST_AHEAD * missing)
+        wanted += self.extra - self.in_flight
         left = self.most - self.accepted - self.dropped - self.in_flight
         return max(0, min(wanted, left))
+
+    def is_expected_from(self, num_sampled: int) -> bool:
+        """Whether `num_sampled` complete groups in flight, once scored, will probably reach the target."""
+        return self.accepted + math.floor(num_sampled * self.acceptance.rate) >= self.target
 
     def is_exhausted(self) -> bool:
         """Whether the target can no longer be reached."""

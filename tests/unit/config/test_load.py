@@ -329,3 +329,16 @@ def test_what_decides_about_samples(tmp_path: Path, change: str, deterministic: 
     before, after = load([file], arguments), load([file], [*arguments, change])
     assert config_hash(before) != config_hash(after)
     assert (samples_hash(before) == samples_hash(after)) == equal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["run.deterministic=true"], "rollout.oversample"),
+        (["run.deterministic=false", "rollout.max_policy_age=0"], "rollout.max_policy_age"),
+    ],
+)
+def test_oversampling_is_refused_where_it_would_harm(tmp_path: Path, arguments: list[str], key: str) -> None:
+    assert f"{key}: " in mistakes(tmp_path, GOOD, "rollout.oversample=1.25", *arguments)
+    load([write(tmp_path, GOOD)], ["rollout.oversample=1", *arguments])
+    load([write(tmp_path, GOOD)], ["rollout.oversample=1.25", "run.deterministic=false"])

@@ -62,7 +62,7 @@ class GroupBench:
         self.prompts: list[str] = []
         self.seeds: list[int] = []
         self.orders: list[m.Message] = []
-        judge_ = Judge(self.config, self._complete, self._call, num_nodes=1, say=print)
+        judge_ = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, judge_, self._call)
         self.group: PromptGroup = new_group(4, 0, "say much", [1, 2], len(TEXTS))
         self.counters: Counter[str] = Counter()
@@ -85,6 +85,9 @@ class GroupBench:
             request_id=sample.request_id, token_ids=m.pack_ids(ids), logprobs=m.pack_floats([0.0] * len(ids)),
             finish_reason="stop", policy_version=0,
         )  # fmt: skip
+
+    async def _abort(self, role: str, request_ids: tuple[str, ...]) -> None:
+        raise AssertionError(f"{request_ids} of {role} are not aborted here")
 
     async def _call(self, order: m.Score | m.ScoreMany) -> m.Message:
         if isinstance(order, m.Score) and order.reward == "judge":

@@ -1,6 +1,7 @@
 """From prompts to accepted prompt groups: real sampler, router, table of engines and scorer, no processes."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
 from yatt.core.placement import ROLLOUT, place
+from yatt.core.prompts import num_extra
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
@@ -64,7 +66,7 @@ class Bench:
         self.local = LocalEngines(self.engines, config)  # type: ignore[arg-type]
         self.engines.completed = self.local.completed
         router = Router(self.node, self.local, Peers(), Progress(int))
-        judge = Judge(config, router.complete, call_reward, num_nodes=1, say=print)
+        judge = Judge(config, router.complete, router.abort, call_reward, num_nodes=1, say=print)
         scorer = Scorer(config, judge, call_reward)
         self.rows = RowFiles(config.data.train_files, config.data, folder / f"scratch-{attempt}")
         tokenizer = Tokenizer(config.model.path)
@@ -191,3 +193,56 @@ def test_completions_that_are_too_old_are_sampled_anew(make: Make) -> None:
 
     found = asyncio.run(scene())
     assert found.counters["rollout/restarted_groups"] == 2
+
+
+def numbers_of(bench: Bench, kind: str) -> list[list[int]]:
+    """Numbers of the groups in each event of this kind."""
+    events = [json.loads(line) for line in bench.lines]
+    return [e.get("numbers", [e.get("number")]) for e in events if e["kind"] == kind]
+
+
+def test_an_oversampled_iteration_does_not_wait_for_its_longest_group_which_continues_first(
+    make: Make,
+) -> None:
+    stuck = {"0/1/0"}
+
+    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+        asked = sample.request_id.partition("#")[0]
+        return None if any(asked.endswith(each) for each in stuck) else completion(sample, tokens_of(sample))
+
+    bench = make(answer, run={"deterministic": False}, rollout={"oversample": 1.5})
+
+    async def scene() -> tuple[c.Advanced, c.Advanced]:
+        first = await bench.advance(1, 2)
+        bench.sampler.trained({group.number for group in first.groups})
+        stuck.clear()
+        return first, await bench.advance(2, 2)
+
+    first, second = asyncio.run(scene())
+    assert [group.number for group in first.groups] == [1, 2], "group 0 is not awaited"
+    assert second.groups[0].number == 0
+    assert max(second.groups[0].ages) == 1, "it has tokens of the policy before"
+    assert numbers_of(bench, "rollout.group.open") == [[0, 1, 2], [3, 4]]
+    asked = bench.engines.asked()
+    assert len(asked) == len(set(asked)), "no request was made twice"
+    again = next(b for _, b, _ in bench.engines.sent if isinstance(b, m.Sample) and "0/1/2" in b.request_id)
+    assert m.unpack_ids(again.prompt_ids)[-2:] == bench.engines.partial
+
+
+@pytest.mark.parametrize("oversample", [1.0, 1.25, 2.0])
+def test_nothing_more_is_opened_than_is_asked_for(make: Make, oversample: float) -> None:
+    bench = make(
+        lambda _, sample: completion(sample, tokens_of(sample)),
+        run={"deterministic": False}, rollout={"oversample": oversample},
+    )  # fmt: skip
+
+    async def scene() -> None:
+        for iteration in range(1, 6):
+            found = await bench.advance(iteration, 4)
+            assert found.missing == 0
+            bench.sampler.trained({group.number for group in found.groups})
+
+    asyncio.run(scene())
+    opened = [number for numbers in numbers_of(bench, "rollout.group.open") for number in numbers]
+    assert opened == sorted(set(opened))
+    assert len(opened) <= 5 * 4 + num_extra(4, oversample)

@@ -13,6 +13,7 @@ from tests.tiny_models import make_scripted_model
 from tests.unit.control.engine_stand_in import completion
 from yatt.adapters.dataset import Row
 from yatt.config.load import load
+from yatt.control.gpus.engines import ABORTED
 from yatt.control.rollouts.groups import SampleState, new_group
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.scoring import Scorer
@@ -22,6 +23,8 @@ from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
 ROLES = ("rollout", "genrm:judge")
+HANGS: list[int] = [-1]
+"""A verdict that does not come until it is aborted."""
 
 
 class Bench:
@@ -39,8 +42,9 @@ class Bench:
         }  # fmt: skip
         run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}})
         self.config = load([run.write()], [])
+        self.open: dict[str, asyncio.Future[m.Completed]] = {}
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
-        judge = Judge(self.config, self._complete, self._call, num_nodes=1, say=print)
+        judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, judge, self._call)
         group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
         self.sample: SampleState = group.samples[0]
@@ -54,9 +58,25 @@ class Bench:
         assert role == "genrm:judge"
         self.asked.append(sample)
         given = self.verdicts.pop(0)
+        if given == HANGS:
+            self.open[sample.request_id] = asyncio.get_running_loop().create_future()
+            return await self.open[sample.request_id]
         if isinstance(given, Exception):
             raise given
         return given if isinstance(given, m.Completed) else completion(sample, given)
+
+    async def _abort(self, role: str, request_ids: tuple[str, ...]) -> None:
+        assert role == "genrm:judge"
+        for request_id in request_ids:
+            self.open.pop(request_id).set_result(
+                m.Completed(
+                    request_id=request_id,
+                    token_ids=b"",
+                    logprobs=b"",
+                    finish_reason=ABORTED,
+                    policy_version=0,
+                )
+            )
 
     async def _call(self, order: m.Score) -> m.Message:
         if order.reward != "judge":
@@ -151,3 +171,25 @@ def test_a_genrm_that_machines_lost_ends_a_deterministic_run(tmp_path: Path) -> 
     bench = Bench(tmp_path, [WorkerFailed("its engine ended")], good)
     with pytest.raises(WorkerFailed, match=r"its engine ended.*a lost sample would change the results"):
         bench.score()
+
+
+@pytest.mark.parametrize("votes", [1, 3])
+def test_an_interrupted_question_is_no_failure_and_is_asked_again(tmp_path: Path, votes: int) -> None:
+    said = judge_says(tmp_path, "Y")
+    bench = Bench(
+        tmp_path, [*[said] * (votes - 1), HANGS, *[said] * votes], good, votes=votes, temperature=0.5
+    )
+
+    async def scene() -> None:
+        scoring = asyncio.ensure_future(bench.scorer.score(bench.subject, ROLES))
+        while not bench.open:
+            await asyncio.sleep(0.01)
+        await bench.scorer.interrupt()
+        await asyncio.wait_for(scoring, 10)
+        assert bench.sample.scores == {"digits": 0.25} and not bench.sample.failed
+        await bench.scorer.interrupt()  # nothing is open: it changes nothing
+        await bench.scorer.score(bench.subject, ROLES)
+
+    asyncio.run(scene())
+    assert bench.sample.scores == {"digits": 0.25, "judge": 1.0}
+    assert len({sample.request_id for sample in bench.asked}) == len(bench.asked) == 2 * votes

@@ -14,6 +14,7 @@ from yatt.core.prompts import (
     InOrder,
     Quota,
     first_number,
+    num_extra,
     opening_limit,
     row_order,
     sample_seed,
@@ -74,6 +75,30 @@ def test_without_drops_exactly_the_target_is_opened() -> None:
     quota = quota.opened(quota.num_to_open())
     assert quota.in_flight == 8
     assert quota.num_to_open() == 0
+
+
+def test_oversampling_keeps_its_surplus_in_flight_until_the_target_is_met() -> None:
+    quota = Quota(target=8, limit=80, extra=num_extra(8, 1.25))
+    quota = quota.opened(quota.num_to_open())
+    for accepted in range(8):
+        assert (quota.accepted, quota.in_flight) == (accepted, 10 - accepted)
+        assert quota.num_to_open() == 0, "a complete group is not replaced"
+        quota = quota.resolved(accepted=True)
+    assert quota.num_to_open() == 0 and not quota.is_exhausted()
+    later = Quota(target=8, limit=80, extra=2, in_flight=quota.in_flight)
+    assert later.num_to_open() == 8, "those that are carried over count"
+
+
+@pytest.mark.parametrize(("oversample", "extra"), [(1.0, 0), (1.1, 1), (1.25, 2), (1.3, 3), (4.0, 24)])
+def test_the_surplus_is_a_share_of_the_target(oversample: float, extra: int) -> None:
+    assert num_extra(8, oversample) == extra
+
+
+def test_complete_groups_count_before_they_are_scored_as_far_as_they_will_be_accepted() -> None:
+    quota = Quota(target=8, accepted=4, in_flight=8)
+    assert quota.is_expected_from(4) and not quota.is_expected_from(3)
+    half = Quota(target=8, accepted=4, in_flight=8, acceptance=Acceptance(accepted=49, resolved=99))
+    assert half.is_expected_from(8) and not half.is_expected_from(7)
 
 
 def iterations_until_exhausted(

@@ -9,6 +9,7 @@ import msgspec
 
 from yatt.core.rewards import Shaping, shaped
 from yatt.errors import WorkerFailed
+from yatt.records.cluster import GroupFact
 from yatt.records.message import MediaRef, Rollout, SampleFact, Turn, pack_ids, unpack_ids
 
 EQUAL_REWARDS = 1e-6  # below this difference of rewards a group-relative estimator learns nothing
@@ -191,6 +192,13 @@ class PromptGroup(msgspec.Struct, kw_only=True):
                 num_observation_tokens=s.num_response_tokens - s.num_tokens, num_turns=s.num_turns,
             )
             for s, reward in zip(self.samples, rewards, strict=True)
+        )  # fmt: skip
+
+    def fact(self, weights: dict[str, float], shaping: Shaping, now: int) -> GroupFact:
+        """Returns metadata of an accepted group; `now` is the policy version that samples."""
+        return GroupFact(
+            number=self.number, samples=self.facts(weights, shaping), scores=self.mean_scores(),
+            ages=tuple(now - sample.oldest_version(now) for sample in self.samples),
         )  # fmt: skip
 
     def mean_scores(self) -> dict[str, float]:

@@ -28,11 +28,16 @@ from yatt.records.judged import REFUSED, Said
 from yatt.records.message import pack_ids, unpack_ids
 
 Complete = Callable[[str, m.Sample], Awaitable[m.Completed]]
+Abort = Callable[[str, tuple[str, ...]], Awaitable[None]]
 CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
 
 
 LONG = 4096
 """Characters of a question that is tokenised in a thread."""
+
+
+class Interrupted(Exception):
+    """The question was ended by `Judge.interrupt` and has no answer. It is no failure."""
 
 
 class Refused(Exception):
@@ -62,16 +67,17 @@ class Judge:
 
     Args:
         complete: sends a request to an engine of a role.
+        abort: aborts requests to a role, by id.
         call_reward: calls one of this node's reward processes.
         num_nodes: nodes that share the rate limits of services.
         say: told name and error of a service that is down and waited for; "" when it answers again.
     """
 
     def __init__(
-        self, config: RunConfig, complete: Complete, call_reward: CallReward, num_nodes: int,
+        self, config: RunConfig, complete: Complete, abort: Abort, call_reward: CallReward, num_nodes: int,
         say: Callable[[str, str], None],
     ) -> None:  # fmt: skip
-        self._config, self._complete, self._call_reward = config, complete, call_reward
+        self._config, self._complete, self._abort, self._call_reward = config, complete, abort, call_reward
         opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
         self._tokenizers = {
             g.name: opened(partial(Tokenizer, g.model, config.data.template_time))
@@ -83,23 +89,41 @@ class Judge:
         self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
         self._requests = itertools.count(1)
         self._turn = asyncio.Lock()
+        self._open: dict[str, str] = {}  # role of each question of the templates that is not answered, by id
+        self._cut: set[str] = set()
 
-    async def ask(self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]) -> Said:
+    async def interrupt(self) -> None:
+        """Ends all questions that are not answered; `verdicts` raises Interrupted.
+
+        Questions of users' functions go on, because a part of an answer would change their scores. So does
+        what a service was already asked.
+        """
+        cut = dict(self._open)
+        self._cut |= cut.keys()
+        for role in sorted(set(cut.values())):
+            await self._abort(role, tuple(key for key, its_role in cut.items() if its_role == role))
+
+    async def ask(
+        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart], request_id: str = ""
+    ) -> Said:
         """Has a GenRM complete a text.
 
         Raises:
             WorkerFailed | DeadlineExceeded: it did not, after the retries.
+            Interrupted: the request was ended before it was sent.
         """
         structure = "" if genrm.path else self._structures[genrm.name]
         if genrm.name in self._services:
             return await self._services[genrm.name].complete("".join(p.text for p in parts), ask, structure)
         prompt_ids = await self._encoded(genrm, list(parts))
         sample = m.Sample(
-            request_id=f"{genrm.name}/{next(self._requests)}", prompt_ids=pack_ids(prompt_ids),
+            request_id=request_id or self._new_id(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
             stop=genrm.stop, structure=structure,
         )  # fmt: skip
+        if request_id in self._cut:
+            raise Interrupted
         completed = await self._complete(genrm_role(genrm.name), sample)
         text = self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
         return Said(text=text, finish_reason=completed.finish_reason, error=completed.error)
@@ -108,6 +132,7 @@ class Judge:
         """Returns the readable verdicts of all votes; empty if there is none.
 
         Raises:
+            Interrupted: see `interrupt`.
             Refused: the GenRM does not take the question.
             WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
         """
@@ -129,7 +154,7 @@ class Judge:
                 temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
             )  # fmt: skip
             subject.counters[f"genrm/{genrm.name}/asked"] += 1
-            said = await self.ask(genrm, ask, parts)
+            said = await self._ask_until_interrupted(genrm, ask, parts)
             if said.finish_reason == ABORTED:
                 raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
             if said.finish_reason == REFUSED:
@@ -138,6 +163,23 @@ class Judge:
             if verdict is not None:
                 return verdict
         return None
+
+    async def _ask_until_interrupted(
+        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]
+    ) -> Said:
+        key = self._new_id(genrm)
+        self._open[key] = genrm_role(genrm.name)
+        try:
+            said = await self.ask(genrm, ask, parts, key)
+            if key in self._cut and said.finish_reason == ABORTED:
+                raise Interrupted
+            return said
+        finally:
+            del self._open[key]
+            self._cut.discard(key)
+
+    def _new_id(self, genrm: GenRMSection) -> str:
+        return f"{genrm.name}/{next(self._requests)}"
 
     async def _read(self, genrm: GenRMSection, question: Question, said: Said) -> m.Scored | None:
         """Returns the verdict. A cut text has none: its end might have changed the verdict."""

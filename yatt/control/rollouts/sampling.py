@@ -25,7 +25,7 @@ from yatt.control.rollouts.shown_samples import shown_samples
 from yatt.control.rollouts.subject import Subject
 from yatt.core.kept_groups import Share
 from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import InOrder, Quota, first_number, opening_limit
+from yatt.core.prompts import InOrder, Quota, first_number, num_extra, opening_limit
 from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
@@ -132,6 +132,7 @@ class Sampler:
             target=order.target, accepted=len(self._accepted), dropped=self._quota.dropped,
             in_flight=len(self._unfinished), limit=opening_limit(order.target, factor),
             is_patient=self._node.config.run.deterministic, acceptance=self._quota.acceptance,
+            extra=num_extra(order.target, self._node.config.rollout.oversample),
         )  # fmt: skip
         self._in_order = InOrder(self._accepted, self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)
@@ -150,7 +151,7 @@ class Sampler:
                 if not crowd:
                     return
                 await crowd.one_end()
-                if crowd and self._is_enough():
+                if crowd and self._is_enough(roles):
                     await self.break_off()
         finally:
             await crowd.cancel()
@@ -169,13 +170,7 @@ class Sampler:
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader about this phase; resets the counters."""
         scorer, now = self._scorer, self._policy_version
-        facts = tuple(
-            c.GroupFact(
-                number=g.number, samples=g.facts(scorer.weights, scorer.shaping), scores=g.mean_scores(),
-                ages=tuple(now - s.oldest_version(now) for s in g.samples),
-            )
-            for g in self.chosen(target)
-        )  # fmt: skip
+        facts = tuple(g.fact(scorer.weights, scorer.shaping, now) for g in self.chosen(target))
         # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
         is_limited = self._node.config.run.deterministic
         last = max((fact.number for fact in facts), default=-1) if is_limited else None
@@ -208,15 +203,19 @@ class Sampler:
             self._events.emit("rollout.group.open", numbers=new)
 
     async def break_off(self) -> None:
-        """Aborts requests in flight; their completions return with the tokens so far."""
+        """Aborts requests in flight: completions return with the tokens so far, verdicts are asked for again
+        in the next phase that has their GenRM."""
         self._breaking_off = True
-        await self._episodes.abort()
+        await asyncio.gather(self._episodes.abort(), self._scorer.interrupt())
 
-    def _is_enough(self) -> bool:
-        """Whether the target is met, so that groups in flight need not be awaited."""
+    def _is_enough(self, roles: tuple[str, ...]) -> bool:
+        """Whether the target is met, so that groups in flight need not be awaited. With oversampling, also
+        whether enough groups wait only for GenRMs that sleep in this phase."""
         if self._node.config.run.deterministic:
             return self._in_order.num_in_order() >= self._quota.target
-        return len(self._accepted) >= self._quota.target
+        is_scored_later = ROLLOUT in roles and self._scorer.names(roles) != self._scorer.names()
+        waits = self._unfinished.values() if self._quota.extra and is_scored_later else ()
+        return self._quota.is_expected_from(sum(group.is_sampled() for group in waits))
 
     async def _open(self) -> list[PromptGroup]:
         """Opens the groups of the quota, in threads: a whole data epoch may have to be tokenised."""
@@ -253,7 +252,7 @@ class Sampler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if group.failure() is None and group.is_sampled():
+        if group.failure() is None and group.is_sampled() and not self._breaking_off:
             subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
             await self._scorer.score_group(subjects, roles)
         if group.failure() is None and group.is_sampled():
@@ -264,7 +263,7 @@ class Sampler:
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
         subject = self._subject(group, sample)
         await self._episodes.extend(subject, lambda: ROLLOUT in roles and not self._breaking_off)
-        if sample.finish_reason and not sample.failed:
+        if sample.finish_reason and not sample.failed and not self._breaking_off:
             sample.text = sample.text or self._episodes.text_of(sample)
             await self._scorer.score(self._episodes.with_turns(subject), roles)
 

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.batches import Batches
 from yatt.control.rollouts.comparing import compared
-from yatt.control.rollouts.judging import CallReward, Judge, Question, Refused, mean_score, users_failure
+from yatt.control.rollouts.judging import (
+    CallReward,
+    Interrupted,
+    Judge,
+    Question,
+    Refused,
+    mean_score,
+    users_failure,
+)
 from yatt.control.rollouts.subject import Subject
 from yatt.core.placement import genrm_role
 from yatt.core.rewards import Shaping
@@ -76,6 +84,10 @@ class Scorer:
             if name in self._of_groups and not all(name in each for each in have):
                 await self.score_together(name, subjects)
 
+    async def interrupt(self) -> None:
+        """Ends the questions to GenRMs that wait for an answer; their scores stay missing."""
+        await self._judge.interrupt()
+
     def is_of_groups(self, name: str) -> bool:
         """Whether this score needs all samples of a group."""
         return name in self._of_groups
@@ -92,6 +104,8 @@ class Scorer:
                 await self._call_function(name, subject)
             else:
                 await self._judge_one(genrm, subject)
+        except Interrupted:
+            return
         except MACHINES as error:
             self._failed(name, [subject], str(error), is_users=False)
 
@@ -107,6 +121,8 @@ class Scorer:
                 await self._call_on_group(name, subjects)
             else:
                 await self._compare(genrm, subjects)
+        except Interrupted:
+            return
         except MACHINES as error:
             self._failed(name, subjects, str(error), is_users=False)
 
