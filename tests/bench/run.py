@@ -29,6 +29,7 @@ NAMES = (
     "media",
     "group_judging",
     "keeping",
+    "oversampling",
 )
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

@@ -6,11 +6,14 @@ version, all tokens before, seed), so a completion that was aborted and continue
 not aborted.
 
 A folder may have `scripted.json` beside its tokenizer to change the script:
-``{"mean_tokens": 24, "steps_per_token": 1, "answers": [[token ids], ...]}``; with answers a completion is
-one of them (for example a GenRM's verdict).
+``{"mean_tokens": 24, "steps_per_token": 1, "seconds_per_step": 0, "answers": [[token ids], ...],
+"lengths": {token id: number of tokens, ...}}``. With answers a completion is one of them (for example a
+GenRM's verdict). With lengths its first token is one of the keys, drawn by the seed alone, and decides its
+length; so an aborted and continued completion has the same length. No prompt may contain a key.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +30,9 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 class _ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_tokens: int = 24
     steps_per_token: int = 1
+    seconds_per_step: float = 0.0
     answers: tuple[tuple[int, ...], ...] = ()
+    lengths: dict[int, int] = {}
 
 
 class _ModelFile(msgspec.Struct, frozen=True):
@@ -44,7 +49,11 @@ class Script:
     """Mean number of tokens per completion: 1 of `mean_tokens` tokens is an end-of-sequence token."""
 
     steps_per_token: int = 1
+    seconds_per_step: float = 0.0
+    """Time of a step, whatever number of requests it continues."""
+
     answers: tuple[tuple[int, ...], ...] = ()
+    lengths: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_script(folder: str, eos_ids: tuple[int, ...]) -> Script:
@@ -60,7 +69,9 @@ def read_script(folder: str, eos_ids: tuple[int, ...]) -> Script:
         vocab_size=model.vocab_size,
         mean_tokens=written.mean_tokens,
         steps_per_token=written.steps_per_token,
+        seconds_per_step=written.seconds_per_step,
         answers=written.answers,
+        lengths=written.lengths,
     )
 
 
@@ -89,7 +100,7 @@ def scripted_completion(
         state = _mixed(state, token)
     token_ids: list[int] = []
     logprobs: list[float] = []
-    answer = _answer(script, state, seed)
+    answer = _answer(script, state, seed, prompt_ids)
     while len(token_ids) < max_tokens:
         token = answer[len(token_ids)] if answer else _next_token(script, state, seed, ignore_eos)
         token_ids.append(token)
@@ -100,10 +111,23 @@ def scripted_completion(
     return token_ids, logprobs, "length"
 
 
-def _answer(script: Script, state: int, seed: int) -> tuple[int, ...]:
+def _answer(script: Script, state: int, seed: int, prompt_ids: list[int]) -> tuple[int, ...]:
+    if script.lengths:
+        return _of_length(script, _mixed(0, seed), prompt_ids)
     if not script.answers:
         return ()
     return script.answers[_mixed(state, seed) % len(script.answers)] + script.eos_ids[:1]
+
+
+def _of_length(script: Script, draw: int, prompt_ids: list[int]) -> tuple[int, ...]:
+    """Returns the rest of the completion that has begun in `prompt_ids`, or a new one."""
+    keys = sorted(script.lengths)
+    at = next((i for i in reversed(range(len(prompt_ids))) if prompt_ids[i] in script.lengths), None)
+    key = keys[draw % len(keys)] if at is None else prompt_ids[at]
+    begun = 0 if at is None else len(prompt_ids) - at
+    plain = [t for t in range(script.vocab_size) if t not in script.lengths and t not in script.eos_ids]
+    rest = [plain[_mixed(draw, i) % len(plain)] for i in range(max(begun, 1), script.lengths[key] - 1)]
+    return (*(() if begun else (key,)), *rest, script.eos_ids[0])
 
 
 def _next_token(script: Script, state: int, seed: int, ignore_eos: bool) -> int:

@@ -1,10 +1,11 @@
 """An engine without a model, for tests of the protocol; yatt.engine.script computes its completions.
 
-A token takes one call of `step` (or `steps_per_token` calls) and no time. The engine passes the contract
-suite of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
+A token takes one call of `step` (or `steps_per_token` calls) and, by default, no time. The engine passes the
+contract suite of the real engines, imports neither torch nor vLLM, and starts in milliseconds.
 """
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 from yatt.adapters.tokenizer import Tokenizer
@@ -70,6 +71,8 @@ class ScriptedEngine:
 
     def step(self) -> list[m.Completed]:
         """See Engine.step."""
+        assert self._script is not None, "start() comes first"
+        time.sleep(self._script.seconds_per_step)
         finished = []
         for request_id, scripted in list(self._running.items())[: self._num_seqs()]:
             scripted.turns += 1

@@ -246,3 +246,29 @@ def test_nothing_more_is_opened_than_is_asked_for(make: Make, oversample: float)
     opened = [number for numbers in numbers_of(bench, "rollout.group.open") for number in numbers]
     assert opened == sorted(set(opened))
     assert len(opened) <= 5 * 4 + num_extra(4, oversample)
+
+
+def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make) -> None:
+    """Group 0 is cut in the first iteration; the second one awaits it, with more than its target complete."""
+
+    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+        is_stuck = sample.request_id.startswith("node0/0/1/")
+        return None if is_stuck else completion(sample, tokens_of(sample))
+
+    bench = make(answer, run={"deterministic": False}, rollout={"oversample": 1.5})
+
+    async def scene() -> c.Advanced:
+        first = await bench.advance(1, 2)
+        bench.sampler.trained({group.number for group in first.groups})
+        advancing = asyncio.ensure_future(bench.advance(2, 2))
+        await asyncio.sleep(0.5)
+        assert not advancing.done()
+        (late,) = bench.engines.busy.values()
+        del bench.engines.busy[late.request_id]
+        bench.local.completed("engine.1", completion(late, [5, 6, 7]))
+        return await advancing
+
+    second = asyncio.run(scene())
+    assert [group.number for group in second.groups] == [0, 3]
+    assert "rollout/restarted_groups" not in second.counters
+    assert second.counters["rollout/tokens"] == (1 + 5) + 2 * (1 + 2)

@@ -35,6 +35,20 @@ def test_mean_tokens_sets_the_length(tmp_path):
     assert 1.5 < sum(lengths) / 200 < 2.5
 
 
+@pytest.mark.parametrize("cut", [1, 2, 19])
+def test_a_completion_of_a_given_length_keeps_it_when_it_is_continued(tmp_path, cut):
+    folder = make_scripted_model(tmp_path, lengths={"200": 20, "201": 2, "202": 30})
+    whole, _, reason = next(
+        found for seed in range(99) if (found := completion(folder, seed=seed))[0][0] == 200
+    )
+    assert (len(whole), whole[-1], reason) == (20, 2, "stop")
+    assert not {200, 201, 202, 2} & set(whole[1:-1])
+    later = completion(folder, policy_version=9, seed=7, prompt_ids=[5, 6, *whole[:cut]])
+    assert (cut + len(later[0]), later[0][-1], later[2]) == (20, 2, "stop")
+    firsts = [completion(folder, seed=seed)[0][0] for seed in range(300)]
+    assert all(60 < firsts.count(key) < 140 for key in (200, 201, 202))
+
+
 def test_a_typo_in_the_script_is_refused(tmp_path):
     folder = make_scripted_model(tmp_path, mean_token=3)
     with pytest.raises(ConfigError, match=r"scripted.json: .*mean_token"):

@@ -8,6 +8,7 @@ from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.rollouts.groups import PromptGroup, new_group
 from yatt.core.prompts import row_order
+from yatt.errors import ConfigError
 from yatt.records.message import RowRef
 
 
@@ -38,6 +39,20 @@ class DataShard:
     def max_prompt_tokens(self) -> int:
         """Length of the longest prompt that is used."""
         return self._config.data.max_prompt_tokens
+
+    def check_is(self, fingerprint: str) -> None:
+        """Checks that the files are those of a checkpoint, by its fingerprint; empty: unknown.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        if fingerprint not in ("", self.fingerprint):
+            raise ConfigError(
+                "data.train_files: the files are not what they were when the checkpoint was written. A "
+                "prompt is known by the number of its row: completions would be scored against other rows. "
+                "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
+                "(run.from_checkpoint)."
+            )
 
     @property
     def fingerprint(self) -> str:

@@ -165,6 +165,10 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             sample.restart()
         return bool(old)
 
+    def oldest_version(self, now: int) -> int:
+        """Returns the policy version of its oldest token; `now` if it has none."""
+        return min(sample.oldest_version(now) for sample in self.samples)
+
     def rewards(self, weights: dict[str, float], shaping: Shaping) -> list[float]:
         """Returns the weighted sum of each completion's scores, minus the penalty for its length."""
         sums = (
@@ -217,6 +221,11 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             )
             for s in self.samples
         }
+
+
+def due(groups: dict[int, PromptGroup], now: int, max_age: int) -> set[int]:
+    """Returns the numbers of groups that would be too old to be trained on after one more iteration."""
+    return {n for n, group in groups.items() if group.oldest_version(now) <= min(now - max_age, now - 1)}
 
 
 def is_flat(rewards: list[float]) -> bool:

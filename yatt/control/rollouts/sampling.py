@@ -17,7 +17,7 @@ from yatt.control.node import Node
 from yatt.control.rollouts.counters import GroupCounters
 from yatt.control.rollouts.drops import Drops
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, is_flat
+from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, due, is_flat
 from yatt.control.rollouts.kept_files import KeptGroup
 from yatt.control.rollouts.prompt_source import PromptSource, most_opened
 from yatt.control.rollouts.scoring import Scorer
@@ -26,7 +26,6 @@ from yatt.control.rollouts.subject import Subject
 from yatt.core.kept_groups import Share
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import InOrder, Quota, first_number, num_extra, opening_limit
-from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 
@@ -52,6 +51,7 @@ class Sampler:
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota = Quota(target=0)
         self._in_order = InOrder((), ())
+        self._due: set[int] = set()  # groups that this iteration has to complete
         self._drops = Drops()
         self._policy_version = self._iteration = 0
         self._breaking_off = False
@@ -75,13 +75,7 @@ class Sampler:
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        if state.data not in ("", self._shard.fingerprint):
-            raise ConfigError(
-                "data.train_files: the files are not what they were when the checkpoint was written. A "
-                "prompt is known by the number of its row: completions would be scored against other rows. "
-                "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
-                "(run.from_checkpoint)."
-            )
+        self._shard.check_is(state.data)
         self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
@@ -166,6 +160,7 @@ class Sampler:
                 self._counters.of(number)["rollout/restarted_groups"] += 1
                 self._accepted.pop(number, None)
                 self._unfinished[number] = group
+        self._due = due(self._unfinished, order.policy_version, order.policy_version - oldest)
 
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader about this phase; resets the counters."""
@@ -210,10 +205,14 @@ class Sampler:
 
     def _is_enough(self, roles: tuple[str, ...]) -> bool:
         """Whether the target is met, so that groups in flight need not be awaited. With oversampling, also
-        whether enough groups wait only for GenRMs that sleep in this phase."""
+        whether enough groups wait only for GenRMs that sleep in this phase. Groups whose tokens would have to
+        be discarded in the next iteration are awaited in any case."""
         if self._node.config.run.deterministic:
             return self._in_order.num_in_order() >= self._quota.target
         is_scored_later = ROLLOUT in roles and self._scorer.names(roles) != self._scorer.names()
+        awaited = (self._unfinished[number] for number in self._due & self._unfinished.keys())
+        if any(not (is_scored_later and group.is_sampled()) for group in awaited):
+            return False
         waits = self._unfinished.values() if self._quota.extra and is_scored_later else ()
         return self._quota.is_expected_from(sum(group.is_sampled() for group in waits))
 
