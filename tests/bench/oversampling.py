@@ -76,12 +76,15 @@ def balance_of(run: RunFile) -> Balance:
     store = FolderStore(run.run_dir / "checkpoints")
     manifest = Checkpoints(store, 0).newest().manifest
     assert manifest is not None
-    state = read_state(store, manifest.nodes, shard=0, num_shards=1)
+    num = len(manifest.nodes)
+    states = [read_state(store, manifest.nodes, shard=shard, num_shards=num) for shard in range(num)]
+    accepted = [group for state in states for group in state.accepted]
+    unfinished = [group for state in states for group in state.unfinished]
     return Balance(
         sampled=round(sum(row["rollout/tokens"] for row in metrics)),
         trained=round(sum(row["response_length/mean"] for row in metrics) * BATCH * N),
-        left=sum(s.num_tokens for group in state.accepted for s in group.samples),
-        unfinished=sum(s.num_tokens for group in state.unfinished for s in group.samples),
+        left=sum(s.num_tokens for group in accepted for s in group.samples),
+        unfinished=sum(s.num_tokens for group in unfinished for s in group.samples),
         restarted=round(sum(row.get("rollout/restarted_groups", 0) for row in metrics)),
         lengths=[row["response_length/mean"] for row in metrics],
         steps_s=[row["timing_s/step"] for row in metrics[WARM_UP:-1]],

@@ -1,7 +1,7 @@
 """A run that is killed at random moments ends bit-equal in each placement, while saves are in flight.
 
 By default three kills in one placement, which the day chooses; with `YATT_KILLS=14` (`make soak`), so many in
-each. tests/faults/test_resume_exact.py has twenty kills of a colocated run without a GenRM.
+each. tests/faults/test_resume_exact.py kills a colocated run without a GenRM.
 """
 
 import os

@@ -1,12 +1,13 @@
 """A run that is killed at any moment, by SIGKILL, ends bit-equal to one that never was.
 
-The disturbed run is one run, killed again and again at random moments: a controller, a trainer rank, an
-engine, the reward process, or everything at once with the launcher. Parameters, optimizer state and
+The disturbed run is one run, killed 8 times (20 in `make soak`) at random moments: a controller, a trainer
+rank, an engine, the reward process, or everything at once with the launcher. Parameters, optimizer state and
 metrics (times aside) are then compared with those of the undisturbed run.
 """
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -22,8 +23,8 @@ from yatt.obs.metrics import results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-NUM_KILLS = 20
-ITERATIONS = 150
+NUM_KILLS = 8 if int(os.environ.get("YATT_KILLS", "3")) <= 3 else 20
+ITERATIONS = 10 + 7 * NUM_KILLS
 VICTIMS = ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader", "everything")
 
 
@@ -139,13 +140,13 @@ def test_samples_had_several_turns(scripted_twins) -> None:
     assert len(seen) == ITERATIONS and max(seen) > 1.2
 
 
-def test_twenty_kills_change_neither_parameters_nor_optimizer_state(scripted_twins) -> None:
+def test_kills_change_neither_parameters_nor_optimizer_state(scripted_twins) -> None:
     calm, disturbed, hits = scripted_twins
     assert len(hits) >= NUM_KILLS, f"only {hits}"
     assert final_state(disturbed) == final_state(calm)
 
 
-def test_twenty_kills_change_no_metric(scripted_twins) -> None:
+def test_kills_change_no_metric(scripted_twins) -> None:
     calm, disturbed, _ = scripted_twins
     assert metrics(disturbed) == metrics(calm)
     assert [row["training/global_step"] for row in metrics(calm)] == list(range(1, ITERATIONS + 1))

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from yatt.core.goodput import CATEGORIES, goodput_share
+from yatt.core.lengths import FATES, by_bucket
 from yatt.core.save_interval import Suggestion
 from yatt.obs.account import saves_in_words
 from yatt.obs.charts import short
@@ -206,6 +207,23 @@ def counters_part(rows: Sequence[dict[str, Any]]) -> str:
         )
     head = '<tr><th>counter</th><th class="n">total</th><th class="n">last iteration</th><th></th></tr>'
     return f"<table>{head}{''.join(body)}</table>"
+
+
+def lengths_part(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the table of completions by length; empty for a run without oversampling."""
+    found = by_bucket(rows)
+    if not found:
+        return ""
+    columns = "".join(f'<th class="n">{fate}</th>' for fate in FATES)
+    body = ""
+    for limit, counts in found.items():
+        numbers = "".join(f'<td class="n">{counts[fate]:,}</td>' for fate in FATES)
+        body += f'<tr><td class="n">{limit // 2 + 1} to {limit}</td>{numbers}</tr>'
+    return (
+        f'<h3>Completions by number of tokens</h3><table><tr><th class="n">tokens</th>{columns}</tr>{body}'
+        '</table><p class="soft">A cut completion continues in the next iteration and is counted again when '
+        "its group is complete.</p>"
+    )
 
 
 def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:

@@ -89,7 +89,7 @@ def report_page(
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
         ("Attempts", _attempts(attempts, ends, starts_of(paths))),
         ("News", f'<div class="card">{parts.news_part(news)}</div>'),
-        ("Counters", f'<div class="card">{parts.counters_part(rows)}</div>'),
+        ("Counters", f'<div class="card">{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>'),
         ("Completions", parts.samples_part(samples)),
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)

@@ -17,6 +17,9 @@ from yatt.trainer.passes import Tick, completion_logprobs, counts_tokens, reader
 ROUNDINGS = 4
 """Number of passes with different roundings; their mean varies by about a third for 30 tokens."""
 
+ROUNDING_EVERY = 16
+"""Publications from one measurement of the rounding error to the next; weights change little in between."""
+
 
 def probe_logprobs(
     policy: Policy, sequences: list[list[int]], cut: SequenceLayout, tick: Tick
@@ -67,6 +70,23 @@ def probe_rounding(
             got = probe_logprobs(policy, sequences, cut, tick)
         moved.append(float((torch.cat(got) - torch.cat(plain)).abs().mean()))
     return sum(moved) / ROUNDINGS
+
+
+class RoundingError:
+    """The result of `probe_rounding`, measured at the first publication of an attempt and at every
+    `ROUNDING_EVERY`-th version; it takes `ROUNDINGS` times as long as the probe itself."""
+
+    def __init__(self) -> None:
+        self._newest: float | None = None
+
+    def at(
+        self, policy_version: int, policy: Policy, sequences: list[list[int]], plain: list[Tensor],
+        cut: SequenceLayout, tick: Tick,
+    ) -> float:  # fmt: skip
+        """Returns the newest result; measures first if it is time. Collective; see `probe_rounding`."""
+        if self._newest is None or policy_version % ROUNDING_EVERY == 0:
+            self._newest = probe_rounding(policy, sequences, plain, cut, tick)
+        return self._newest
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from yatt.trainer.host_copy import AREAS, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.passes import Tick
-from yatt.trainer.probe import probe_logprobs, probe_rounding
+from yatt.trainer.probe import RoundingError, probe_logprobs
 from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
@@ -67,7 +67,7 @@ class TrainerRank:
     ) -> None:
         self._config, self._device, self._store = config, device, store
         self._tick, self._say = tick, say
-        self._meeting = Meeting(config, device)
+        self._meeting, self._rounding = Meeting(config, device), RoundingError()
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
         self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})
@@ -224,7 +224,9 @@ class TrainerRank:
             size_bytes=built.weights.size_bytes,
             sums=sums,
             probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows),
-            rounding=probe_rounding(learner.policy, sequences, rows, cut, self._tick),
+            rounding=self._rounding.at(
+                order.policy_version, learner.policy, sequences, rows, cut, self._tick
+            ),
         )
 
     def _take_snapshot(self, order: m.TakeSnapshot) -> m.Message:

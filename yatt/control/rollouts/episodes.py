@@ -15,6 +15,7 @@ from yatt.control.rollouts.groups import TRUNCATED, SampleState
 from yatt.control.rollouts.judging import users_failure
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.subject import Subject
+from yatt.core.lengths import key_of
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import sample_seed
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -114,6 +115,8 @@ class Episodes:
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
         subject.counters["rollout/tokens"] += len(completed.token_ids) // 4
         if completed.finish_reason == ABORTED:
+            if self._section.oversample > 1:
+                subject.counters[key_of(sample.num_tokens, "cut")] += 1
             return False
         sample.end_turn(completed.finish_reason)
         is_last = not self._environment.path or sample.num_turns >= self._environment.max_turns

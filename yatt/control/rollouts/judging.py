@@ -95,8 +95,8 @@ class Judge:
     async def interrupt(self) -> None:
         """Ends all questions that are not answered; `verdicts` raises Interrupted.
 
-        Questions of users' functions go on, because a part of an answer would change their scores. So does
-        what a service was already asked.
+        Questions of users' functions go on, because a part of an answer would change their scores; those to
+        services too.
         """
         cut = dict(self._open)
         self._cut |= cut.keys()
@@ -167,6 +167,8 @@ class Judge:
     async def _ask_until_interrupted(
         self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]
     ) -> Said:
+        if not genrm.has_engine:
+            return await self.ask(genrm, ask, parts)
         key = self._new_id(genrm)
         self._open[key] = genrm_role(genrm.name)
         try:

@@ -24,6 +24,7 @@ from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.shown_samples import shown_samples
 from yatt.control.rollouts.subject import Subject
 from yatt.core.kept_groups import Share
+from yatt.core.lengths import key_of
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import InOrder, Quota, first_number, num_extra, opening_limit
 from yatt.obs.events import EventLog
@@ -49,8 +50,7 @@ class Sampler:
         self._accepted: dict[int, PromptGroup] = {}
         self._unfinished: dict[int, PromptGroup] = {}
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
-        self._quota = Quota(target=0)
-        self._in_order = InOrder((), ())
+        self._quota, self._in_order = Quota(target=0), InOrder((), ())
         self._due: set[int] = set()  # groups that this iteration has to complete
         self._drops = Drops()
         self._policy_version = self._iteration = 0
@@ -285,6 +285,8 @@ class Sampler:
         for sample in group.samples:
             sample.text = ""
         drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
+        if self._quota.extra:
+            counts.update(key_of(s.num_tokens, "dropped" if drop else "accepted") for s in group.samples)
         self._quota = self._quota.resolved(accepted=not drop)
         self._in_order.resolved(group.number, accepted=not drop)
         self._drops.resolved(failed, is_dropped=drop)
