@@ -17,14 +17,14 @@ ITERATIONS = 8
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_no_token_is_lost_or_made_twice(tmp_path: Path) -> None:
-    run = run_of(tmp_path, 1.25, ITERATIONS, seconds_per_step=0.002)
+@pytest.mark.parametrize("oversample", [1.25, 2.0])
+def test_no_token_is_lost_or_made_twice(tmp_path: Path, oversample: float) -> None:
+    run = run_of(tmp_path, oversample, ITERATIONS, seconds_per_step=0.002)
     done = yatt("run", str(run.write()))
     assert done.returncode == 0, done.stdout + done.stderr
     found = balance_of(run)
     assert found.sampled == found.trained + found.left
     assert (found.restarted, max(found.ages)) == (0, 1), "groups were cut, and none of them twice"
-    assert found.unfinished, "the last iteration has cut some too"
     events = rows(run.run_dir / "events.jsonl")
     opened = [n for event in events if event["kind"] == "rollout.group.open" for n in event["numbers"]]
     accepted = [event["number"] for event in events if event["kind"] == "rollout.group.accept"]
@@ -67,7 +67,8 @@ def test_questions_to_genrms_are_cut_too_and_cost_no_group(tmp_path: Path) -> No
     events = rows(run.run_dir / "events.jsonl")
     assert not [event for event in events if event["kind"] in ("rollout.group.drop", "failure.report")]
     metrics = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
-    assert sum(row["genrm/near/asked"] for row in metrics) > 4 * N * ITERATIONS
+    accepted = [event for event in events if event["kind"] == "rollout.group.accept"]
+    assert sum(row["genrm/near/asked"] for row in metrics) > N * len(accepted), "some were asked again"
 
 
 def lengths_are_those_sampled(counts: dict[int, dict[str, int]], accepted: list[int]) -> bool:

@@ -37,6 +37,7 @@ SPARE_BYTES = 1 << 30
 """Bytes that a save must leave free on the disk."""
 
 NOTE, UNFINISHED = "run.json", ".unfinished"
+UNKNOWN = 0
 MAX_NOTE_BYTES = 1 << 16
 
 
@@ -60,7 +61,7 @@ class LocalTier:
         assert config.run.id, "a run has an id from its first start on"
         root = private(private(Path(config.checkpoint.local_dir), _users_name()), config.run.id)
         run = Path(config.run.dir)
-        about = json.dumps({"run": str(run), "parent": run.parent.stat().st_ino}).encode()
+        about = json.dumps({"run": str(run), "parent": _inode(run.parent)}).encode()
         if _noted(root) != about:
             publish(root / NOTE, about, mode=0o600)
         return cls(root)
@@ -217,7 +218,7 @@ def ended(folder: Path) -> Iterator[Path]:
     for root in (users / name for name in names):
         try:
             noted = json.loads(_noted(root)) if is_ours(root) else {}
-            run, parent = Path(noted["run"]), int(noted["parent"])
+            run, parent = Path(noted["run"]), int(noted.get("parent", UNKNOWN))
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
         if run.is_absolute() and _is_over(run, parent):
@@ -246,15 +247,23 @@ def _is_over(run: Path, parent: int) -> bool:
     """Whether a run has finished, or its folder was removed from a folder that is still there.
 
     Args:
-        parent: inode number of the folder that contained the run folder. If another folder is there, the
+        parent: `_inode` of the folder that contained the run folder. If another folder is there, the
             filesystem may not be mounted.
     """
     try:
         paths = RunPaths(run)
-        was_removed = run.parent.stat().st_ino == parent and not run.exists()
+        was_removed = _inode(run.parent) == parent != UNKNOWN and not run.exists()
         return was_removed or (paths.finished.exists() and run_is_finished(paths))
     except OSError:
         return False
+
+
+def _inode(folder: Path) -> int:
+    """Returns the inode number of a folder; `UNKNOWN` if its filesystem does not answer."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return UNKNOWN
 
 
 def _noted(root: Path) -> bytes:

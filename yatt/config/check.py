@@ -220,19 +220,19 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
 
 
 def _oversampling(config: RunConfig) -> Iterator[Fault]:
-    if config.rollout.oversample == 1.0:
-        return
-    if config.run.deterministic:
+    most = 1 + config.rollout.max_policy_age
+    if config.rollout.oversample > 1 and config.run.deterministic:
         yield (
             "rollout.oversample",
             "which completions an iteration cuts depends on timing, so results would differ "
             "(run.deterministic); write 1.",
         )
-    if config.rollout.max_policy_age == 0:
+    elif config.rollout.oversample > most:
         yield (
-            "rollout.max_policy_age",
-            "0 discards the tokens of every completion that rollout.oversample cuts, so long ones would "
-            "hardly ever be trained on; write 1 or more.",
+            "rollout.oversample",
+            f"rollout.max_policy_age: {most - 1} allows {most} at most: tokens of more groups would become "
+            f"too old before they are trained on, and be discarded; write {most} or less, or a higher "
+            "max_policy_age.",
         )
 
 

@@ -72,7 +72,7 @@ def probe_rounding(
     return sum(moved) / ROUNDINGS
 
 
-class RoundingError:
+class MeasuredRounding:
     """The result of `probe_rounding`, measured at the first publication of an attempt and at every
     `ROUNDING_EVERY`-th version; it takes `ROUNDINGS` times as long as the probe itself."""
 

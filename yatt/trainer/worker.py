@@ -35,7 +35,7 @@ from yatt.trainer.host_copy import AREAS, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.passes import Tick
-from yatt.trainer.probe import RoundingError, probe_logprobs
+from yatt.trainer.probe import MeasuredRounding, probe_logprobs
 from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
@@ -67,7 +67,7 @@ class TrainerRank:
     ) -> None:
         self._config, self._device, self._store = config, device, store
         self._tick, self._say = tick, say
-        self._meeting, self._rounding = Meeting(config, device), RoundingError()
+        self._meeting, self._rounding = Meeting(config, device), MeasuredRounding()
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
         self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})

@@ -21,7 +21,7 @@ def test_it_is_measured_at_the_first_publication_and_then_now_and_again(
         return float(version)
 
     monkeypatch.setattr(probe, "probe_rounding", measure)
-    error = probe.RoundingError()
+    error = probe.MeasuredRounding()
     told = []
     for version in range(5, 40):
         told.append(error.at(version, nothing, [], [], nothing, lambda: None))

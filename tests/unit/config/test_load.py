@@ -332,13 +332,17 @@ def test_what_decides_about_samples(tmp_path: Path, change: str, deterministic: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (["run.deterministic=true"], "rollout.oversample"),
-        (["run.deterministic=false", "rollout.max_policy_age=0"], "rollout.max_policy_age"),
-    ],
+    ("oversample", "age", "says"),
+    [(1.25, 0, "allows 1 at most"), (2, 1, ""), (2.1, 1, "allows 2 at most"), (2.1, 2, "")],
 )
-def test_oversampling_is_refused_where_it_would_harm(tmp_path: Path, arguments: list[str], key: str) -> None:
-    assert f"{key}: " in mistakes(tmp_path, GOOD, "rollout.oversample=1.25", *arguments)
-    load([write(tmp_path, GOOD)], ["rollout.oversample=1", *arguments])
-    load([write(tmp_path, GOOD)], ["rollout.oversample=1.25", "run.deterministic=false"])
+def test_oversampling_is_refused_where_it_would_harm(
+    tmp_path: Path, oversample: float, age: int, says: str
+) -> None:
+    file = write(tmp_path, GOOD)
+    arguments = [f"rollout.oversample={oversample}", f"rollout.max_policy_age={age}"]
+    if says:
+        assert says in mistakes(tmp_path, GOOD, *arguments)
+    else:
+        load([file], arguments)
+        assert "run.deterministic" in mistakes(tmp_path, GOOD, *arguments, "run.deterministic=true")
+    load([file], ["rollout.oversample=1", f"rollout.max_policy_age={age}", "run.deterministic=true"])

@@ -27,8 +27,12 @@ def answers(tmp_path, monkeypatch):
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
 
-    def say(*lists: str) -> None:
-        said.write_text("\n".join(f"JobId=7 JobName=x\n   NodeList={names} NumNodes=1\n" for names in lists))
+    def say(*lists: str, restarts: int = 0, state: str = "RUNNING") -> None:
+        parts = [
+            f"JobId=7 JobName=x\n   JobState={state} Restarts={restarts}\n   NodeList={names} NumNodes=1\n"
+            for names in lists
+        ]
+        said.write_text("\n".join(parts))
 
     return say
 
@@ -55,15 +59,20 @@ def test_a_node_that_is_not_in_the_list_any_more_is_lost(look, answers):
 
 
 @pytest.mark.parametrize(
-    ("lists", "expected"), [((), {2}), (("(null)", "(null)"), set()), (("n[7-9]",), set())]
+    ("lists", "about"),
+    [
+        ((), {}),
+        (("(null)", "(null)"), {"state": "PENDING", "restarts": 1}),
+        (("n[1-2]", "n[4-5]"), {"restarts": 1}),
+        (("n[1-2]", "n[x-y]"), {}),
+    ],
+    ids=["no answer", "waits", "next start", "no list"],
 )
-def test_no_answer_changes_nothing_and_a_job_without_any_of_its_nodes_has_lost_none(
-    look, answers, lists, expected
-):
+def test_an_answer_that_is_not_about_this_start_changes_nothing(look, answers, lists, about):
     answers("n[1-2]", "n4")
     assert look() == {2}
-    answers(*lists)
-    assert look() == expected
+    answers(*lists, **about)
+    assert look() == {2}
     answers("n1", "n[3-4]")
     assert look() == {1}
 

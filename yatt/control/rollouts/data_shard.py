@@ -40,7 +40,7 @@ class DataShard:
         """Length of the longest prompt that is used."""
         return self._config.data.max_prompt_tokens
 
-    def check_is(self, fingerprint: str) -> None:
+    def check_fingerprint(self, fingerprint: str) -> None:
         """Checks that the files are those of a checkpoint, by its fingerprint; empty: unknown.
 
         Raises:

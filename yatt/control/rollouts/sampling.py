@@ -47,15 +47,16 @@ class Sampler:
         self._episodes, self._events, self._writer = episodes, events, writer
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
-        self._accepted: dict[int, PromptGroup] = {}
-        self._unfinished: dict[int, PromptGroup] = {}
+        self._accepted, self._unfinished = dict[int, PromptGroup](), dict[int, PromptGroup]()
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota, self._in_order = Quota(target=0), InOrder((), ())
-        self._due: set[int] = set()  # groups that this iteration has to complete
+        self._due, self._sampled = (
+            set[int](),
+            set[int](),
+        )  # to complete in this iteration; without scores only
         self._drops = Drops()
         self._policy_version = self._iteration = 0
-        self._breaking_off = False
-        self._counters = GroupCounters()
+        self._breaking_off, self._counters = False, GroupCounters()
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -64,10 +65,8 @@ class Sampler:
         data = self._shard.fingerprint
         if self._node.config.run.deterministic:
             return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
-        return NodeState(
-            data=data, next_number=self._next_number, accepted=list(self._accepted.values()),
-            unfinished=list(self._unfinished.values()),
-        )  # fmt: skip
+        accepted, unfinished = list(self._accepted.values()), list(self._unfinished.values())
+        return NodeState(data=data, next_number=self._next_number, accepted=accepted, unfinished=unfinished)
 
     def restore(self, state: NodeState) -> None:
         """Resumes from `state`; the next number is moved up to this node's data shard.
@@ -75,7 +74,7 @@ class Sampler:
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        self._shard.check_is(state.data)
+        self._shard.check_fingerprint(state.data)
         self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
@@ -99,12 +98,10 @@ class Sampler:
 
     def show(self, numbers: set[int], iteration: int) -> None:
         """Writes a few of an iteration's completions, with their verdicts, for the report."""
-        lines = shown_samples(
-            iteration, [g for n, g in sorted(self._accepted.items()) if n in numbers], self._rows,
-            scorer=self._scorer, tokenizer=self._episodes.tokenizer,
-            limit=self._node.config.logging.samples_per_iteration,
-        )  # fmt: skip
-        for line in lines:
+        groups = [g for n, g in sorted(self._accepted.items()) if n in numbers]
+        limit = self._node.config.logging.samples_per_iteration
+        tokenizer, rows = self._episodes.tokenizer, self._rows
+        for line in shown_samples(iteration, groups, rows, self._scorer, tokenizer, limit):
             self._writer.append(self._node.paths.samples, line)
 
     # ---- one phase ------------------------------------------------------------------------------
@@ -121,12 +118,12 @@ class Sampler:
             self._begin_iteration(order)
             await self._use_kept(order)
         may_open = ROLLOUT in order.roles
-        factor = self._node.config.algorithm.max_groups_opened_factor
+        config = self._node.config
         self._quota = Quota(
             target=order.target, accepted=len(self._accepted), dropped=self._quota.dropped,
-            in_flight=len(self._unfinished), limit=opening_limit(order.target, factor),
-            is_patient=self._node.config.run.deterministic, acceptance=self._quota.acceptance,
-            extra=num_extra(order.target, self._node.config.rollout.oversample),
+            in_flight=len(self._unfinished), is_patient=config.run.deterministic,
+            limit=opening_limit(order.target, config.algorithm.max_groups_opened_factor),
+            extra=num_extra(order.target, config.rollout.oversample), acceptance=self._quota.acceptance,
         )  # fmt: skip
         self._in_order = InOrder(self._accepted, self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)
@@ -160,6 +157,7 @@ class Sampler:
                 self._counters.of(number)["rollout/restarted_groups"] += 1
                 self._accepted.pop(number, None)
                 self._unfinished[number] = group
+        self._sampled = {n for n, group in self._unfinished.items() if group.is_sampled()}
         self._due = due(self._unfinished, order.policy_version, order.policy_version - oldest)
 
     def advanced(self, target: int) -> c.Advanced:
@@ -167,8 +165,7 @@ class Sampler:
         scorer, now = self._scorer, self._policy_version
         facts = tuple(g.fact(scorer.weights, scorer.shaping, now) for g in self.chosen(target))
         # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
-        is_limited = self._node.config.run.deterministic
-        last = max((fact.number for fact in facts), default=-1) if is_limited else None
+        last = max((f.number for f in facts), default=-1) if self._node.config.run.deterministic else None
         counters = {name: float(n) for name, n in self._counters.take(self._unfinished, last).items()}
         return c.Advanced(groups=facts, missing=target - len(facts), counters=counters)
 
@@ -198,28 +195,24 @@ class Sampler:
             self._events.emit("rollout.group.open", numbers=new)
 
     async def break_off(self) -> None:
-        """Aborts requests in flight: completions return with the tokens so far, verdicts are asked for again
-        in the next phase that has their GenRM."""
+        """Aborts requests in flight: completions keep their tokens, verdicts are asked for again later."""
         self._breaking_off = True
         await asyncio.gather(self._episodes.abort(), self._scorer.interrupt())
 
     def _is_enough(self, roles: tuple[str, ...]) -> bool:
-        """Whether the target is met, so that groups in flight need not be awaited. With oversampling, also
-        whether enough groups wait only for GenRMs that sleep in this phase. Groups whose tokens would have to
-        be discarded in the next iteration are awaited in any case."""
+        """Whether groups in flight need not be awaited: the target is met, or, with oversampling, will be by
+        groups that wait for GenRMs that sleep in this phase; and no tokens would have to be discarded."""
         if self._node.config.run.deterministic:
             return self._in_order.num_in_order() >= self._quota.target
         is_scored_later = ROLLOUT in roles and self._scorer.names(roles) != self._scorer.names()
-        awaited = (self._unfinished[number] for number in self._due & self._unfinished.keys())
-        if any(not (is_scored_later and group.is_sampled()) for group in awaited):
+        waits = self._sampled if is_scored_later else set[int]()
+        if (self._due & self._unfinished.keys()) - waits:
             return False
-        waits = self._unfinished.values() if self._quota.extra and is_scored_later else ()
-        return self._quota.is_expected_from(sum(group.is_sampled() for group in waits))
+        return self._quota.is_expected_from(len(waits) if self._quota.extra else 0)
 
     async def _open(self) -> list[PromptGroup]:
         """Opens the groups of the quota, in threads: a whole data epoch may have to be tokenised."""
-        opened: list[PromptGroup] = []
-        skipped, reused = 0, list[int]()
+        opened, reused, skipped = list[PromptGroup](), list[int](), 0
         while len(opened) < self._quota.num_to_open() or self._next_number <= self.kept.last:
             group, row, kept = await self._source.open(number := self._next_number)
             self._next_number += self._num_shards
@@ -251,13 +244,18 @@ class Sampler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if group.failure() is None and group.is_sampled() and not self._breaking_off:
-            subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
-            await self._scorer.score_group(subjects, roles)
         if group.failure() is None and group.is_sampled():
-            self.kept.keep(group, self._counters.of(group.number))
+            self._sampled.add(group.number)
+            await self._score_group(group, roles)
         if group.failure() or (group.is_sampled() and group.is_scored(self._scorer.names())):
             self._resolve(group)
+
+    async def _score_group(self, group: PromptGroup, roles: tuple[str, ...]) -> None:
+        if not self._breaking_off:
+            subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
+            await self._scorer.score_group(subjects, roles)
+        if group.failure() is None:
+            self.kept.keep(group, self._counters.of(group.number))
 
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
         subject = self._subject(group, sample)
@@ -275,6 +273,7 @@ class Sampler:
         if self._drops.is_hopeless:
             return  # another group has ended the run; later failures add no information
         self._unfinished.pop(group.number, None)
+        self._sampled.discard(group.number)
         scorer = self._scorer
         group.refuse_scoreless(scorer.weights)
         failed = group.failure()

@@ -11,8 +11,8 @@ from yatt.obs.metrics import STEP
 
 
 def shown_samples(
-    iteration: int, groups: Sequence[PromptGroup], rows: Mapping[int, Row], *,
-    scorer: Scorer, tokenizer: Tokenizer, limit: int,
+    iteration: int, groups: Sequence[PromptGroup], rows: Mapping[int, Row], scorer: Scorer,
+    tokenizer: Tokenizer, limit: int,
 ) -> list[str]:  # fmt: skip
     """Returns JSON lines of at most `limit` samples, spread over the groups, with their verdicts and scores.
 

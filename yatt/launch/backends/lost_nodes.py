@@ -5,10 +5,13 @@ from the job's node list and leaves the others alone. Every attempt that include
 it until `launch.start_timeout_s`.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 from yatt import clock
+from yatt.adapters.requeue import state_of
 from yatt.adapters.slurm import Slurm, expand
+from yatt.core.deadman import Job as Start
 from yatt.launch.allocation import Allocation
 from yatt.launch.plan import Component
 from yatt.paths import RunPaths
@@ -40,15 +43,11 @@ class LostNodes:
         if now_s - self.looked_s < LOOK_S or self.paths.all_endpoints(self.attempt).exists():
             return self.lost
         self.looked_s = now_s
-        shown = self.slurm.show_job(self.allocation.job_id, ASK_S)
-        if shown:
+        shown = self.slurm.show_job(self.allocation.job_id, ASK_S) or []
+        if state_of(shown, self.allocation.restarts) is not Start.SAME:
+            return self.lost  # no answer, or about another start, which has other nodes
+        with contextlib.suppress(ValueError):  # not a list of nodes
             names = {name for fields in shown for name in expand(fields.get("NodeList", ""))}
-            self.lost = self._not_among(names)
+            hosts = self.allocation.names_of(self.components)
+            self.lost = frozenset(index for index, name in hosts.items() if name not in names)
         return self.lost
-
-    def _not_among(self, names: set[str]) -> frozenset[int]:
-        """Returns the run's nodes that are not in the job's node list; none if none is, as of a job that
-        waits for its next start."""
-        hosts = self.allocation.names_of(self.components)
-        found = frozenset(index for index, name in hosts.items() if name not in names)
-        return found if len(found) < len(hosts) else frozenset()
