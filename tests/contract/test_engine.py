@@ -372,6 +372,7 @@ def test_weights_that_change_while_they_are_read_are_refused(subject, tmp_path, 
     monkeypatch.undo()
     set_sequence(path, 2)
     subject.engine.load_weights(600, str(folder))
+    load(subject, tmp_path, 0)
 
 
 def set_sequence(path: Path, sequence: int) -> None:

@@ -33,19 +33,19 @@ HET = {
 
 
 SLOW_REWARD = """
-import threading
+import time
 from pathlib import Path
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if not (Path(__file__).parent / "hurry").exists():
-        threading.Event().wait(0.2)  # libfaketime does not understand time.sleep
+        time.sleep(0.2)
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
 """The reward of `tests.runs`, with eight completions in about 1.6 s until `SubmittedRun.hurry`."""
 
 
-PACED_REWARD = SLOW_REWARD.replace("wait(0.2)", "wait(0.05)")
+PACED_REWARD = SLOW_REWARD.replace("sleep(0.2)", "sleep(0.05)")
 """Saves and iterations of a tiny run take no time: a test that disturbs it must come before its end."""
 
 

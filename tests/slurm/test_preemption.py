@@ -41,6 +41,20 @@ def test_a_preempted_run_saves_and_comes_back_under_the_same_id(cluster: Cluster
     run.check(reference)
 
 
+def test_a_preemption_before_the_launcher_is_there_is_followed_by_the_next_start(
+    cluster, reference, tmp_path
+):
+    """Slurm calls a job FAILED that ends by itself in the grace time, and does not queue it again."""
+    run = SubmittedRun(cluster, tmp_path, setup=[f"touch {tmp_path}/begun", "sleep 3"])
+    job_id = run.submit()
+    wait_for((tmp_path / "begun").exists, timeout_s=60, what="the setup lines to begin")
+    cluster.sbatch(HIGH, "--partition=high", "--nodes=5", "--exclusive")
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 1
+    assert [end for end in ends(run.paths) if end[1] == "preempted"], "the missed warning was found out"
+    run.check(reference)
+
+
 def test_a_storm_of_signals_is_one_stop(cluster: Cluster, reference, tmp_path):
     run = SubmittedRun(cluster, tmp_path)
     job_id = run.submit()

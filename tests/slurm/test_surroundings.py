@@ -23,7 +23,15 @@ echo "export FAKETIME_TIMESTAMP_FILE={folder}/$SLURMD_NODENAME"
 echo "export FAKETIME_CACHE_DURATION=1"
 echo "export FAKETIME_DONT_FAKE_MONOTONIC=1"
 echo "export NO_FAKE_STAT=1"
+echo "export PYTHONPATH={folder}:$PYTHONPATH"
 """
+SLEEP = """
+import select
+import time
+
+time.sleep = lambda seconds: select.select([], [], [], seconds)
+"""
+"""libfaketime 0.9.10 fails each time.sleep of Python 3.11 with EINVAL (its issue 426)."""
 
 
 class Clocks:
@@ -32,6 +40,7 @@ class Clocks:
     def __init__(self, folder: Path, nodes: list[str]) -> None:
         self.folder = folder
         folder.mkdir()
+        (folder / "sitecustomize.py").write_text(SLEEP)
         for node in nodes:
             self.set(node, "+0")
         self.prolog = folder / "prolog.sh"

@@ -45,10 +45,16 @@ def test_a_sweep_of_six_runs_survives_a_preemption_and_a_cancel(cluster: Cluster
     assert run.yatt("cancel", str(cancelled.root)).returncode == 0
     run.hurry()
     cluster.call("scancel", str(blocking))
-    wait_for(lambda: attempts(runs[0]), timeout_s=300, what="the first run to begin")
-    wait_for(lambda: all(attempts(paths) for paths in runs[:2]), timeout_s=300, what="two runs to begin")
+    wait_for(lambda: attempts(runs[0]), timeout_s=100, what="the first run to begin")
+    wait_for(lambda: all(attempts(paths) for paths in runs[:2]), timeout_s=100, what="two runs to begin")
     cluster.sbatch("#!/bin/bash\nsleep 3\n", "--partition=high", "--exclusive", "--nodes=5")
-    wait_for(lambda: all(map(run_is_finished, runs)), timeout_s=800, what="five runs to finish")
+
+    def over() -> bool:
+        states = [cluster.show_job(int(job_of(paths)))["JobState"] for paths in runs]
+        assert "FAILED" not in states, states
+        return all(map(run_is_finished, runs))
+
+    wait_for(over, timeout_s=450, what="five runs to finish")
     starts = [int(cluster.show_job(int(job_of(paths)))["Restarts"]) for paths in runs]
     assert sum(starts) >= 1, "one at least was preempted"
     listed = run.yatt("list", str(run.file.run_dir)).stdout

@@ -72,7 +72,8 @@ class ScriptedEngine:
     def step(self) -> list[m.Completed]:
         """See Engine.step."""
         assert self._script is not None, "start() comes first"
-        time.sleep(self._script.seconds_per_step)
+        if self._script.seconds_per_step:
+            time.sleep(self._script.seconds_per_step)
         finished = []
         for request_id, scripted in list(self._running.items())[: self._num_seqs()]:
             scripted.turns += 1

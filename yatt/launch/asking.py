@@ -50,6 +50,11 @@ def _memory(site: SiteConfig, mem_gb: int) -> str:
     return "0" if site.exclusive else ""
 
 
+HOLD_SIGNALS = "trap '' TERM USR2"
+"""First line of the batch script. Before the launcher handles these signals, they would end the job. Slurm
+calls a job FAILED that ends by itself in the grace time of a preemption, and does not queue it again."""
+
+
 def setup_lines(site: SiteConfig) -> list[str]:
     """Returns the site's `setup` lines; a line that fails ends the job and is named in its log."""
     if not site.setup:

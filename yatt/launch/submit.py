@@ -22,7 +22,7 @@ from yatt.config.load import resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, keeps_job
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
-from yatt.launch.asking import more_options, resources, setup_lines
+from yatt.launch.asking import HOLD_SIGNALS, more_options, resources, setup_lines
 from yatt.launch.completed import completed
 from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
@@ -169,7 +169,8 @@ def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = 
         template=template_of(site), python=site.python, keeps_job=keeps_job(site),
     )  # fmt: skip
     shared: dict[str, Any] = {
-        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min, "setup": setup_lines(site),
+        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min,
+        "setup": [HOLD_SIGNALS, *setup_lines(site)],
         "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, "comment": str(paths.root),
     }  # fmt: skip
     executor.update_parameters(wckey=None, **shared)

@@ -16,7 +16,7 @@ from yatt.core.outcome import Outcome, Verdict
 from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
 from yatt.launch.backends.images import with_local_image
-from yatt.launch.backends.watch import AttemptWatch
+from yatt.launch.backends.watch import AttemptWatch, is_preempted
 from yatt.launch.follower import Follower
 from yatt.launch.plan import Component, JobPlan
 from yatt.paths import RunPaths
@@ -75,6 +75,8 @@ class SlurmBackend:
             state = state_of(shown, self.allocation.restarts)
             if state in (Start.OVER, Start.DIED):
                 return f"Slurm has ended this start of job {self.allocation.job_id}"
+            if state is Start.SAME and not has_begun and is_preempted(shown):
+                self.signals.append(signal.SIGUSR2)  # the warning came before this process could receive it
             if state is Start.SAME or not has_begun:
                 return ""
             self.say("Slurm does not report whether this start is still current; asking again")

@@ -224,8 +224,7 @@ class AttemptWatch:
         return signal.SIGTERM in self.signals
 
     def _is_preempted(self) -> bool:
-        job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
-        return _is_set(job.get("PreemptTime", ""))
+        return is_preempted(self.slurm.show_job(self.allocation.job_id, ASK_S))
 
     def _refusal(self) -> str:
         """Returns srun's output if no controller started."""
@@ -260,6 +259,11 @@ class AttemptWatch:
             until_s = clock.monotonic_s() + patience_s
             while clock.monotonic_s() < until_s and any(step.poll() is None for step in self.steps):
                 time.sleep(POLL_S)
+
+
+def is_preempted(shown: list[Fields] | None) -> bool:
+    """Whether Slurm has begun to preempt the job, by its answer about it."""
+    return _is_set((shown or [{}])[0].get("PreemptTime", ""))
 
 
 def _is_set(slurm_time: str) -> bool:
