@@ -37,6 +37,35 @@ class _Source:
     data: Tensor
 
 
+class _Mappings:
+    """Segments as bytes, kept mapped from one version to the next: a host copy is the same file for a whole
+    attempt, and to map it anew costs half as much as to copy it (a page fault for each page)."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, tuple[tuple[int, int, int], Tensor]] = {}
+
+    def of(self, path: Path, size_bytes: int) -> Tensor:
+        """Returns the bytes of the file that is at `path` now.
+
+        Raises:
+            WorkerFailed: it is gone.
+        """
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise WorkerFailed(f"the host copy {path} cannot be opened: {error.strerror}") from error
+        identity = found.st_dev, found.st_ino, size_bytes
+        before, mapped = self._kept.get(path, (None, None))
+        if before != identity or mapped is None:
+            mapped = torch.from_file(str(path), shared=False, size=size_bytes, dtype=torch.uint8)
+            self._kept = {kept: each for kept, each in self._kept.items() if kept.exists()}
+            self._kept[path] = identity, mapped
+        return mapped
+
+
+_MAPPINGS = _Mappings()
+
+
 class PublishedWeights:
     """The tensors of a publication. They are valid while `check` passes.
 
@@ -65,8 +94,7 @@ class PublishedWeights:
     def _open(self, stem: Path) -> None:
         path = segment_path(stem, WEIGHTS)
         self._readers.append(reader := SegmentReader(path))
-        size_bytes = HEADER_BYTES + len(reader.data)
-        mapped = torch.from_file(str(path), shared=False, size=size_bytes, dtype=torch.uint8)[HEADER_BYTES:]
+        mapped = _MAPPINGS.of(path, HEADER_BYTES + len(reader.data))[HEADER_BYTES:]
         for planned in read_weight_plan(stem).weights:
             self._planned.setdefault(planned.name, planned)
             sources = self._sources.setdefault(planned.name, {})

@@ -91,3 +91,25 @@ def test_what_is_missing_changed_or_of_another_version_is_refused(tmp_path):
     weight_plan_path(stems[0]).write_bytes(b"\xc1")
     with pytest.raises(WorkerFailed, match="cannot be read as a list of weights"):
         PublishedWeights(stems, Stamp(1, 4))
+
+
+def test_a_host_copy_stays_mapped_as_long_as_it_is_the_same_file(tmp_path):
+    folder = tmp_path / "v"
+    publication = read_publication(publish_tensors(folder, TENSORS, 4, cuts=1), 4)
+    stem = publication.stems[0]
+    first = PublishedWeights(publication.stems, publication.stamp).tensor("matrix")
+    again = PublishedWeights(publication.stems, publication.stamp).tensor("matrix")
+    assert again.data_ptr() == first.data_ptr()
+    path = segment_path(stem, "weights")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\x00" * 64)
+    assert torch.equal(first.flatten()[:16], torch.zeros(16)), "the next version is seen through it"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:4096] + b"\xff" * 64 + content[4160:])
+    other = PublishedWeights(publication.stems, publication.stamp).tensor("matrix")
+    assert torch.isnan(other.flatten()[0]), "the new file at its place"
+    path.unlink()
+    with pytest.raises(WorkerFailed, match="cannot be opened"):
+        PublishedWeights(publication.stems, publication.stamp)
