@@ -123,11 +123,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
 
 
-def yatt(*arguments: str, timeout_s: float = 180) -> "subprocess.CompletedProcess[str]":
+def yatt(
+    *arguments: str, timeout_s: float = 180, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end."""
     return subprocess.run(
         command(*arguments),
         env=environment(),
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=timeout_s * LOADED,

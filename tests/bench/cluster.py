@@ -26,6 +26,7 @@ from yatt.adapters.process import ChildStart, open_log
 from yatt.config.load import load_resolved
 from yatt.control.components import build_components
 from yatt.control.controller import Controller
+from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
@@ -205,7 +206,7 @@ async def lead(root: Path, num_nodes: int) -> float:
         )
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
         acts = InstantActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Inbox())  # type: ignore[arg-type]
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Background(Inbox()))  # type: ignore[arg-type]
         before_s = cpu_s()
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason

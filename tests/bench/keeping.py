@@ -31,7 +31,7 @@ async def timed(bench: Bench, iteration: int) -> float:
     began_s = time.perf_counter()
     found = await bench.advance(iteration, GROUPS)
     seconds = time.perf_counter() - began_s
-    bench.sampler.trained({group.number for group in found.groups})
+    bench.trained(found, iteration)
     return seconds
 
 
@@ -61,8 +61,8 @@ def on_loop_ms(bench: Bench) -> tuple[float, int]:
 
 
 async def sampled(bench: Bench) -> list[Any]:
-    await bench.advance(1000, 1)
-    return bench.sampler.chosen(1)
+    found = await bench.advance(1000, 1)
+    return bench.sampler.groups_of({group.number for group in found.groups})
 
 
 def run() -> dict[str, Any]:

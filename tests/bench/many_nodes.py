@@ -15,6 +15,7 @@ from tests.bench.phase_switch import PHASES, prepare, quantile
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import read_or_none
 from yatt.adapters.writer import BackgroundWriter
+from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
@@ -90,7 +91,7 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
         )
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
         beating, acts = asyncio.ensure_future(leader.liveness.run()), PacedActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Inbox())  # type: ignore[arg-type]
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Background(Inbox()))  # type: ignore[arg-type]
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
         beating.cancel()

@@ -30,6 +30,8 @@ NAMES = (
     "group_judging",
     "keeping",
     "oversampling",
+    "overlap",
+    "learning",
 )
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

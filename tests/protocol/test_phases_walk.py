@@ -34,6 +34,7 @@ ELASTIC = Program(
     validates=False,
     num_scorings=0,
 )
+STATIC = replace(ELASTIC, is_static=True, total_iterations=2, save_every=1)
 SAVING = Program(
     nodes=frozenset({0}),
     trainer_nodes=frozenset({0}),
@@ -84,7 +85,7 @@ class World:
 
 
 def kind_of(phase: Phase, node: int, program: Program) -> str:
-    if program is ELASTIC:
+    if program in (ELASTIC, STATIC):
         return TRAINER if node in program.trainer_nodes else ENGINES
     if phase in NEEDS_TRAINER:
         return TRAINER
@@ -127,7 +128,8 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
     for node in there if act.phase is not Phase.JOIN else ():
         held = world.holder[node]
         assert held == kind_of(act.phase, node, program), f"{act.phase} acts, node {node} held by '{held}'"
-        assert (node, act.seq - 1) in world.done, f"{act.phase} acts before node {node} has entered"
+        is_entered = (node, act.seq - 1) in world.done or (program.is_static and act.phase is not Phase.BUILD)
+        assert is_entered, f"{act.phase} acts before node {node} has entered"
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
         saves = (Phase.SAVE,) * len(after_stop)
@@ -402,6 +404,28 @@ def test_no_order_of_losses_breaks_a_run(lose_left: int, stop_left: int) -> None
     assert {lost for code, lost in reached if code == 0} == survived
     assert {lost for code, lost in reached if code == 75} == (survived if stop_left else set())
     assert {lost for code, lost in reached if code == 1} == fatal
+
+
+@pytest.mark.parametrize(("lose_left", "stop_left"), [(2, 0), (1, 1)])
+def test_no_order_of_losses_breaks_a_run_whose_slabs_stay(lose_left: int, stop_left: int) -> None:
+    ends = walk(phases.step, STATIC, lose_left=lose_left, stop_left=stop_left)
+    reached = {(world.end.exit_code, world.lost) for world in ends if world.end}
+    assert (0, frozenset({1})) in reached, "a run goes on without an engine node"
+    assert {code for code, _ in reached} == ({0, 1, 75} if stop_left else {0, 1})
+
+
+def enters_never(state, event, program):
+    """Takes the first phase for one of those without orders."""
+    after, actions = phases.step(state, event, program)
+    if after.phase is Phase.BUILD and after.part is PhasePart.PREPARE:
+        after = replace(after, part=PhasePart.ACT, owed=NodeSet())
+        return after, (phases.Act(Phase.BUILD, 0, 0, after.seq),)
+    return after, actions
+
+
+def test_a_planted_mistake_about_slabs_that_stay_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        walk(enters_never, STATIC, lose_left=1, stop_left=0)
 
 
 def waits_for_the_lost(state, event, program):

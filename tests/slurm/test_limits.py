@@ -53,7 +53,7 @@ def test_preempted_without_the_signal_it_asked_for(silent: Cluster, reference, t
 
 def test_the_time_limit_is_near(cluster: Cluster, reference, tmp_path):
     """Slurm looks at limits every half minute and warns up to a minute early; then it is as a preemption."""
-    slower = SLOW_REWARD.replace("wait(0.2)", "wait(1.0)")  # by itself it would take more than a minute
+    slower = SLOW_REWARD.replace("sleep(0.2)", "sleep(1.0)")  # by itself it would take more than a minute
     assert slower != SLOW_REWARD
     run = SubmittedRun(cluster, tmp_path, reward=slower, signal_lead_s=45)
     job_id = run.submit()

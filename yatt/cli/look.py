@@ -13,6 +13,7 @@ from yatt.adapters.job_note import noted_job
 from yatt.adapters.ledger import newest_attempt
 from yatt.adapters.slurm import Slurm
 from yatt.config.load import load_resolved
+from yatt.core.limiting import limit_of
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
 from yatt.obs.account import Account, AccountFold, saves_in_words
@@ -53,6 +54,8 @@ def status(run: Path, *, as_json: bool) -> int:
     summary |= {"state": state, "why": why, "attempt": newest_attempt(view.paths)}
     if state not in LIVELY:
         summary |= {"holders": {}, "workers": {}, "eta_s": None}
+    limit = limit_of(view.rows)
+    summary["limit"] = limit and asdict(limit)
     account = account_fold.account(
         view.paths, load_resolved(view.paths.config).checkpoint, present(state, clock.wall_s())
     )
@@ -64,6 +67,8 @@ def status(run: Path, *, as_json: bool) -> int:
         _say(f"  why         {why}")
     _print_job(job)
     _print_progress(summary)
+    if limit is not None:
+        _say(f"  limit       {limit.in_words()}")
     _print_account(account)
     for slab, holder in summary["holders"].items():
         _say(f"  slab {slab:6} {holder}")

@@ -210,6 +210,7 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
             f"{config.trainer.max_tokens_per_micro_batch} cannot hold the longest sample of {longest} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); write {longest} or more.",
         )
+    yield from _ahead(config)
     yield from _oversampling(config)
     estimator = config.algorithm.adv_estimator if not config.algorithm.path else ""
     if config.rollout.n < 2 and estimator in GROUP_BASELINES:
@@ -219,8 +220,32 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _ahead(config: RunConfig) -> Iterator[Fault]:
+    ahead, age = config.rollout.ahead, config.rollout.max_policy_age
+    if not ahead:
+        return
+    if config.placement.mode != "disaggregated":
+        yield (
+            "rollout.ahead",
+            f"with placement.mode: {config.placement.mode} engines and trainers take turns on the same GPUs, "
+            "so nothing can be sampled while the trainer works; write 0, or placement.mode: disaggregated.",
+        )
+    if config.run.deterministic:
+        yield (
+            "rollout.ahead",
+            "which policy version samples a completion would depend on timing after a restart "
+            "(run.deterministic); write 0.",
+        )
+    if ahead > age:
+        yield (
+            "rollout.ahead",
+            f"{ahead} batches ahead are sampled by a policy that is {ahead} versions older, but "
+            f"rollout.max_policy_age is {age}; write {age} or less, or a higher max_policy_age.",
+        )
+
+
 def _oversampling(config: RunConfig) -> Iterator[Fault]:
-    most = 1 + config.rollout.max_policy_age
+    most = max(1, 1 + config.rollout.max_policy_age - config.rollout.ahead)
     if config.rollout.oversample > 1 and config.run.deterministic:
         yield (
             "rollout.oversample",
@@ -230,10 +255,14 @@ def _oversampling(config: RunConfig) -> Iterator[Fault]:
     elif config.rollout.oversample > most:
         yield (
             "rollout.oversample",
-            f"rollout.max_policy_age: {most - 1} allows {most} at most: tokens of more groups would become "
-            f"too old before they are trained on, and be discarded; write {most} or less, or a higher "
-            "max_policy_age.",
+            f"rollout.max_policy_age: {config.rollout.max_policy_age}{_less(config.rollout.ahead)} allows "
+            f"{most} at most: tokens of more groups would become too old before they are trained on, and be "
+            f"discarded; write {most} or less, or a higher max_policy_age.",
         )
+
+
+def _less(ahead: int) -> str:
+    return f" with rollout.ahead: {ahead}" if ahead else ""
 
 
 def _learning(config: RunConfig) -> Iterator[Fault]:

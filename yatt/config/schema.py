@@ -175,6 +175,11 @@ class RolloutSection:
     """Maximum number of policy versions between a group's oldest token and its training. Older completions
     are sampled again, also complete ones whose group is not complete."""
 
+    ahead: Annotated[int, COUNT_OR_NONE] = 0
+    """Number of batches that are sampled before training asks for them (disaggregated placement). 0: sampling
+    and training take turns. 1: the next batch is sampled while this one is trained, by a policy that is one
+    version older (one step off)."""
+
     oversample: Annotated[float, between(1, 4)] = 1.0
     """Prompt groups in progress per group that an iteration needs. At 1.25 a quarter more are sampled, and
     the rollout phase ends when enough are complete; the others keep their tokens and continue first in the

@@ -25,6 +25,8 @@ from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
 from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
 from yatt.control.leader.alarms import Alarms
+from yatt.control.leader.background import Background
+from yatt.control.leader.batches import BatchSampling
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
@@ -168,8 +170,10 @@ class Session:
         row = MetricsRow(node, self._writer, Alarms(node.config, events))
         num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
-        work = PhaseWork(node, clients, commits, events, num_tokens, row)
-        return Coordinator(node, clients, work, row, events, inbox)
+        background = Background(inbox)
+        batches = BatchSampling(node, clients, events, background)
+        work = PhaseWork(node, clients, commits, batches, row, num_tokens)
+        return Coordinator(node, clients, work, row, events, background)
 
     async def _stand_in(self) -> None:
         """Writes the leader's heartbeat; on Slurm, runs the dead-man's switch of other controllers."""

@@ -5,8 +5,9 @@ A node without it has no part of a checkpoint, and the run can continue when it 
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import TextPart
@@ -46,7 +47,7 @@ class TrainerNode:
         self._node, self._sampler, self._validator = node, sampler, validator
         self._judge = judge
         self.training = training
-        self._acting: asyncio.Task[m.Message] | None = None
+        self._acting: set[asyncio.Task[m.Message]] = set()
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
@@ -110,31 +111,31 @@ class TrainerNode:
         assert self._validator is not None, "only asked for when configured"
         return await self._act(self._validator.run())
 
-    async def _act(self, work: "Awaitable[m.Message]") -> m.Message:
-        self._acting = asyncio.ensure_future(work)
+    async def _act(self, work: Coroutine[Any, Any, m.Message]) -> m.Message:
+        acting = asyncio.get_running_loop().create_task(work)
+        self._acting.add(acting)
         try:
-            return await self._acting
+            return await acting
         finally:
-            self._acting = None
+            self._acting.discard(acting)
 
     async def _break_off(self, _: c.BreakOffSampling) -> m.Message:
         await self._sampler.break_off()
-        acting = self._acting
-        if acting is not None:
-            done, _pending = await asyncio.wait({acting}, timeout=self._node.config.lease.release_s)
-            if not done:
+        if self._acting:
+            limit_s = self._node.config.lease.release_s
+            _done, pending = await asyncio.wait(self._acting, timeout=limit_s)
+            for acting in pending:
                 acting.cancel()
         return m.Done()
 
     async def _train(self, order: c.TrainOrder) -> m.Message:
         numbers = {fact.prompt_group for fact in order.facts}
-        mine = [g for g in self._sampler.chosen(len(numbers)) if g.number in numbers]
-        return await self.training.train(order, mine)
+        return await self.training.train(order, self._sampler.groups_of(numbers))
 
     async def _commit(self, order: c.CommitNotice) -> m.Message:
         if self._node.is_leader:
             self._sampler.show(set(order.numbers), order.iteration)
-        self._sampler.trained(set(order.numbers))
+        self._sampler.trained(set(order.numbers), order.iteration)
         return m.Done()
 
     async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:

@@ -86,10 +86,30 @@ class PhaseSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpan:
+    """The sampling of one iteration's batch beside training (`rollout.ahead`), in wall seconds.
+
+    Attributes:
+        policy_version: that of the engines when it began.
+    """
+
+    iteration: int
+    policy_version: int
+    begin_s: float
+    end_s: float
+
+    @property
+    def age(self) -> int:
+        """Policy versions between its sampling and its training."""
+        return self.iteration - 1 - self.policy_version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSpan:
     """One attempt.
 
     Attributes:
+        batches: what was sampled beside training; phases cover all time, also that of these.
         resumed: the iteration that it resumed from; None if it ended before that.
         committed: the newest iteration that it is known to have committed; 0 if none.
         is_over: whether it has ended, as far as this is recorded.
@@ -102,6 +122,7 @@ class AttemptSpan:
     end_s: float
     resumed: int | None
     phases: tuple[PhaseSpan, ...]
+    batches: tuple[BatchSpan, ...] = ()
     committed: int = 0
     is_over: bool = False
     exit_code: int | None = None

@@ -53,6 +53,9 @@ class Program:
     save_every_s: float = 0.0
     """Seconds between saves, in addition to `save_every`; 0: none."""
 
+    is_static: bool = False
+    """Whether no slab ever changes hands, and phases need no orders to nodes after the first one."""
+
     exports: bool = False
     """Whether the policy is written as a Hugging Face folder after the last iteration."""
 

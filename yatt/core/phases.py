@@ -3,7 +3,9 @@
 A phase has three parts. PREPARE: every node takes its slabs back from roles that are not wanted in
 the phase and checks that their memory is free. ENTER: every node grants its slabs to the roles that
 the phase wants. ACT: the phase's own work. No node enters before all have prepared, and no work
-begins before all have entered, so roles of two different phases never work at the same time.
+begins before all have entered, so roles of two different phases never work at the same time. Where no slab
+ever changes hands and sampling overlaps with training (`yatt.core.sampling_track`), only BUILD has the first
+two parts: training never waits for an engine that is started again.
 
 An answer counts once and only with the seq of its order, so messages may be repeated or late. A wait
 that ends without all answers is a `Failure`. A request for an early stop is `StopWanted`: the current
@@ -115,9 +117,9 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         end = End(EXIT_FINISHED, "finished") if is_finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
     now = replace(state, phase=phase, seq=state.seq + 1, scoring=scoring)
-    if phase in (Phase.JOIN, Phase.COMMIT):  # they transfer no slabs
-        now = replace(now, part=PhasePart.ACT, owed=NodeSet())
-        return now, (_act(now),) if phase is Phase.JOIN else ()
+    if phase in (Phase.JOIN, Phase.COMMIT) or (program.is_static and phase is not Phase.BUILD):
+        now = replace(now, part=PhasePart.ACT, owed=NodeSet())  # no slab is transferred
+        return now, () if phase is Phase.COMMIT else (_act(now),)
     now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - state.lost))
     return now, _orders(now)
 

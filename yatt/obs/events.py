@@ -25,6 +25,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "attempt.resume": {"iteration": int},
     "phase.begin": {"phase": str, "iteration": int},
     "phase.part": {"phase": str, "iteration": int, "part": str},
+    "batch.begin": {"iteration": int, "policy_version": int},
+    "batch.end": {"iteration": int},
     "lease.grant": {"slab": str, "holder": str},
     "lease.release": {"slab": str},
     "lease.expire": _SLAB,

@@ -21,6 +21,7 @@ _Timed = tuple[int, float, Event]  # attempt, wall seconds, event
 _PREFIXES = (
     "attempt.",
     "phase.",
+    "batch.",
     "lease.",
     "worker.",
     "ckpt.",

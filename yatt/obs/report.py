@@ -17,6 +17,7 @@ from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, load_resolved
 from yatt.config.schema import RunConfig
 from yatt.core.goodput import Now, goodput_share, gpu_seconds, running_share
+from yatt.core.limiting import limit_of
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs import parts
 from yatt.obs.account import account_of, facts_of
@@ -184,6 +185,7 @@ def _facts(
         ("attempts", str(len(attempts))),
         ("wall time", duration(sum(seconds.values()))),
         ("goodput", f"{100 * goodput_share(seconds):.0f}%"),
+        ("limited by", limit.by if (limit := limit_of(rows)) else "not known yet"),
         ("tokens per second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
         ("tokens trained on", f"{tokens / 1e6:,.0f} M" if tokens >= 1e7 else f"{tokens:,}"),
     ]

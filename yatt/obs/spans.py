@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from yatt.core.goodput import AttemptSpan, PhaseSpan
+from yatt.core.goodput import AttemptSpan, BatchSpan, PhaseSpan
 from yatt.errors import EXIT_FINISHED
 
 Event = Mapping[str, Any]
@@ -95,6 +95,8 @@ class SpanFold:
     exit_code: int | None = None
     open_phase: PhaseSpan | None = None
     phases: list[PhaseSpan] = field(default_factory=list)
+    open_batch: BatchSpan | None = None
+    batches: list[BatchSpan] = field(default_factory=list)
     uploads_s: list[float] = field(default_factory=list)
     _clock: LeaderClock = field(default_factory=LeaderClock)
     _stalls: dict[int, float] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class SpanFold:
             self._part(event, at_s)
         elif kind == "phase.end":
             self._end(event, at_s)
+        elif kind in ("batch.begin", "batch.end"):
+            self._batch(event, kind, at_s)
         elif kind == "attempt.resume":
             self._resume(event)
         elif kind == "ckpt.commit":
@@ -133,11 +137,23 @@ class SpanFold:
         if begin_s == math.inf:  # no event of the leader is left
             begin_s, last_s = self._others_s or (0.0, 0.0)
         rest = [replace(self.open_phase, end_s=last_s, is_open=True)] if self.open_phase else []
+        last = [replace(self.open_batch, end_s=last_s)] if self.open_batch else []
         return AttemptSpan(
             begin_s=begin_s, end_s=last_s, resumed=self.resumed, phases=(*self.phases, *rest),
-            committed=self.committed, is_over=self.exit_code is not None, exit_code=self.exit_code,
-            uploads_s=tuple(self.uploads_s),
+            batches=(*self.batches, *last), committed=self.committed, is_over=self.exit_code is not None,
+            exit_code=self.exit_code, uploads_s=tuple(self.uploads_s),
         )  # fmt: skip
+
+    def _batch(self, event: Event, kind: str, at_s: float) -> None:
+        """Handles a begin or an end. If one of them is lost, the batch is known by the other one."""
+        span, self.open_batch = self.open_batch, None
+        is_its_end = span is not None and kind == "batch.end" and span.iteration == event["iteration"]
+        if span is not None and is_its_end:
+            self.batches.append(replace(span, end_s=at_s))
+        elif kind == "batch.begin":
+            self.open_batch = BatchSpan(
+                iteration=event["iteration"], policy_version=event["policy_version"], begin_s=at_s, end_s=at_s
+            )
 
     def _begin(self, event: Event, at_s: float) -> None:
         self._close(at_s)

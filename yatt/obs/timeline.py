@@ -1,4 +1,4 @@
-"""The timeline of one attempt as SVG: phases, lease holders per slab, and failures, over wall time."""
+"""The timeline of one attempt as SVG: phases, batches, lease holders per slab, failures, over wall time."""
 
 import math
 from collections.abc import Sequence
@@ -91,6 +91,15 @@ def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
         )
         for span in attempt.span.phases
     ]  # fmt: skip
+    batches = [
+        _Bar(
+            begin_s=batch.begin_s, end_s=batch.end_s, colour=PHASE_COLOURS["rollout"],
+            text=f"batch {batch.iteration}",
+            title=f"batch {batch.iteration}, sampled by policy version {batch.policy_version} "
+            f"(age {batch.age}): {batch.end_s - batch.begin_s:.2f} s",
+        )
+        for batch in attempt.span.batches
+    ]  # fmt: skip
     slabs: dict[str, list[_Bar]] = {}
     for lease in sorted(attempt.leases, key=lambda span: (len(span.slab), span.slab, span.begin_s)):
         held_s = lease.end_s - lease.begin_s
@@ -98,7 +107,8 @@ def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
             _Bar(begin_s=lease.begin_s, end_s=lease.end_s, colour=role_colour(lease.holder),
                  text=lease.holder, title=f"{lease.slab}: {lease.holder} for {held_s:.2f} s")
         )  # fmt: skip
-    return [("phase", phases), *list(slabs.items())[:MAX_SLABS]]
+    tracks = [("training", phases), ("sampling", batches)] if batches else [("phase", phases)]
+    return [*tracks, *list(slabs.items())[:MAX_SLABS]]
 
 
 def _visible(bars: Sequence[_Bar], begin_s: float, end_s: float) -> list[_Bar]:

@@ -18,6 +18,7 @@ from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
+from yatt.control.rollouts.carried import frozen
 from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling
 from yatt.control.rollouts.judging import Judge
@@ -84,6 +85,10 @@ class Bench:
         order = c.Advance(iteration=iteration, policy_version=iteration - 1, target=target, roles=(ROLLOUT,))
         await asyncio.wait_for(self.sampler.advance(order), 20)
         return self.sampler.advanced(target)
+
+    def trained(self, found: c.Advanced, iteration: int) -> None:
+        """The batch that was reported has been trained on."""
+        self.sampler.trained({group.number for group in found.groups}, iteration)
 
     def num_dropped(self) -> int:
         return sum('"rollout.group.drop"' in line for line in self.lines)
@@ -189,10 +194,14 @@ def test_completions_that_are_too_old_are_sampled_anew(make: Make) -> None:
 
     async def scene() -> c.Advanced:
         await bench.advance(1, 2)
-        return await bench.advance(2, 2)  # nothing was trained on meanwhile
+        bench.sampler.restore(bench.sampler.state())  # another attempt, from a later checkpoint
+        return await bench.advance(2, 2)
 
     found = asyncio.run(scene())
     assert found.counters["rollout/restarted_groups"] == 2
+    assert found.counters["rollout/tokens"] == 2 * (1 + 2), "their completions are sampled anew"
+    state = bench.sampler.state()
+    assert not {group.number for group in state.accepted} & {group.number for group in state.unfinished}
 
 
 def numbers_of(bench: Bench, kind: str) -> list[list[int]]:
@@ -214,7 +223,7 @@ def test_an_oversampled_iteration_does_not_wait_for_its_longest_group_which_cont
 
     async def scene() -> tuple[c.Advanced, c.Advanced]:
         first = await bench.advance(1, 2)
-        bench.sampler.trained({group.number for group in first.groups})
+        bench.trained(first, 1)
         stuck.clear()
         return first, await bench.advance(2, 2)
 
@@ -240,12 +249,61 @@ def test_nothing_more_is_opened_than_is_asked_for(make: Make, oversample: float)
         for iteration in range(1, 6):
             found = await bench.advance(iteration, 4)
             assert found.missing == 0
-            bench.sampler.trained({group.number for group in found.groups})
+            bench.trained(found, iteration)
 
     asyncio.run(scene())
     opened = [number for numbers in numbers_of(bench, "rollout.group.open") for number in numbers]
     assert opened == sorted(set(opened))
     assert len(opened) <= 5 * 4 + num_extra(4, oversample)
+
+
+def test_a_batch_that_waits_for_training_counts_for_no_other(make: Make) -> None:
+    """Each batch is begun before the one before it is trained on; surplus groups go to the next one."""
+    bench = make(
+        lambda _, sample: completion(sample, tokens_of(sample)),
+        run={"deterministic": False}, rollout={"oversample": 1.25, "max_policy_age": 2},
+    )  # fmt: skip
+
+    async def scene() -> list[c.Advanced]:
+        found = [await bench.advance(1, 4)]
+        for iteration in range(2, 6):
+            found.append(await bench.advance(iteration, 4))
+            held = {group.number for group in bench.sampler.state().accepted}
+            before = {group.number for group in found[-2].groups}
+            assert before <= held, "a checkpoint has the batch that is not trained on yet"
+            trained = bench.sampler.groups_of(before)
+            assert [group.number for group in trained] == sorted(before)
+            bench.trained(found[-2], iteration - 1)
+            assert not before & {group.number for group in bench.sampler.state().accepted}
+        return found
+
+    batches = [[group.number for group in found.groups] for found in asyncio.run(scene())]
+    numbers = [number for batch in batches for number in batch]
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert len(set(numbers)) == len(numbers)
+    assert numbers == sorted(numbers)
+
+
+def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_one(make: Make) -> None:
+    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+        is_stuck = int(sample.request_id.split("/")[1]) >= 4
+        return None if is_stuck else completion(sample, tokens_of(sample))
+
+    settings = {"run": {"deterministic": False}, "rollout": {"max_policy_age": 2}}
+    before, after = make(answer, **settings), make(answer, attempt=2, **settings)
+
+    async def scene() -> c.Advanced:
+        await before.advance(1, 4)
+        advancing = asyncio.ensure_future(before.advance(2, 4))
+        await asyncio.sleep(0.3)
+        state = frozen(before.sampler.state())
+        advancing.cancel()
+        await asyncio.gather(advancing, return_exceptions=True)
+        assert (len(state.accepted), len(state.unfinished)) == (4, 4)
+        after.sampler.restore(state)
+        return await asyncio.wait_for(after.advance(1, 4), 5)
+
+    assert [group.number for group in asyncio.run(scene()).groups] == [0, 1, 2, 3]
 
 
 def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make) -> None:
@@ -259,7 +317,7 @@ def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make
 
     async def scene() -> c.Advanced:
         first = await bench.advance(1, 2)
-        bench.sampler.trained({group.number for group in first.groups})
+        bench.trained(first, 1)
         advancing = asyncio.ensure_future(bench.advance(2, 2))
         await asyncio.sleep(0.5)
         assert not advancing.done()

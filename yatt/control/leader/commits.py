@@ -46,13 +46,17 @@ class Commits:
     Args:
         inbox: gets Committed or SaveFailed.
         row: rows of metrics, which decide about the best checkpoints.
+
+    Attributes:
+        checkpoints: those of the run.
+        events: the leader's events.
     """
 
     def __init__(
         self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog, inbox: Inbox,
         row: MetricsRow,
     ) -> None:  # fmt: skip
-        self._node, self._clients, self._events, self._inbox = node, clients, events, inbox
+        self._node, self._clients, self.events, self._inbox = node, clients, events, inbox
         self._row = row
         self.checkpoints = checkpoints
         self._last_save = LastSave(node, clients, events, inbox)
@@ -88,7 +92,7 @@ class Commits:
         try:
             await work
         except TooLate:
-            self._events.emit("ckpt.given_up", iteration=iteration)
+            self.events.emit("ckpt.given_up", iteration=iteration)
             self._inbox.put(SaveGivenUp(iteration, is_kept=False))
         except (YattError, OSError) as error:
             self._failed(iteration, error)
@@ -109,7 +113,7 @@ class Commits:
 
     def _failed(self, iteration: int, error: YattError | OSError) -> None:
         code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
-        self._events.emit("ckpt.fail", iteration=iteration, error=str(error))
+        self.events.emit("ckpt.fail", iteration=iteration, error=str(error))
         if code in FATAL:
             self._inbox.fail(str(error), code)
         self._inbox.put(SaveFailed(iteration, str(error)))
@@ -132,7 +136,7 @@ class Commits:
         self._committed = prefix_of(manifest)
         size_bytes = sum(file.size_bytes for file in manifest.files)
         seconds = round(clock.monotonic_s() - began_s, 6)
-        self._events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
+        self.events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
         await self.note(iteration)
         await self._remove_groups(iteration)
 
@@ -169,12 +173,12 @@ class Commits:
         try:
             removed = await call_in_thread(work)
         except (OSError, YattError) as error:  # nobody awaits this: whatever it is, it is an event
-            self._events.emit("ckpt.keep", reason=str(error))
+            self.events.emit("ckpt.keep", reason=str(error))
             return
         for commit in removed.commits:
-            self._events.emit("ckpt.delete", iteration=commit.iteration)
+            self.events.emit("ckpt.delete", iteration=commit.iteration)
         if removed.note:
-            self._events.emit("ckpt.keep", reason=removed.note)
+            self.events.emit("ckpt.keep", reason=removed.note)
 
     async def _discard(self, prefix: str) -> None:
         """Removes the files of a failed save, if the store lets it; a later start removes them otherwise."""

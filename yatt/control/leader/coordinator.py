@@ -7,15 +7,14 @@ so transitions are not recorded.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 
 from yatt import clock
 from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.patience import exit_code_of, patiently
+from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.background import Background
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -24,7 +23,7 @@ from yatt.core import phases
 from yatt.core.goodput import category_of
 from yatt.core.phases import Phase, Program, RunState
 from yatt.core.placement import Holders
-from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
+from yatt.errors import YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, SwitchSlabs
 
@@ -44,17 +43,17 @@ class Coordinator:
 
     Args:
         work: the work of the phases.
-        inbox: the events to handle; other components put events into it too.
+        background: runs orders and acts; its inbox has the events to handle.
     """
 
     def __init__(
         self, node: Node, clients: NodeClients, work: PhaseWork, row: MetricsRow, events: EventLog,
-        inbox: Inbox,
+        background: Background,
     ) -> None:  # fmt: skip
         self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
-        self._inbox, self._program = inbox, program_of(node)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._program, self._background, self._inbox = program_of(node), background, background.inbox
         self._acting_seq = 0
+        self._is_stopping = False
         self._began_s = clock.monotonic_s()
         self._end: phases.End | None = None
         self.state: RunState | None = None
@@ -64,6 +63,9 @@ class Coordinator:
         state, actions = phases.start(self._program)
         while True:
             self._enter(state)
+            if state.stop and not self._is_stopping:
+                self._is_stopping = True
+                await self._end_sampling(is_act=any(isinstance(a, phases.BreakOff) for a in actions))
             for action in actions:
                 await self._perform(action)
             if self._end is not None:
@@ -97,19 +99,18 @@ class Coordinator:
     async def _perform(self, action: phases.Action) -> None:
         match action:
             case phases.PhaseOrder():
-                self._spawn(self._order(action))
+                self._background.spawn(self._order(action))
             case phases.Act():
                 self._acting_seq = action.seq
-                self._spawn(self._run_act(action))
+                self._background.spawn(self._run_act(action))
             case phases.BreakOff():
-                self._acting_seq = 0
-                await self._break_off()
+                pass  # `_end_sampling` has done it
             case phases.Exclude():
                 await self._exclude(action)
             case phases.PostponeSave():
                 self._events.emit("ckpt.postpone", iteration=action.iteration, in_flight=action.in_flight)
             case phases.AwaitCause():
-                self._spawn(self._await_cause())
+                self._background.spawn(self._await_cause())
             case phases.End():
                 self._end = action
 
@@ -119,9 +120,16 @@ class Coordinator:
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
         self._inbox.put(phases.PatienceOver())
 
-    async def _break_off(self) -> None:
-        """Waits for a limited time, and does not fail: a trainer node without an answer may be dead, and its
-        loss is the next event."""
+    async def _end_sampling(self, *, is_act: bool) -> None:
+        """Ends the sampling of both tracks after a request to stop; `is_act`: the current act is cancelled.
+
+        Waits for a limited time, and does not fail: a trainer node without an answer may be dead, and its
+        loss is the next event.
+        """
+        if is_act:
+            self._acting_seq = 0
+        if not self._work.track.stop() and not is_act:
+            return
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
             await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
@@ -141,7 +149,7 @@ class Coordinator:
             publish(record, sealed(content, node.attempt))
 
         if lost.goes_on:  # only the lost node itself reads it
-            self._spawn(call_in_thread(partial(patiently, write)))
+            self._background.spawn(call_in_thread(partial(patiently, write)))
         else:  # the start of the next attempt reads it
             with contextlib.suppress(OSError, TimeoutError):  # else the next attempt detects it
                 await asyncio.wait_for(
@@ -168,24 +176,6 @@ class Coordinator:
         self._row.took(act.phase, clock.monotonic_s() - began_s)
         self._inbox.put(replace(acted, at_s=clock.monotonic_s()))
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except YattError as error:
-                self._inbox.fail(str(error), exit_code_of(error), is_symptom=isinstance(error, WorkerFailed))
-            except OSError as error:  # a filesystem failed: another attempt may succeed
-                self._inbox.fail(f"{error.filename or 'writing'}: {error.strerror or error}", EXIT_FAILED)
-
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._inbox.fail(f"a defect in the coordinator: {error!r}", EXIT_FAILED)
-
 
 def program_of(node: Node) -> Program:
     """Returns the run's program, from its config."""
@@ -202,6 +192,7 @@ def program_of(node: Node) -> Program:
         validates=bool(config.validation.reward),
         num_scorings=len(node.placement.scoring),
         exports=config.checkpoint.export_final,
+        is_static=bool(config.rollout.ahead),
     )
 
 

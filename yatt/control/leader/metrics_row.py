@@ -68,8 +68,20 @@ class MetricsRow:
 
     def took(self, phase: Phase, seconds: float) -> None:
         """Adds an act's duration."""
+        if phase is Phase.ROLLOUT and self._node.config.rollout.ahead:
+            return  # see `sampled` and `waited`
         if (name := TIMING_NAMES.get(phase)) is not None:
             self._timing[name] = self._timing.get(name, 0.0) + seconds
+
+    def sampled(self, seconds: float) -> None:
+        """Adds the time that sampling the batch took, which with `rollout.ahead` is not that of its phase."""
+        if self._node.config.rollout.ahead:
+            self._timing["gen"] = self._timing.get("gen", 0.0) + seconds
+
+    def waited(self, seconds: float) -> None:
+        """Adds time for which training waited for a batch, or for the end of one."""
+        if self._node.config.rollout.ahead:
+            self._timing["wait_for_samples"] = self._timing.get("wait_for_samples", 0.0) + seconds
 
     def enter(self, category: str, now_s: float) -> None:
         """Begins time of a category of the goodput ledger, and ends that of the one before."""

@@ -13,6 +13,7 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Manifest
 from yatt.control.gpus.publications import added
+from yatt.control.leader.batches import Batch, BatchSampling
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
@@ -22,9 +23,7 @@ from yatt.core import phases
 from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import ROLLOUT, dp_lead_ranks
-from yatt.core.prompts import share
 from yatt.errors import EXIT_FINISHED
-from yatt.obs.events import EventLog
 from yatt.obs.metrics import RowFile, named, read_rows
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
@@ -36,16 +35,18 @@ class PhaseWork:
     """The leader's work in each phase.
 
     Args:
-        vocab_size: of the policy, for the sync probe.
+        batches: samples.
         row: the row of metrics.
+        vocab_size: of the policy, for the sync probe.
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, commits: Commits, events: EventLog, vocab_size: int,
-        row: MetricsRow,
+        self, node: Node, clients: NodeClients, commits: Commits, batches: BatchSampling, row: MetricsRow,
+        vocab_size: int,
     ) -> None:  # fmt: skip
-        self._node, self._clients, self._events = node, clients, events
+        self._node, self._clients, self._events = node, clients, commits.events
         self._commits, self._vocab_size, self._row = commits, vocab_size, row
+        self._batches, self.track = batches, batches.track
         self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
@@ -60,13 +61,14 @@ class PhaseWork:
                 )
             case Phase.BUILD:
                 found = await self._build()
+                self.track.resumed(found.iteration)
                 return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
-            case Phase.SYNC:  # engines that are woken for this phase load the weights themselves
-                placement = self._node.placement
-                keepers = placement.pools[ROLLOUT] - set(placement.trainer_nodes)
-                await self._clients.ask_nodes(dict.fromkeys(sorted(keepers), c.SyncWeights()))
-            case Phase.ROLLOUT | Phase.SCORE:
-                return Acted(act.seq, again=await self._advance(act))
+            case Phase.SYNC:
+                await self.track.published(act.iteration)
+            case Phase.ROLLOUT:
+                return Acted(act.seq, again=await self._take_batch(act.iteration))
+            case Phase.SCORE:
+                return Acted(act.seq, again=await self._score(act))
             case _:
                 plain = {
                     Phase.PUBLISH: self._publish, Phase.VALIDATE: self._validate,
@@ -113,6 +115,7 @@ class PhaseWork:
         return await call_in_thread(partial(patiently, work))
 
     async def _publish(self, policy_version: int) -> None:
+        await self.track.may_publish()
         probe = self._probe(policy_version)
         order = c.PublishOrder(policy_version=policy_version, probe=probe)
         answers = await self._clients.ask_trainer_nodes(order)
@@ -125,10 +128,14 @@ class PhaseWork:
         self._row.values["perf/weights_bytes"] = sum(answer.size_bytes for answer in answers)
 
     async def _validate(self, iteration: int) -> None:
+        began_s = clock.monotonic_s()
+        await self.track.quiet()
+        self._row.waited(clock.monotonic_s() - began_s)
         found: dict[str, list[c.SourceScores]] = {}
         for answer in await self._clients.ask_trainer_nodes(c.ValidateOrder(iteration=iteration)):
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
+        self.track.quiet_is_over()
         section = self._node.config.validation
         for source, parts in found.items():
             count = sum(part.count for part in parts)
@@ -143,30 +150,30 @@ class PhaseWork:
                 total = sum(part.extras.get(name, 0.0) for part in parts)
                 self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
 
-    async def _advance(self, act: phases.Act) -> bool:
-        """Returns whether groups are still missing after the last scoring."""
-        if act.phase is Phase.ROLLOUT:
-            self._row.flush()
-        config, placement = self._node.config, self._node.placement
-        sampling = act.phase is Phase.ROLLOUT
-        holders = placement.sampling if sampling else placement.scoring[act.scoring]
-        batch, num_shards = config.trainer.train_batch_size, len(placement.trainer_nodes)
-        first = (act.iteration - 1) * batch
-        orders = [
-            c.Advance(
-                iteration=act.iteration, policy_version=act.iteration - 1,
-                target=share(batch, shard=index, num_shards=num_shards, first=first),
-                roles=tuple(sorted(set(holders.values()))),
-            )
-            for index in range(num_shards)
-        ]  # fmt: skip
-        advanced = await self._clients.ask_each_trainer_node(orders)
-        self._groups = {}  # each trainer node reports all groups that it has chosen
-        for answer in advanced:
-            self._groups.update({group.number: group for group in answer.groups})
-            self._row.count(answer.counters)
-        last = (act.scoring + 1 if not sampling else 0) >= len(placement.scoring)
-        return last and sum(answer.missing for answer in advanced) > 0
+    # ---- sampling -------------------------------------------------------------------------------
+
+    async def _take_batch(self, iteration: int) -> bool:
+        """Waits for the batch; returns whether groups are missing."""
+        self._row.flush()
+        began_s = clock.monotonic_s()
+        again = await self.track.batch(iteration)
+        self._row.waited(clock.monotonic_s() - began_s)
+        self._use(self._batches.take(iteration))
+        return again
+
+    async def _score(self, act: phases.Act) -> bool:
+        """Scores the batch with engines that take turns; returns whether groups are missing at the end."""
+        scoring = self._node.placement.scoring
+        batch = await self._batches.advance(act.iteration, scoring[act.scoring])
+        self._use(batch)
+        return act.scoring + 1 >= len(scoring) and batch.num_missing > 0
+
+    def _use(self, batch: Batch) -> None:
+        self._groups = batch.groups
+        self._row.count(batch.counters)
+        self._row.sampled(batch.seconds)
+
+    # ---- training -------------------------------------------------------------------------------
 
     async def _train(self, iteration: int) -> None:
         config, began_s = self._node.config, clock.monotonic_s()
@@ -199,6 +206,7 @@ class PhaseWork:
 
     async def _save(self, iteration: int) -> None:
         """Takes a snapshot of all state; the upload goes on in the background."""
+        await self.track.may_publish()  # the snapshot has the weights that are published next
         began_s, config = clock.monotonic_s(), self._node.config
         taken = await self._clients.ask_trainer_nodes(c.SnapshotOrder(iteration=iteration))
         draft = Manifest(

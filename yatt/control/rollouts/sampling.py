@@ -14,6 +14,7 @@ from yatt.adapters.crowd import Crowd
 from yatt.adapters.dataset import Row
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.node import Node
+from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.counters import GroupCounters
 from yatt.control.rollouts.drops import Drops
 from yatt.control.rollouts.episodes import Episodes
@@ -47,13 +48,10 @@ class Sampler:
         self._episodes, self._events, self._writer = episodes, events, writer
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
-        self._accepted, self._unfinished = dict[int, PromptGroup](), dict[int, PromptGroup]()
+        self._accepted, self._unfinished = AcceptedGroups(), dict[int, PromptGroup]()
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota, self._in_order = Quota(target=0), InOrder((), ())
-        self._due, self._sampled = (
-            set[int](),
-            set[int](),
-        )  # to complete in this iteration; without scores only
+        self._due, self._sampled = set[int](), set[int]()  # to complete now; without scores only
         self._drops = Drops()
         self._policy_version = self._iteration = 0
         self._breaking_off, self._counters = False, GroupCounters()
@@ -65,7 +63,7 @@ class Sampler:
         data = self._shard.fingerprint
         if self._node.config.run.deterministic:
             return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
-        accepted, unfinished = list(self._accepted.values()), list(self._unfinished.values())
+        accepted, unfinished = self._accepted.every(), list(self._unfinished.values())
         return NodeState(data=data, next_number=self._next_number, accepted=accepted, unfinished=unfinished)
 
     def restore(self, state: NodeState) -> None:
@@ -79,27 +77,26 @@ class Sampler:
         self._base_number = self._next_number
         if state.next_number:
             self._drops.worked_before()
-        self._accepted = {group.number: group for group in state.accepted}
+        self._accepted = AcceptedGroups(state.accepted)
         self._unfinished = {group.number: group for group in state.unfinished}
 
-    def chosen(self, target: int) -> list[PromptGroup]:
-        """Returns the accepted groups to train on: the lowest numbers, at most `target`."""
-        return [self._accepted[number] for number in sorted(self._accepted)[:target]]
+    def groups_of(self, numbers: set[int]) -> list[PromptGroup]:
+        """Returns this node's groups of a batch."""
+        return self._accepted.of(numbers)
 
-    def trained(self, numbers: set[int]) -> None:
+    def trained(self, numbers: set[int], iteration: int) -> None:
         """Drops groups that were trained on; in deterministic mode also all later groups."""
-        self._accepted = {n: g for n, g in self._accepted.items() if n not in numbers}
+        self._accepted.trained(numbers, iteration)
         self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
         mine = {n for n in numbers if n % self._num_shards == self._node.index}
         if self._node.config.run.deterministic and mine:
             self._next_number = self._base_number = max(mine) + self._num_shards
-            self._accepted, self._unfinished, self._rows = {}, {}, {}
+            self._accepted, self._unfinished, self._rows = AcceptedGroups(), {}, {}
             self._counters.clear()
 
     def show(self, numbers: set[int], iteration: int) -> None:
         """Writes a few of an iteration's completions, with their verdicts, for the report."""
-        groups = [g for n, g in sorted(self._accepted.items()) if n in numbers]
-        limit = self._node.config.logging.samples_per_iteration
+        groups, limit = self._accepted.of(numbers), self._node.config.logging.samples_per_iteration
         tokenizer, rows = self._episodes.tokenizer, self._rows
         for line in shown_samples(iteration, groups, rows, self._scorer, tokenizer, limit):
             self._writer.append(self._node.paths.samples, line)
@@ -125,13 +122,15 @@ class Sampler:
             limit=opening_limit(order.target, config.algorithm.max_groups_opened_factor),
             extra=num_extra(order.target, config.rollout.oversample), acceptance=self._quota.acceptance,
         )  # fmt: skip
-        self._in_order = InOrder(self._accepted, self._unfinished)
+        self._in_order = InOrder(dict(self._accepted.waiting()), self._unfinished)
         await self._until_nothing_moves(order.roles, may_open=may_open)
         if may_open and not self._breaking_off and self._quota.is_exhausted():
             raise self._drops.out_of_reach(self._quota)
 
     async def _until_nothing_moves(self, roles: tuple[str, ...], *, may_open: bool) -> None:
         """Runs one task per group; after the end of each one, others may be opened."""
+        if self._is_enough(roles):
+            return  # the batch is complete in the checkpoint, or by surplus groups
         crowd = Crowd()
         for group in list(self._unfinished.values()):
             crowd.start(self._pursue(group, roles))
@@ -149,13 +148,14 @@ class Sampler:
 
     def _begin_iteration(self, order: c.Advance) -> None:
         """Resets the count of dropped groups, and restarts completions that are too old to be trained on."""
+        self._accepted.take_reported()
         self._iteration, self._policy_version = order.iteration, order.policy_version
         self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
         oldest = order.policy_version - self._node.config.rollout.max_policy_age
-        for number, group in {**self._accepted, **self._unfinished}.items():
+        for number, group in [*self._accepted.waiting(), *self._unfinished.items()]:
             if group.restart_older(oldest, order.policy_version):
                 self._counters.of(number)["rollout/restarted_groups"] += 1
-                self._accepted.pop(number, None)
+                self._accepted.remove(number)
                 self._unfinished[number] = group
         self._sampled = {n for n, group in self._unfinished.items() if group.is_sampled()}
         self._due = due(self._unfinished, order.policy_version, order.policy_version - oldest)
@@ -163,7 +163,8 @@ class Sampler:
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader about this phase; resets the counters."""
         scorer, now = self._scorer, self._policy_version
-        facts = tuple(g.fact(scorer.weights, scorer.shaping, now) for g in self.chosen(target))
+        chosen = self._accepted.report(self._iteration, target)
+        facts = tuple(group.fact(scorer.weights, scorer.shaping, now) for group in chosen)
         # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
         last = max((f.number for f in facts), default=-1) if self._node.config.run.deterministic else None
         counters = {name: float(n) for name, n in self._counters.take(self._unfinished, last).items()}
@@ -290,7 +291,7 @@ class Sampler:
         self._in_order.resolved(group.number, accepted=not drop)
         self._drops.resolved(failed, is_dropped=drop)
         if not drop:
-            self._accepted[group.number] = group
+            self._accepted.add(group)
             self._events.emit("rollout.group.accept", number=group.number)
             return
         self._rows.pop(group.number, None)

@@ -1,0 +1,119 @@
+"""Processes and nodes that die, or stand still, while one batch is sampled and another one is trained.
+
+One trainer node and two engine nodes, one batch ahead, with oversampling. Afterwards every prompt was
+trained on once, or is left for the next iteration.
+"""
+
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.overlap import BATCH, run_of
+from tests.faults.test_lost_nodes import controller, events, lost, workers
+from tests.runs import RunFile, kill, living, rows, start, wait_for
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.store import FolderStore
+from yatt.control.rollouts.carried import read_state
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+ITERATIONS = 12
+SILENCE_S = 3.0
+
+
+def placed(folder: Path) -> RunFile:
+    run = run_of(folder, 1, ITERATIONS, seconds_per_step=0.02, tokens=24)
+    run.settings["launch"] = {"nodes": 3, "node_silence_s": SILENCE_S}
+    run.settings["rollout"] |= {"max_policy_age": 2, "oversample": 1.25}
+    run.settings["checkpoint"] = {"save_every": 2}
+    return run
+
+
+def both_at_work(run: RunFile, after: int = 0) -> int:
+    """Waits until a batch is sampled while an iteration after `after` is trained; gives the iteration."""
+
+    def found() -> int:
+        batches = events(run, "batch.begin")
+        trains = [e for e in events(run, "phase.begin") if e["phase"] == "train" and e["iteration"] > after]
+        is_sampled = trains and batches and batches[-1]["iteration"] > trains[-1]["iteration"]
+        return int(trains[-1]["iteration"]) if is_sampled else 0
+
+    return int(wait_for(found, timeout_s=90, what="both tracks at work"))
+
+
+def check_prompts(run: RunFile) -> None:
+    metrics = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    assert [row["training/global_step"] for row in metrics] == list(range(1, ITERATIONS + 1))
+    assert all(row["rollout/groups"] == BATCH for row in metrics)
+    assert all(row["training/policy_age_max"] <= 2 for row in metrics)
+    store = FolderStore(run.run_dir / "checkpoints")
+    manifest = Checkpoints(store, 0).newest().manifest
+    assert manifest is not None
+    state = read_state(store, manifest.nodes, shard=0, num_shards=1)
+    left = {group.number for group in (*state.accepted, *state.unfinished)}
+    assert state.next_number - len(left) == BATCH * ITERATIONS, "each prompt once"
+    accepted = Counter((e["attempt"], e["number"]) for e in events(run, "rollout.group.accept"))
+    assert max(accepted.values()) == 1
+    assert left <= set(range(state.next_number))
+
+
+def finished(run: RunFile, process: "subprocess.Popen[str]") -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert living(run.run_dir) == {}
+    assert run.leftovers() == []
+    return output
+
+
+def test_engines_and_their_nodes_are_lost_while_both_tracks_are_at_work(tmp_path: Path) -> None:
+    run = placed(tmp_path)
+    process = start("run", str(run.write()))
+    try:
+        at = both_at_work(run)
+        assert kill(workers(run, 1)[0]), "an engine"
+        at = both_at_work(run, at + 1)
+        paused = workers(run, 2)[0]
+        assert kill(paused, signal.SIGSTOP), "an engine that stands still"
+        at = both_at_work(run, at + 1)
+        kill(paused, signal.SIGCONT)
+        for pid in [controller(run, 2), *workers(run, 2)]:
+            kill(pid)
+        lost(run, 2)
+        finished(run, process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert len({event["attempt"] for event in events(run, "attempt.start")}) == 1, "nothing began anew"
+    check_prompts(run)
+
+
+VICTIMS: dict[str, Any] = {
+    "a trainer rank": lambda run: [e["pid"] for e in events(run, "worker.start") if "trainer" in e["worker"]][
+        -1
+    ],
+    "the leader": lambda run: controller(run, 0),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_the_next_attempt_goes_on_from_a_cut_over_both_tracks(tmp_path: Path, victim: str) -> None:
+    run = placed(tmp_path)
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: events(run, "ckpt.commit"), timeout_s=90, what="a commit")
+        at = both_at_work(run, 3)
+        assert kill(VICTIMS[victim](run))
+        wait_for(
+            lambda: {e["attempt"] for e in events(run, "attempt.start")} == {1, 2}, timeout_s=60,
+            what="the next attempt",
+        )  # fmt: skip
+        finished(run, process)
+    finally:
+        process.kill()
+        process.communicate()
+    (resumed,) = [e["iteration"] for e in events(run, "attempt.resume") if e["attempt"] == 2]
+    assert 2 <= resumed <= at
+    check_prompts(run)
