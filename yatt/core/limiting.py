@@ -45,8 +45,10 @@ class Limit:
     def in_words(self) -> str:
         """Returns one line for people."""
         if self.is_overlapped:
-            mine = "" if self.by == SAMPLING else f"{self.shares[self.by]:.0%} of an iteration; "
-            return f"{self.by}: {mine}training waits {self.shares[SAMPLING]:.0%} of it for samples"
+            waits = f"{self.shares[SAMPLING]:.0%}"
+            if self.by == SAMPLING:
+                return f"{self.by}: training waits {waits} of an iteration for samples"
+            return f"{self.by}: {self.shares[self.by]:.0%} of an iteration; {waits} is a wait for samples"
         others = sorted(
             (name for name in self.shares if name != self.by), key=lambda name: -self.shares[name]
         )

@@ -36,7 +36,8 @@ def test_an_overlapped_run_is_limited_by_what_the_other_waits_for(wait_s: float,
     limit = limit_of(rows)
     assert limit is not None
     assert (limit.by, limit.is_overlapped) == (by, True)
-    assert f"training waits {wait_s / 10:.0%} of it for samples" in limit.in_words()
+    says = "training waits 20% of an iteration" if by == "sampling" else "95% of an iteration; 5% is a wait"
+    assert says in limit.in_words()
 
 
 def test_only_the_newest_iterations_count_and_not_the_first() -> None:
