@@ -24,8 +24,12 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 AGAIN_S = 15.0
-TOGETHER = ("faults/test_resume_exact.py", "faults/test_lost_nodes.py", "trainer/test_layouts.py")
-"""Modules whose tests share a long set-up, which every process that runs one of them would make."""
+TOGETHER = (
+    "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "trainer/test_layouts.py",
+    "integration/test_planted_credentials.py",
+)  # fmt: skip
+"""Modules whose tests share a long set-up, which every process that runs one of them would make; and one that
+looks at every process of the machine for what its other tests plant."""
 
 
 @pytest.hookimpl(trylast=True)
