@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.oversampling import KEYS
 from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import make_qwen3
 
@@ -22,8 +23,6 @@ BATCH, N, ITERATIONS, WARM_UP = 16, 4, 14, 3
 TOKENS, MOST_TOKENS = 96, 384
 SIGMA, SPREAD_COST = 1.0, 2.0
 LAYERS = 8
-KEYS = range(240, 304)
-"""Tokens that no prompt has; the first token of a completion, one for each length."""
 
 
 @dataclass(frozen=True, kw_only=True)

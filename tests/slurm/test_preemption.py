@@ -51,7 +51,8 @@ def test_a_preemption_before_the_launcher_is_there_is_followed_by_the_next_start
     cluster.sbatch(HIGH, "--partition=high", "--nodes=5", "--exclusive")
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 1
-    assert [end for end in ends(run.paths) if end[1] == "preempted"], "the missed warning was found out"
+    first = [each.ended for each in attempts(run.paths) if each.started["restarts"] == 0 and each.ended]
+    assert {str(ended["reason"]) for ended in first} <= {"preempted"}, "the missed warning was found out"
     run.check(reference)
 
 

@@ -35,7 +35,7 @@ class Awaited(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackRules:
-    """Constants of an attempt. BatchSampling count from 1."""
+    """Constants of an attempt. Batches count from 1."""
 
     total_iterations: int
     ahead: int = 0

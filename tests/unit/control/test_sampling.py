@@ -295,7 +295,8 @@ def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_
     async def scene() -> c.Advanced:
         await before.advance(1, 4)
         advancing = asyncio.ensure_future(before.advance(2, 4))
-        await asyncio.sleep(0.3)
+        while len(before.sampler.state().unfinished) < 4:
+            await asyncio.sleep(0.01)
         state = frozen(before.sampler.state())
         advancing.cancel()
         await asyncio.gather(advancing, return_exceptions=True)

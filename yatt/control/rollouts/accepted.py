@@ -15,10 +15,8 @@ class AcceptedGroups:
     def __init__(self, groups: Iterable[PromptGroup] = ()) -> None:
         self._waiting = {group.number: group for group in groups}
         self._taken: dict[int, PromptGroup] = {}
-        self._iteration, self._reported = (
-            0,
-            list[int](),
-        )  # a batch that is not trained on yet, and its numbers
+        self._iteration = 0  # of the batch that was reported last
+        self._reported: list[int] = []  # its groups, unless it was trained on
 
     def __len__(self) -> int:
         """Number of groups that wait."""
