@@ -3,6 +3,7 @@
 YattError
 |- ConfigError        the user: a file, an argument, a model or a dataset is wrong
 |- WorkerFailed       the controller: a trainer rank, engine or reward process ended or failed
+|  |- Excluded        nobody: the leader continues without this controller
 |- LeaseLost          the controller: this process may no longer use the GPUs that it had
 |- DeadlineExceeded   the operator: a request was not answered in time
 |- StaleAttempt       nobody: a newer attempt of this run exists; this one ends itself
@@ -22,6 +23,9 @@ EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_WILL_CONTINUE = 75
+EXIT_EXCLUDED = 76
+"""Of a controller only: the run continues without this process of it."""
+
 EXIT_DO_NOT_RESTART = 93
 
 
@@ -47,6 +51,12 @@ class ConfigError(YattError):
 
 class WorkerFailed(YattError):
     """A child process ended, hung or answered with an error. The message has the path of its log."""
+
+
+class Excluded(WorkerFailed):
+    """The leader continues without this process of a controller."""
+
+    exit_code = EXIT_EXCLUDED
 
 
 class AlreadyGoing(ConfigError):

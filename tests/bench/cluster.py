@@ -109,9 +109,11 @@ class SimulatedNode:
         self.addresses[index] = address
         self.peers.dial_with(self._line)
 
-    def _line(self, index: int) -> Channel:
-        socket = calling_socket(self.context, self.addresses[index], self.node.name, self.keys)
-        return self._channel(socket, self._from_peer, peer=f"node{index}")
+    def _line(self, name: str, _: str) -> Channel:
+        address = self.addresses[int(name.removeprefix("node"))]
+        return self._channel(
+            calling_socket(self.context, address, self.node.name, self.keys), self._from_peer, peer=name
+        )
 
     async def close(self) -> None:
         for worker in self.parts.supervisor.workers.values():
@@ -145,7 +147,7 @@ class SimulatedNode:
         else:
             self.sender(line)
 
-    def gave_up(self, index: int, why: str) -> None:
+    def gave_up(self, index: int, life: int, why: str) -> None:
         raise AssertionError(f"node{index} gave up: {why}")
 
     async def _failed(self, report: c.FailureReport) -> None:

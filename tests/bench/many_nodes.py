@@ -21,6 +21,7 @@ from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.membership.liveness import Liveness
 from yatt.core import phases
+from yatt.core.peer_name import parsed_peer
 from yatt.records import cluster as c, message as m
 
 NUM_NODES = 1024
@@ -55,9 +56,9 @@ class LeadingNode(cluster.SimulatedNode):
     writer: BackgroundWriter
 
     def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
-        index = self.peers.index_of(sender, self.node.config.launch.nodes)
-        assert index is not None, sender
-        self.liveness.heard(index)
+        who = parsed_peer(sender, self.node.config.launch.nodes)
+        assert who is not None, sender
+        self.liveness.heard(who[0])
         match body:
             case c.Alive():
                 return None
@@ -78,7 +79,7 @@ async def addresses_of(root: Path) -> list[str]:
 async def lead(root: Path, num_nodes: int) -> PacedActs:
     """The leader's whole run, signs of life included."""
 
-    def lost(index: int, silence_s: float) -> None:
+    def lost(index: int, _: int, silence_s: float) -> None:
         raise AssertionError(f"node{index} was silent for {silence_s:.1f} s")
 
     async with cluster.nodes(root, range(1), LeadingNode) as (leader,):

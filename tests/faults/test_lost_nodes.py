@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from yatt.paths import RunPaths
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SILENCE_S = 3.0
+SOON = "(ended, and was started again|was not heard of for 3)"  # whichever is sooner
 ITERATIONS = 16
 SPLIT = {"mode": "disaggregated", "trainer_nodes": 2, "genrm_slabs": 2}  # nodes 2, 3 sample, 4, 5 judge
 
@@ -157,8 +159,10 @@ def test_a_leader_that_stood_still_blames_nobody(disturbed: Disturbed) -> None:
 
 def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> None:
     assert [(e["node"], e["goes_on"]) for e in disturbed.losses] == [(3, True), (4, True)]
+    dead, silent = disturbed.losses
+    assert re.match(SOON, dead["why"])
+    assert silent["silence_s"] >= SILENCE_S
     for event in disturbed.losses:
-        assert event["silence_s"] >= SILENCE_S
         path = RunPaths(disturbed.run.run_dir).lost(1, event["node"])
         record = unsealed(path.read_bytes(), 1)
         assert record is not None
@@ -167,10 +171,11 @@ def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> No
 
 def test_a_controller_that_stood_still_ends_itself_with_its_workers(disturbed: Disturbed) -> None:
     assert disturbed.orphans == set()
-    ended = [e for e in events(disturbed.run, "worker.end") if e["node"] == 4]
-    assert ended == [], "the leader does not listen to it any more"
+    first, again = (e["t"] for e in events(disturbed.run, "attempt.start") if e["node"] == 4)
+    ended = [e["t"] for e in events(disturbed.run, "worker.end") if e["node"] == 4]
+    assert not [t for t in ended if first < t < again], "the leader does not listen to it any more"
     log = RunPaths(disturbed.run.run_dir).log(1, "node4").read_text()
-    assert "this attempt ends here with exit code 1: this node was not heard of for 3" in log
+    assert "this attempt ends here with exit code 76: this node was not heard of for 3" in log
 
 
 def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
@@ -179,7 +184,9 @@ def test_nobody_is_asked_to_hand_over_and_only_what_was_killed_is_granted_again(
     grants = [(e["slab"], e["holder"]) for e in events(disturbed.run, "lease.grant")]
     roles = ["trainer"] * 2 + ["rollout"] * 2 + ["genrm:judge"] * 2
     once = [(f"n{node}s0", role) for node, role in enumerate(roles)]
-    assert sorted(grants) == sorted([*once, ("n2s0", "rollout")])
+    returned = [each for each in once if each[0] in ("n3s0", "n4s0")]  # their nodes came back
+    assert set(grants) == set(once)
+    assert set(Counter(grants) - Counter([*once, ("n2s0", "rollout")])) <= set(returned)
     again = [e["worker"] for e in events(disturbed.run, "worker.start") if not e["worker"].endswith(".1")]
     assert again == ["rollout-n2s0.2"]
     assert [e["slab"] for e in events(disturbed.run, "lease.release")] == ["n2s0"]
@@ -206,7 +213,7 @@ def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(t
             process.communicate()
     assert process.returncode == 0, output
     assert not event["goes_on"]
-    assert re.search(r"attempt 1 ended at iteration \d+: node2 was not heard of for 3", output)
+    assert re.search(rf"attempt 1 ended at iteration \d+: node2 {SOON}", output)
     assert "no node is left that can run genrm:judge" in output
     assert "starting again from iteration" in output
     assert [row["training/global_step"] for row in metrics(run)] == list(range(1, ITERATIONS + 1))

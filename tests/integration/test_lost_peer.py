@@ -74,7 +74,7 @@ async def started(folder: Path) -> AsyncIterator[Cluster]:
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         calling = calling_socket(context, address, "node0", keys)
         line = Channel(calling, attempt=1, handler=handler, peer=f"node{index}")
-        cluster.peers.lines[index] = line
+        cluster.peers.lines[f"node{index}"] = line
         channels += [server, line]
     try:
         yield cluster
@@ -149,7 +149,7 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         newer = Channel(socket, attempt=2, handler=ignored)
         peers = Peers()
         peers.dial_with(
-            lambda index: Channel(
+            lambda name, at: Channel(
                 calling_socket(context, address, "node0", keys), attempt=1, handler=ignored, peer="node1"
             )
         )

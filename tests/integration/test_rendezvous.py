@@ -48,14 +48,14 @@ async def met(nodes: list[Node], counts: "Counter[str]") -> None:
     found = await asyncio.gather(*(meet(node, context, answer, lambda: 0) for node in nodes))
     counts["lines after the meeting"] = counts["lines"]
     peers = []
-    for _, dial in found:
+    for each in found:
         peers.append(Peers())
-        peers[-1].dial_with(dial)
+        peers[-1].dial_with(each.dial)
     answers = await asyncio.gather(*(each.request(0, m.Stop(), LIMIT_S) for each in peers[1:]))
     assert answers == [m.Done()] * len(peers[1:])
-    for (server, _), each in zip(found, peers, strict=True):
+    for meeting, each in zip(found, peers, strict=True):
         await each.close()
-        await server.close()
+        await meeting.channel.close()
     context.term()
 
 

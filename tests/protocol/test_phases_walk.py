@@ -1,12 +1,14 @@
 """Every order in which answers of nodes, acts of the leader, requests to stop and losses of nodes can come.
 
 Three settings: slabs that change hands on two nodes over two iterations; one trainer node with two engine
-nodes, of which two may be lost at any moment, dead or only standing still; and one node that saves each of
-three iterations, or by time, whose uploads end or fail at any moment, are reported twice, and late.
+nodes, of which two may be lost at any moment, dead or only standing still, and join again; and one node that
+saves each of three iterations, or by time, whose uploads end or fail at any moment, are reported twice, and
+late.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,8 @@ ELASTIC = Program(
     validates=False,
     num_scorings=0,
 )
+JOINING = replace(ELASTIC, pools={"rollout": frozenset({1, 2})})
+STAYING = replace(JOINING, is_static=True, total_iterations=2)
 STATIC = replace(ELASTIC, is_static=True, total_iterations=2, save_every=1)
 SAVING = Program(
     nodes=frozenset({0}),
@@ -65,6 +69,11 @@ class World:
     done: frozenset[tuple[int, int]] = frozenset()  # (node, seq) of orders carried out, of late
     lost: frozenset[int] = frozenset()
     lose_left: int = 0
+    join_left: int = 0
+    lives: tuple[int, ...] = (1, 1, 1)  # newest of each node
+    preparing: frozenset[tuple[int, int]] = frozenset()  # (node, life) of newcomers that start their workers
+    ready: frozenset[tuple[int, int]] = frozenset()  # that have said so
+    new: frozenset[int] = frozenset()  # nodes that were admitted and have entered no phase yet
     again_left: int = 1
     stop_left: int = 1
     acts_after_stop: tuple[Phase, ...] = ()
@@ -85,7 +94,7 @@ class World:
 
 
 def kind_of(phase: Phase, node: int, program: Program) -> str:
-    if program in (ELASTIC, STATIC):
+    if program.pools:
         return TRAINER if node in program.trainer_nodes else ENGINES
     if phase in NEEDS_TRAINER:
         return TRAINER
@@ -104,8 +113,8 @@ def apply(world: World, program: Program, result: phases.Result) -> World:
                 world = begin_act(world, action, program)
             case phases.BreakOff():
                 world = replace(world, acting=None)
-            case phases.Exclude():
-                world = replace(world, lost=world.lost | {action.node})
+            case phases.Exclude() | phases.Prepare() | phases.Admit():
+                world = AT_MEMBERS[type(action)](world, action)
             case phases.PostponeSave():
                 assert action.in_flight == world.in_flight, "a save is postponed for nothing"
             case phases.End():
@@ -113,10 +122,41 @@ def apply(world: World, program: Program, result: phases.Result) -> World:
     return world
 
 
+def excluded(world: World, action: phases.Exclude) -> World:
+    its = (action.node, action.life)
+    if its in world.preparing | world.ready:
+        return replace(world, preparing=world.preparing - {its}, ready=world.ready - {its})
+    assert action.node not in world.lost, f"{action} twice"
+    return replace(world, lost=world.lost | {action.node}, new=world.new - {action.node})
+
+
+def prepare(world: World, action: phases.Prepare) -> World:
+    assert action.node in world.lost, f"{action}: the former process takes part still"
+    assert all(node != action.node for node, _ in world.preparing | world.ready), f"{action}: two newcomers"
+    return replace(world, preparing=world.preparing | {(action.node, action.life)})
+
+
+def admit(world: World, action: phases.Admit) -> World:
+    """A newcomer takes part from now on; its slabs were granted while it prepared."""
+    its = (action.node, action.life)
+    assert its in world.ready, f"{action}, which is not ready"
+    assert action.life == world.lives[action.node], f"{action}, which is over"
+    holder = tuple(ENGINES if node == action.node else held for node, held in enumerate(world.holder))
+    return replace(
+        world, holder=holder, lost=world.lost - {action.node}, ready=world.ready - {its},
+        new=world.new | {action.node},
+    )  # fmt: skip
+
+
+AT_MEMBERS: dict[type, Callable[[World, Any], World]] = {
+    phases.Exclude: excluded, phases.Prepare: prepare, phases.Admit: admit,
+}  # fmt: skip
+
+
 def check_order(world: World, order: phases.PhaseOrder, program: Program) -> None:
     assert order.node not in world.lost, f"{order} to a node that is lost"
     if order.part is PhasePart.ENTER:
-        for node in program.nodes - world.lost:
+        for node in program.nodes - world.lost - world.new:
             assert (node, order.seq - 1) in world.done, f"{order} before node {node} has prepared"
 
 
@@ -129,7 +169,9 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         held = world.holder[node]
         assert held == kind_of(act.phase, node, program), f"{act.phase} acts, node {node} held by '{held}'"
         is_entered = (node, act.seq - 1) in world.done or (program.is_static and act.phase is not Phase.BUILD)
+        is_entered |= node in world.new and act.phase is Phase.PUBLISH  # its first work: it takes the weights
         assert is_entered, f"{act.phase} acts before node {node} has entered"
+    world = replace(world, new=frozenset())
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
         saves = (Phase.SAVE,) * len(after_stop)
@@ -179,11 +221,45 @@ def losses(world: World, step: Step, program: Program) -> Iterator[World]:
         )
         fatal = program.cause_without(world.lost | {node})
         for before in (lost, dead):
-            after = apply(before, program, step(world.state, phases.NodeLost(node, "is gone"), program))
+            event = phases.NodeLost(node, "is gone", world.lives[node])
+            after = apply(before, program, step(world.state, event, program))
             assert node in after.lost, f"the loss of node {node} was not noticed"
             has_failed = after.end is not None and after.end.exit_code == 1
             assert has_failed == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
             yield after
+
+
+def returns(world: World, step: Step, program: Program) -> Iterator[World]:
+    """A later process of an engine node may knock at any moment, before its loss is noticed too, get ready at
+    any later one, and be lost before it takes part; the loss of a former process may be reported again."""
+    for node in program.nodes - program.trainer_nodes if world.join_left else ():
+        life = world.lives[node] + 1
+        lives = tuple(life if index == node else its for index, its in enumerate(world.lives))
+        former = replace(
+            world, join_left=world.join_left - 1, lives=lives,
+            orders=frozenset(o for o in world.orders if o.node != node),
+        )  # fmt: skip
+        knock = phases.NodeKnocked(node, life)
+        if world.state.stop:
+            assert step(world.state, knock, program) == (world.state, ()), "a newcomer while the run stops"
+            continue
+        after = heard(former, knock, step, program)
+        if node not in world.lost and program.cause_without(world.lost | {node}):
+            assert after.end is not None, "the loss of the last node of a role was not noticed"
+        else:
+            assert (node, life) in after.preparing, f"the knock of node {node} was not heard"
+            late = step(after.state, phases.NodeLost(node, "is gone", life - 1), program)
+            assert late == (after.state, ()), "the loss of a former process is not one of the newcomer"
+        yield after
+    for its in world.preparing:
+        prepared = replace(world, preparing=world.preparing - {its}, ready=world.ready | {its})
+        yield heard(prepared, phases.NodeReady(*its), step, program)
+    for node, life in (world.preparing | world.ready) if world.lose_left else ():
+        lost = replace(world, lose_left=world.lose_left - 1)
+        after = apply(lost, program, step(world.state, phases.NodeLost(node, "is gone", life), program))
+        assert (node, life) not in after.preparing | after.ready, f"newcomer {node} was not lost"
+        assert node in after.lost and after.end is None, "the loss of a newcomer costs nothing else"
+        yield after
 
 
 def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> Iterator[World]:
@@ -257,8 +333,9 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
         return
     for order in world.orders:
         yield carry_out(world, order, program)
+    is_once = program in (JOINING, STAYING)  # else that walk takes hours
     for letter in world.mail:
-        for kept in (world.mail, world.mail - {letter}):
+        for kept in (world.mail, world.mail - {letter})[is_once:]:
             yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
     if world.acting is not None:
         yield from ends_of_act(world, world.acting, step, program)
@@ -268,6 +345,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
         stopped = replace(world, stop_left=0)
         yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
     yield from losses(world, step, program)
+    yield from returns(world, step, program)
 
 
 def walk(
@@ -275,6 +353,7 @@ def walk(
     program: Program = PROGRAM,
     *,
     lose_left: int = 0,
+    join_left: int = 0,
     stop_left: int = 1,
     fail_left: int = 0,
     give_left: int = 0,
@@ -282,7 +361,7 @@ def walk(
     nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
     first = World(
         nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left,
-        fail_left=fail_left, give_left=give_left,
+        join_left=join_left, fail_left=fail_left, give_left=give_left,
     )  # fmt: skip
     todo = [apply(first, program, phases.start(program))]
     seen, ends = set(todo), []
@@ -295,7 +374,7 @@ def walk(
         made = (without_old_mail(w, kept_turns) for w in moves(world, step, program))
         after = [w for w in made if w not in seen]
         calm = replace(
-            world, stop_left=0, lose_left=0, fail_left=0, give_left=0
+            world, stop_left=0, lose_left=0, join_left=0, fail_left=0, give_left=0
         )  # what disturbs a run is not what moves it on
         assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
         seen.update(after)
@@ -426,6 +505,90 @@ def enters_never(state, event, program):
 def test_a_planted_mistake_about_slabs_that_stay_is_caught() -> None:
     with pytest.raises(AssertionError):
         walk(enters_never, STATIC, lose_left=1, stop_left=0)
+
+
+@pytest.mark.parametrize(
+    ("program", "lose_left", "join_left", "stop_left"),
+    [(JOINING, 2, 1, 0), (JOINING, 1, 1, 1), (STAYING, 1, 2, 0), (STAYING, 2, 1, 0), (STAYING, 1, 1, 1)],
+)
+def test_no_order_of_returns_breaks_a_run(
+    program: Program, lose_left: int, join_left: int, stop_left: int
+) -> None:
+    ends = walk(phases.step, program, lose_left=lose_left, join_left=join_left, stop_left=stop_left)
+    finished = [world for world in ends if world.end and world.end.exit_code == 0]
+    assert any(max(world.lives) > 1 and not world.lost for world in finished), "a newcomer was admitted"
+    assert any(world.lost and world.ready for world in finished), "one came too late for the last weights"
+
+
+def admits_when_it_knocks(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.NodeKnocked) and after.newcomers:
+        after = replace(after, lost=after.lost - {event.node}, newcomers=frozenset())
+        return after, (*actions, phases.Admit(event.node, event.life))
+    return after, actions
+
+
+def admits_at_any_act(state, event, program):
+    after, actions = phases.step(state, event, program)
+    acts = [a for a in actions if isinstance(a, phases.Act)]
+    ready = [n for n in after.newcomers if n.is_ready]
+    if acts and ready:
+        new = replace(after, lost=after.lost - {n.node for n in ready}, newcomers=frozenset())
+        return new, (*(phases.Admit(n.node, n.life) for n in ready), *actions)
+    return after, actions
+
+
+def admits_once_only(state, event, program):
+    if isinstance(event, phases.NodeKnocked) and state.lives:
+        return state, ()
+    return phases.step(state, event, program)
+
+
+def takes_a_former_loss_for_the_newcomers(state, event, program):
+    if isinstance(event, phases.NodeLost):
+        event = replace(event, life=state.life_of(event.node))
+    return phases.step(state, event, program)
+
+
+def keeps_a_newcomer_that_is_lost(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.NodeLost) and state.newcomer(event.node):
+        return replace(after, newcomers=state.newcomers), actions
+    return after, actions
+
+
+def loses_no_former_process(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.NodeKnocked) and event.node not in state.lost:
+        return after, tuple(a for a in actions if not isinstance(a, phases.Exclude))
+    return after, actions
+
+
+def never_admits(state, event, program):
+    if isinstance(event, phases.NodeReady):
+        return state, ()
+    return phases.step(state, event, program)
+
+
+def ends_with_a_newcomer(state, event, program):
+    after, actions = phases.step(state, event, program)
+    if isinstance(event, phases.NodeLost) and state.newcomer(event.node):
+        return replace(after, phase=Phase.ENDED), (*actions, phases.End(1, "is gone"))
+    return after, actions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        admits_when_it_knocks, admits_at_any_act, admits_once_only, takes_a_former_loss_for_the_newcomers,
+        keeps_a_newcomer_that_is_lost, loses_no_former_process, never_admits, ends_with_a_newcomer,
+    ],
+)  # fmt: skip
+def test_a_planted_mistake_about_returns_is_caught(wrong: Step) -> None:
+    program = STAYING if wrong is never_admits else JOINING
+    with pytest.raises(AssertionError):
+        ends = walk(wrong, program, lose_left=2, join_left=2, stop_left=0)
+        assert any(max(w.lives) > 1 and not w.lost for w in ends if w.end and not w.end.exit_code)
 
 
 def waits_for_the_lost(state, event, program):

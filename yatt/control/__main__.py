@@ -42,6 +42,9 @@ def main() -> int:
         "--slurm", choices=("", "auto", "requeue", "chain"), default="", metavar="HOW",
         help="stand in for a lost leader at Slurm; how the job is started anew, as in the site file",
     )  # fmt: skip
+    parser.add_argument(
+        "--life", type=int, default=1, help="which process of this node's controller in the attempt it is"
+    )
     parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
@@ -81,7 +84,7 @@ def _node(arguments: argparse.Namespace) -> Node:
     node = Node(
         config=config, paths=paths, placement=place(config), attempt=arguments.attempt,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
-        absent=arguments.absent, requeue=requeue, config_hash=config_hash(own),
+        absent=arguments.absent, life=arguments.life, requeue=requeue, config_hash=config_hash(own),
         samples_hash=samples_hash(own),
     )  # fmt: skip
     if cause := program_of(node).cause_without(node.absent):

@@ -19,7 +19,8 @@ from yatt.control.node import Node
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import lost_rank
 from yatt.core.lease import Stage
-from yatt.core.placement import TRAINER, Slab
+from yatt.core.peer_name import parsed_peer
+from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
 
@@ -45,6 +46,7 @@ class Controller:
             c.DescribeWeights: parts.given_weights.describe, c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
+            c.GrantSlabs: self._grant_slabs, c.PeerJoined: self._peer_joined, c.Roster: self._admitted,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
             **(trainer_node.orders if trainer_node is not None else {}),
         }  # fmt: skip
@@ -52,8 +54,9 @@ class Controller:
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
         """Handles an order of the leader, or a peer's message. A failure is answered by Failed."""
         if isinstance(body, c.EngineRoom):
-            index = int(sender.removeprefix("node"))  # the session passes only messages of this run's nodes
-            self._parts.router.room(body.role, index, body.room, body.version)
+            who = parsed_peer(sender, self._node.config.launch.nodes)
+            assert who is not None, "the session passes only messages of this run's nodes"
+            self._parts.router.room(body.role, who[0], body.room, body.version)
             return m.Done()
         if (order := self._orders.get(type(body))) is None:
             return m.Failed(error=f"{type(body).__name__} is no order for this node", exit_code=EXIT_FAILED)
@@ -139,16 +142,38 @@ class Controller:
             await arbiter.settled(slab, role, self._node.config.launch.phase_timeout_s)
         return m.Done()
 
+    async def _grant_slabs(self, order: c.GrantSlabs) -> m.Message:
+        holders = dict(order.holders)
+        for slab in self._node.slabs:
+            self._parts.arbiter.want(slab, holders.get(slab.index, ""))
+        return m.Done()
+
     async def _publish(self, order: c.PublishOrder) -> m.Message:
         await self._parts.uploads.publishing(order.policy_version)
         return await self._parts.workers.publish(order.policy_version, order.probe)
 
     async def _sync(self, _: c.SyncWeights) -> m.Message:
         await self._parts.workers.sync()
+        self._parts.rooms.open(ROLLOUT)
         return m.Done()
 
     async def _peer_lost(self, order: c.PeerLost) -> None:
-        self._parts.peers.exclude(order.node, order.why)
+        self._parts.peers.exclude(order.node, order.why, order.life)
+
+    async def _peer_joined(self, order: c.PeerJoined) -> m.Message:
+        self._parts.peers.admit(order.node, order.life, order.address)
+        return m.Done()
+
+    async def _admitted(self, order: c.Roster) -> m.Message:
+        """This newcomer takes part from now on. Its rollout engines take no requests before the next sync."""
+        peers = self._parts.peers
+        for each in order.joined:
+            if each.node != self._node.index:
+                peers.admit(each.node, each.life, each.address)
+        for index in set(order.lost) - peers.lost:
+            peers.exclude(index, "is lost", peers.life(index))
+        self._parts.rooms.open(*(set(self._node.placement.pools) - {ROLLOUT}))
+        return m.Done()
 
     async def _forward(self, order: c.Forward) -> m.Message:
         engines, role = self._parts.engines, order.role

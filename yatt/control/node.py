@@ -6,6 +6,7 @@ from pathlib import Path
 from yatt.adapters.local_folder import new_name
 from yatt.adapters.requeue import Requeue
 from yatt.config.schema import RunConfig
+from yatt.core.peer_name import peer_name
 from yatt.core.placement import Placement, Slab
 from yatt.paths import LOCAL_SOCKET, RunPaths
 
@@ -30,6 +31,9 @@ class Node:
     cpus: tuple[frozenset[int], ...] = ()
     absent: frozenset[int] = frozenset()
     requeue: Requeue | None = None
+    life: int = 1
+    """Counts the processes of this node's controller in this attempt."""
+
     config_hash: str = ""
     """Hash of the config in the run folder; `config` may name copies on this node's disk."""
 
@@ -41,8 +45,18 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The node's name in messages and in logs."""
+        """The node's name in logs, and in messages to its workers."""
         return f"node{self.index}"
+
+    @property
+    def identity(self) -> str:
+        """The name of this process in messages between controllers."""
+        return peer_name(self.index, self.life)
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this process joins an attempt that has begun."""
+        return self.life > 1
 
     @property
     def is_leader(self) -> bool:

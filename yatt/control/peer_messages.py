@@ -9,9 +9,10 @@ from yatt.adapters.writer import BackgroundWriter
 from yatt.control.leader.inbox import Inbox
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.liveness import Liveness
-from yatt.control.membership.peers import Peers
+from yatt.control.membership.peers import Peers, Standing
 from yatt.control.node import Node
-from yatt.errors import EXIT_FAILED
+from yatt.core.peer_name import parsed_peer, peer_name
+from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED
 from yatt.records import cluster as c, message as m
 
 Handle = Callable[[str, m.Message], Awaitable[Answer]]
@@ -36,11 +37,15 @@ class PeerMessages:
 
     def handle(self, sender: str, body: m.Message) -> Answer | Awaitable[Answer]:
         """Handles frequent messages directly; all others start a task."""
-        index = self.peers.index_of(sender, self.node.config.launch.nodes)
-        if index is None:
+        who = parsed_peer(sender, self.node.config.launch.nodes)
+        if who is None:
             return m.Failed(error=f"{sender!r} is no node of this run, and is not heard")
-        if index in self.peers.lost:
-            return self._refuse(index, body)
+        index, life = who
+        standing = self.peers.standing(index, life)
+        if isinstance(body, c.Knock):
+            return self._knocked(index, life, body, standing)
+        if standing not in (Standing.MEMBER, Standing.NEWCOMER):
+            return self._refuse(index, life, body, standing)
         self.liveness.heard(index)
         match body:
             case c.Alive():
@@ -49,25 +54,34 @@ class PeerMessages:
                 self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
                 return None
             case c.FailureReport():
-                self._failed(index, body)
+                self._failed(index, life, body)
                 return m.Done()
+            case _ if standing is Standing.NEWCOMER:
+                return m.Failed(error=f"{sender} is not admitted yet")
         return self._carry_out(sender, body)
 
-    def _failed(self, index: int, report: c.FailureReport) -> None:
+    def _knocked(self, index: int, life: int, knock: c.Knock, standing: Standing) -> m.Message:
+        if self.inbox is None or index in self.node.placement.trainer_nodes or standing is Standing.OVER:
+            return m.Failed(error=f"{peer_name(index, life)} cannot join this attempt")
+        if standing is Standing.UNKNOWN:
+            self.inbox.knocked(index, life, knock.address)
+        return m.Done()
+
+    def _failed(self, index: int, life: int, report: c.FailureReport) -> None:
         """Handles a failure: a trainer node's ends the attempt, an engine node's excludes only that node."""
         if self.inbox is None:
             return
         if index not in self.node.placement.trainer_nodes and report.exit_code == EXIT_FAILED:
-            self.inbox.gave_up(index, report.error)
+            self.inbox.gave_up(index, life, report.error)
         else:
             error = f"node{index}: {report.error}"
             self.inbox.fail(error, report.exit_code, is_symptom=report.is_symptom)
 
-    async def _refuse(self, index: int, body: m.Message) -> None:
-        """Orders a node to end that was declared lost but had only been suspended."""
-        if self.node.is_leader and isinstance(body, c.Alive):
+    async def _refuse(self, index: int, life: int, body: m.Message, standing: Standing) -> None:
+        """Orders a process to end that was declared lost but had only been suspended."""
+        if self.node.is_leader and isinstance(body, c.Alive) and standing is Standing.OVER:
             reason = "the leader continues without this node: it was silent too long"
-            await self.peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_FAILED))
+            await self.peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_EXCLUDED), life)
 
     async def _carry_out(self, sender: str, body: m.Message) -> Answer:
         if isinstance(body, c.Quit):

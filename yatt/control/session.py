@@ -59,7 +59,7 @@ from yatt.control.writer_watch import watch_writer
 from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
-from yatt.records import cluster as c
+from yatt.records import cluster as c, message as m
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -114,19 +114,30 @@ class Session:
                 sender=self._sender, inbox=self._inbox, controller=controller,
             )  # fmt: skip
             progress = self._parts.progress.told_to
-            peer_channel, dial = await self._unless_given_up(
-                meet(node, self._context, messages.handle, progress)
-            )
-            channels.append(peer_channel)
-            self._peers.dial_with(dial)
+            met = await self._unless_given_up(meet(node, self._context, messages.handle, progress))
+            channels.append(met.channel)
+            self._peers.dial_with(met.dial)
+            if node.is_newcomer:
+                await self._unless_given_up(self._knock(met.address))
             lasting.append(asyncio.ensure_future(self._liveness.run()))
-            return await self._serve(peer_channel, controller, lasting)
+            return await self._serve(met.channel, controller, lasting)
         finally:
             for task in lasting:
                 task.cancel()
             await self._close(channels)
             gate.close()
             self._context.term()
+
+    async def _knock(self, address: str) -> None:
+        """Asks the leader to let this newcomer take part.
+
+        Raises:
+            WorkerFailed: it may not.
+            DeadlineExceeded: the leader does not answer.
+        """
+        limit_s = self._node.config.launch.node_silence_s
+        answer = await self._peers.request(0, c.Knock(address=address), limit_s)
+        m.unless_failed(answer, "node0")
 
     async def _serve(
         self, peer_channel: Channel, orders: "asyncio.Future[Handle]", lasting: Sequence[asyncio.Future[None]]
@@ -150,7 +161,7 @@ class Session:
         works = [
             controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
             self._channel.failure(), peer_channel.failure(), parts.peers.failure(), parts.reports.run(),
-            watch_newer_attempt(node.paths, node.attempt, node.index), self._watch_launcher(),
+            watch_newer_attempt(node.paths, node.attempt, node.index, node.life), self._watch_launcher(),
             watch_writer(self._writer, self._events),
             parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
         ]  # fmt: skip
@@ -216,7 +227,7 @@ def _event_log(node: Node, sink: Callable[[str], None]) -> EventLog:
     return EventLog(attempt=node.attempt, node=node.index, role="controller", sink=sink)
 
 
-def _tell_nobody(_: int, __: float) -> None:
+def _tell_nobody(_: int, __: int, ___: float) -> None:
     """Does nothing: only the leader decides about lost nodes."""
 
 

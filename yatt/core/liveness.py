@@ -28,6 +28,12 @@ def watch(peers: frozenset[int], now_s: float, *, grace_s: float) -> Watched:
     return Watched(silences=dict.fromkeys(sorted(peers), -grace_s), ticked_s=now_s)
 
 
+def again(watched: Watched, peer: int, *, grace_s: float) -> Watched:
+    """Watches a later process of a peer, from before its first message, whatever became of the former one."""
+    silences = {**watched.silences, peer: -grace_s}
+    return Watched(silences=silences, lost=watched.lost - {peer}, ticked_s=watched.ticked_s)
+
+
 def tick(
     watched: Watched, now_s: float, heard: Collection[int], *, period_s: float, limit_s: float
 ) -> tuple[Watched, list[int]]:
@@ -36,7 +42,8 @@ def tick(
     Checks every peer; doing so per message would cost N x N with N peers.
 
     Args:
-        heard: peers that sent a message since the last tick. A peer that was declared lost stays lost.
+        heard: peers that sent a message since the last tick. A peer that was declared lost stays lost
+            until `again`.
     """
     passed_s = now_s - watched.ticked_s
     is_late = passed_s > 2 * period_s

@@ -80,10 +80,23 @@ class Program:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A later process of an engine node's controller, which does not take part yet.
+
+    `life` counts the node's processes in this attempt; those that the attempt began with are 1.
+    """
+
+    node: int
+    life: int
+    is_ready: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """State of the run. `trained` iterations are done. `validated`: the number of iterations of the policy
-    that this attempt validated last. `owed`: nodes whose answer is awaited."""
+    that this attempt validated last. `owed`: nodes whose answer is awaited. `lives`: (node, life) of the
+    newest process of each node that was started again."""
 
     phase: Phase
     part: PhasePart
@@ -97,6 +110,8 @@ class RunState:
     stop: str = ""
     failure: str = ""
     lost: frozenset[int] = frozenset()
+    lives: frozenset[tuple[int, int]] = frozenset()
+    newcomers: frozenset[Newcomer] = frozenset()
     symptom: "Failure | None" = None
     """A failure that waits for its cause; until then other events are ignored."""
 
@@ -106,6 +121,14 @@ class RunState:
         is_owed |= program.is_validation_due(self.trained) and self.validated < self.trained
         is_owed |= program.exports and not self.exported
         return self.trained >= program.total_iterations and not is_owed
+
+    def life_of(self, node: int) -> int:
+        """Returns the life of the node's newest process that is known."""
+        return next((life for index, life in self.lives if index == node), 1)
+
+    def newcomer(self, node: int) -> Newcomer | None:
+        """Returns the node's newcomer."""
+        return next((newcomer for newcomer in self.newcomers if newcomer.node == node), None)
 
     @property
     def iteration(self) -> int:
@@ -165,10 +188,28 @@ class PatienceOver:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is lost; `why` is the end of a sentence about it."""
+    """A process of a node's controller is lost; `why` is the end of a sentence about the node."""
 
     node: int
     why: str
+    life: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKnocked:
+    """A later process of an engine node's controller asks to take part; the former one is over."""
+
+    node: int
+    life: int
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReady:
+    """A newcomer has started its workers."""
+
+    node: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +237,8 @@ class SaveGivenUp:
 
 
 Event = (
-    OrderAnswered | Acted | StopWanted | Failure | NodeLost | PatienceOver | Committed | SaveFailed
-    | SaveGivenUp
+    OrderAnswered | Acted | StopWanted | Failure | NodeLost | NodeKnocked | NodeReady | PatienceOver
+    | Committed | SaveFailed | SaveGivenUp
 )  # fmt: skip
 
 # ---- actions ------------------------------------------------------------------------------------
@@ -233,11 +274,29 @@ class BreakOff:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """Send no more orders to this node; `goes_on`: whether the run continues without it."""
+    """Send no more orders to this process of a node; `goes_on`: whether the run continues without it."""
 
     node: int
     why: str
     goes_on: bool
+    life: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make a newcomer start its workers, beside everything else; then put `NodeReady`."""
+
+    node: int
+    life: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """From now on this newcomer is the node's controller."""
+
+    node: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +320,5 @@ class PostponeSave:
     in_flight: int
 
 
-Action = PhaseOrder | Act | BreakOff | Exclude | AwaitCause | End | PostponeSave
+Action = PhaseOrder | Act | BreakOff | Exclude | Prepare | Admit | AwaitCause | End | PostponeSave
 Result = tuple[RunState, tuple[Action, ...]]

@@ -23,6 +23,8 @@ nodes fail too, and may be reported first. A symptom waits for its cause for a l
 
 A node that only runs engines may be lost (`NodeLost`): it gets no more orders and its answers are not
 awaited, and the run continues while every role has a node left. The loss of a trainer node is a failure.
+A later process of its controller may take its place (`NodeKnocked`). It starts its workers beside everything
+else, and is admitted when PUBLISH begins to act: it takes these weights, and takes part in all that follows.
 """
 
 from dataclasses import replace
@@ -32,6 +34,7 @@ from yatt.core.phase_types import (
     Act as Act,
     Acted as Acted,
     Action as Action,
+    Admit as Admit,
     AwaitCause as AwaitCause,
     BreakOff as BreakOff,
     Committed as Committed,
@@ -39,13 +42,17 @@ from yatt.core.phase_types import (
     Event as Event,
     Exclude as Exclude,
     Failure as Failure,
+    Newcomer as Newcomer,
+    NodeKnocked as NodeKnocked,
     NodeLost as NodeLost,
+    NodeReady as NodeReady,
     OrderAnswered as OrderAnswered,
     PatienceOver as PatienceOver,
     Phase as Phase,
     PhaseOrder as PhaseOrder,
     PhasePart as PhasePart,
     PostponeSave as PostponeSave,
+    Prepare as Prepare,
     Program as Program,
     Result as Result,
     RunState as RunState,
@@ -93,6 +100,10 @@ def _undisturbed(state: RunState, event: Event, program: Program) -> Result:
             return _save_ended(state, event, program)
         case OrderAnswered(node, seq):
             return _answered(state, node, seq, program)
+        case NodeKnocked():
+            return _knocked(state, event, program)
+        case NodeReady(node, life):
+            return _ready(state, Newcomer(node, life)), ()
         case Acted() if event.seq == state.seq and state.part is PhasePart.ACT:
             return _acted(state, event, program)
         case _:
@@ -119,7 +130,7 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
     now = replace(state, phase=phase, seq=state.seq + 1, scoring=scoring)
     if phase in (Phase.JOIN, Phase.COMMIT) or (program.is_static and phase is not Phase.BUILD):
         now = replace(now, part=PhasePart.ACT, owed=NodeSet())  # no slab is transferred
-        return now, () if phase is Phase.COMMIT else (_act(now),)
+        return (now, ()) if phase is Phase.COMMIT else _acting(now)
     now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - state.lost))
     return now, _orders(now)
 
@@ -128,8 +139,13 @@ def _orders(state: RunState) -> tuple[Action, ...]:
     return tuple(PhaseOrder(node, state.part, state.phase, state.scoring, state.seq) for node in state.owed)
 
 
-def _act(state: RunState) -> Act:
-    return Act(state.phase, state.scoring, state.iteration, state.seq)
+def _acting(state: RunState) -> Result:
+    """Begins the act of the phase. PUBLISH admits the newcomers that are ready, before its work."""
+    act = Act(state.phase, state.scoring, state.iteration, state.seq)
+    ready = [each for each in state.newcomers if each.is_ready and state.phase is Phase.PUBLISH]
+    lost = state.lost - {each.node for each in ready}
+    admitted = replace(state, lost=lost, newcomers=state.newcomers - set(ready))
+    return admitted, (*(Admit(each.node, each.life) for each in ready), act)
 
 
 def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
@@ -152,16 +168,44 @@ def _owing(state: RunState, program: Program) -> Result:
         return entering, _orders(entering)
     if state.stop and state.phase is not Phase.SAVE:
         return _begin(state, _stopping(state), program)
-    acting = replace(state, part=PhasePart.ACT, seq=state.seq + 1, owed=owed)
-    return acting, (_act(acting),)
+    return _acting(replace(state, part=PhasePart.ACT, seq=state.seq + 1, owed=owed))
+
+
+def _knocked(state: RunState, event: NodeKnocked, program: Program) -> Result:
+    """Handles a newcomer: the former process of its node is over, noticed or not."""
+    is_engine_node = event.node in program.nodes - program.trainer_nodes
+    former = state.life_of(event.node)
+    if not is_engine_node or event.life <= former or state.stop:
+        return state, ()
+    after, actions = _lost(state, NodeLost(event.node, "ended, and was started again", former), program)
+    if after.phase is Phase.ENDED:
+        return after, actions
+    lives = frozenset(each for each in after.lives if each[0] != event.node) | {(event.node, event.life)}
+    newcomers = after.newcomers | {Newcomer(event.node, event.life)}
+    return replace(after, lives=lives, newcomers=newcomers), (
+        *actions, Prepare(event.node, event.life, event.address),
+    )  # fmt: skip
+
+
+def _ready(state: RunState, newcomer: Newcomer) -> RunState:
+    if newcomer not in state.newcomers:
+        return state
+    ready = replace(newcomer, is_ready=True)
+    return replace(state, newcomers=state.newcomers - {newcomer} | {ready})
 
 
 def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
-    if event.node in state.lost or event.node not in program.nodes:
+    if event.node not in program.nodes or event.life != state.life_of(event.node):
+        return state, ()
+    newcomer = state.newcomer(event.node)
+    if newcomer is not None:
+        exclude = Exclude(event.node, event.why, goes_on=True, life=event.life)
+        return replace(state, newcomers=state.newcomers - {newcomer}), (exclude,)
+    if event.node in state.lost:
         return state, ()
     without = replace(state, lost=state.lost | {event.node})
     cause = program.cause_without(without.lost)
-    exclude = Exclude(event.node, event.why, goes_on=not cause)
+    exclude = Exclude(event.node, event.why, goes_on=not cause, life=event.life)
     if cause:
         error = f"node{event.node} {event.why}; {cause}"
         return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))

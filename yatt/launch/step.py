@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +19,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt import clock
-from yatt.adapters.files import append_line, make_within, publish, sealed
-from yatt.adapters.ledger import ENDED, STOP, record
+from yatt.adapters.files import append_line, make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.ledger import ENDED, STOP, newest_attempt, record
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.adapters.requeue import Requeue
 from yatt.adapters.staged import note_copies
-from yatt.config.check import node_gpus
+from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.load import load_attempt
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, step_environment
 from yatt.control.gpus import scratch
+from yatt.core.lives import Lives
 from yatt.errors import (
     EXIT_FAILED,
     EXIT_USER_MISTAKE,
@@ -104,6 +106,7 @@ class _Step:
     is_told: bool = False
     is_stopped: bool = False
     looked_s: float = 0.0
+    is_engine_node: bool = False
 
     def run(self) -> int:
         """Checks the node, then runs its controller to its end; returns the exit code."""
@@ -115,6 +118,7 @@ class _Step:
                 self.death = _batch_death(self.paths, self.attempt, site, log)
             signal.signal(signal.SIGTERM, self._received)
             config = _waited_for(partial(load_attempt, self.paths, self.attempt))
+            self.is_engine_node = self.node >= num_trainer_nodes(config)
             check = self._check(config, site, environment)
             unfit = check.run() if site.node_check.enabled else None
             if unfit is not None:
@@ -154,21 +158,48 @@ class _Step:
         return [*argv, *(("--absent", self.absent) if self.absent else ())]
 
     def _run_to_its_end(self, argv: list[str], environment: dict[str, str], log: Path) -> int:
+        """Runs the controller; on an engine node, starts it again if it ends before the attempt does."""
         owns_orphans = adopt_orphans()
-        controller = self.controller = _waited_for(partial(spawn, argv, env=environment, log=log))
-        if self.is_told:  # the signal came while the controller was being started
-            controller.send_signal(signal.SIGTERM)
-        for number in HELD:
-            signal.signal(number, self._received)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        device = argv[argv.index("--device") + 1]
-        self._note({"pid": controller.pid, "device": device})
-        code = controller.wait()
-        end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a killed controller could not do it
-        _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
-        self._note({"pid": controller.pid, "device": device, "ended": code})
+        about = {"device": argv[argv.index("--device") + 1]}
+        lives = Lives(began_s=clock.monotonic_s())
+        while True:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller handles them
+            life = [*argv, "--life", str(lives.life)]
+            controller = self.controller = _waited_for(partial(spawn, life, env=environment, log=log))
+            if self.is_told:  # the signal came while the controller was being started
+                controller.send_signal(signal.SIGTERM)
+            for number in HELD:
+                signal.signal(number, self._received)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+            self._note({"pid": controller.pid, **about})
+            code = controller.wait()
+            end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a killed controller could not do it
+            _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
+            lives = lives.ended(code, clock.monotonic_s())
+            if not self.is_engine_node or not self._waits_for_next(lives.due_s):
+                break
+            lives = lives.started(clock.monotonic_s())
+        self._note({"pid": controller.pid, **about, "ended": code})
         self._close()
         return code if code >= 0 else 128 - code
+
+    def _waits_for_next(self, due_s: float | None) -> bool:
+        """Waits until the controller is due to start again; returns False if it is not, or not any more."""
+        while due_s is not None and not self.is_told and not self._is_over():
+            if clock.monotonic_s() >= due_s:
+                return True
+            time.sleep(min(STOP_LOOK_S, max(0.0, due_s - clock.monotonic_s())))
+        return False
+
+    def _is_over(self) -> bool:
+        """Whether this attempt has ended or is about to, or its controllers have not met. A folder that fails
+        does not tell."""
+        paths, attempt = self.paths, self.attempt
+        with contextlib.suppress(OSError):
+            leader = unsealed_any(read_or_none(paths.controller_record(attempt, 0))) or {}
+            has_ended = "ended" in leader or any(record(paths, attempt, kind) for kind in (STOP, ENDED))
+            return has_ended or newest_attempt(paths) > attempt or not paths.all_endpoints(attempt).exists()
+        return False
 
     def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
         """Copies the sources to this node's disk, except after a failed attempt, because the disk may have

@@ -32,6 +32,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "lease.expire": _SLAB,
     "lease.not_free": _SLAB,
     "lease.quarantine": _SLAB,
+    "node.joined": {"node": int, "life": int},
     "node.lost": {"node": int, "why": str, "goes_on": bool},
     "worker.start": {"worker": str, "pid": int},
     "worker.end": {"worker": str, "how": str},

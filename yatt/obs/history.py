@@ -142,6 +142,8 @@ class _Fold:
             self._lease(kind, event, at_s)
         elif kind == "node.lost":
             self._node(event["node"], at_s)
+        elif kind == "node.joined":
+            self.marks.append(Mark(at_s=at_s, slab="", text=f"node{event['node']} has joined again"))
         elif kind == "worker.end" and event["how"] not in (
             "exit code 0",
             "killed by SIGTERM",

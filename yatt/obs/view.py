@@ -374,6 +374,7 @@ _FOLDS = {
     "lease.expire": _expire,
     "lease.not_free": _unproven,
     "lease.quarantine": _quarantine,
+    "node.joined": lambda view, event: view.news.append(f"node{event['node']} takes part again"),
     "node.lost": _node_lost,
     "worker.start": _worker_start,
     "worker.delay": _worker_delay,

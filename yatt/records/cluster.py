@@ -33,6 +33,13 @@ class SwitchSlabs(Order[Done], frozen=True, kw_only=True):
     holders: tuple[tuple[int, str], ...]
 
 
+class GrantSlabs(Order[Done], frozen=True, kw_only=True):
+    """Order to a newcomer to grant its slabs. It answers before the engines are awake: a rollout engine waits
+    for weights, which it gets when it is admitted. `holders` as in `SwitchSlabs`."""
+
+    holders: tuple[tuple[int, str], ...]
+
+
 class OpenTrainerStore(Order[StoreOpened], frozen=True, kw_only=True):
     """Order to the node of global rank 0 to open the store of the process group."""
 
@@ -236,10 +243,32 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PeerLost(Message, frozen=True, kw_only=True):
-    """From the leader to every other node: send no more requests to this node."""
+    """From the leader to every other node: send no more requests to this process of a node."""
 
     node: int
+    life: int
     why: str
+
+
+class Knock(Order[Done], frozen=True, kw_only=True):
+    """From a newcomer to the leader: it asks to take part. The answer only says that it was heard."""
+
+    address: str
+
+
+class PeerJoined(Order[Done], frozen=True, kw_only=True):
+    """From the leader to every other node: this process is the node's controller now."""
+
+    node: int
+    life: int
+    address: str
+
+
+class Roster(Order[Done], frozen=True, kw_only=True):
+    """From the leader to a node that was admitted: what has changed since the controllers met."""
+
+    lost: tuple[int, ...]
+    joined: tuple[PeerJoined, ...]
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ def test_a_node_declared_lost_hears_of_it(tmp_path):
 
     async def lost(_watching):
         paths.lost(mine, 1).parent.mkdir(parents=True)
-        publish(paths.lost(mine, 1), sealed({"why": "was not heard of for 10 s"}, mine))
+        publish(paths.lost(mine, 1), sealed({"why": "was not heard of for 10 s", "life": 1}, mine))
 
     with pytest.raises(WorkerFailed, match="continues without this node: it was not heard of"):
         asyncio.run(watched(paths, mine, lost))

@@ -50,7 +50,8 @@ class Publications:
         self._taking = asyncio.Lock()
         self._fetched: dict[int, FetchedWeights] = {}
         self._stable = asyncio.Event()
-        self._stable.set()
+        if not node.is_newcomer:  # its engines wait for their first weights
+            self._stable.set()
         self.newest: LocalPublication | None = None
 
     # ---- changes --------------------------------------------------------------------------------

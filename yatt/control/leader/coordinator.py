@@ -8,13 +8,10 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from functools import partial
 
 from yatt import clock
-from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.patience import patiently
-from yatt.adapters.thread_call import call_in_thread
 from yatt.control.leader.background import Background
+from yatt.control.leader.members import Members, holders_on
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -22,15 +19,11 @@ from yatt.control.node import Node
 from yatt.core import phases
 from yatt.core.goodput import category_of
 from yatt.core.phases import Phase, Program, RunState
-from yatt.core.placement import Holders
 from yatt.errors import YattError
 from yatt.obs.events import EventLog
 from yatt.records.cluster import BreakOffSampling, SwitchSlabs
 
 _LOG = logging.getLogger(__name__)
-RECORD_S = 20.0
-"""Longest time to write the record of a lost node; then the attempt ends without it."""
-
 BREAK_OFF_S = 30.0
 """Longest time, in addition to a lost node's silence, for nodes to end the current sampling."""
 
@@ -52,6 +45,7 @@ class Coordinator:
     ) -> None:  # fmt: skip
         self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
         self._program, self._background, self._inbox = program_of(node), background, background.inbox
+        self._members = Members(node, clients, events, background)
         self._acting_seq = 0
         self._is_stopping = False
         self._began_s = clock.monotonic_s()
@@ -105,8 +99,8 @@ class Coordinator:
                 self._background.spawn(self._run_act(action))
             case phases.BreakOff():
                 pass  # `_end_sampling` has done it
-            case phases.Exclude():
-                await self._exclude(action)
+            case phases.Exclude() | phases.Prepare() | phases.Admit():
+                await self._members.perform(action)
             case phases.PostponeSave():
                 self._events.emit("ckpt.postpone", iteration=action.iteration, in_flight=action.in_flight)
             case phases.AwaitCause():
@@ -134,32 +128,8 @@ class Coordinator:
         with contextlib.suppress(YattError, TimeoutError):
             await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
 
-    async def _exclude(self, lost: phases.Exclude) -> None:
-        """Excludes a node everywhere, and writes a record for the start of the next attempt."""
-        await self._clients.exclude(lost.node, lost.why)
-        silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
-        _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
-        content = {"node": lost.node, "silence_s": silence_s, "why": lost.why, "goes_on": lost.goes_on}
-        self._events.emit("node.lost", **content)
-        node = self._node
-        record = node.paths.lost(node.attempt, lost.node)
-
-        def write() -> None:
-            make_within(node.paths.root, record.parent)
-            publish(record, sealed(content, node.attempt))
-
-        if lost.goes_on:  # only the lost node itself reads it
-            self._background.spawn(call_in_thread(partial(patiently, write)))
-        else:  # the start of the next attempt reads it
-            with contextlib.suppress(OSError, TimeoutError):  # else the next attempt detects it
-                await asyncio.wait_for(
-                    call_in_thread(partial(patiently, write, limit_s=RECORD_S)), 2 * RECORD_S
-                )
-
     async def _order(self, order: phases.PhaseOrder) -> None:
-        holders = holders_of(self._node, order.phase, order.scoring)
-        slabs = self._node.placement.slabs_by_node[order.node]
-        mine = tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
+        mine = holders_on(self._node, order.node, order.phase, order.scoring)
         body = SwitchSlabs(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: the phase does not wait for it
@@ -194,12 +164,3 @@ def program_of(node: Node) -> Program:
         exports=config.checkpoint.export_final,
         is_static=bool(config.rollout.ahead),
     )
-
-
-def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
-    """Returns the roles that hold the slabs in a phase."""
-    if phase is Phase.SCORE:
-        return node.placement.scoring[scoring]
-    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT):
-        return node.placement.sampling
-    return node.placement.training

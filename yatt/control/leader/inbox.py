@@ -34,18 +34,22 @@ class Inbox:
         """Reports a failure that ends the attempt. A symptom waits for its cause."""
         self.put(phases.Failure(error, exit_code, is_symptom))
 
-    def lose(self, index: int, why: str, silence_s: float = 0.0) -> None:
-        """Reports a lost node. `why` is the end of a sentence about it."""
+    def lose(self, index: int, life: int, why: str, silence_s: float = 0.0) -> None:
+        """Reports a lost process of a node. `why` is the end of a sentence about the node."""
         self.silences[index] = silence_s
-        self.put(phases.NodeLost(index, why))
+        self.put(phases.NodeLost(index, why, life))
 
-    def silent(self, index: int, silence_s: float) -> None:
+    def silent(self, index: int, life: int, silence_s: float) -> None:
         """Reports a node that was silent for too long."""
-        self.lose(index, f"was not heard of for {silence_s:.1f} s", silence_s)
+        self.lose(index, life, f"was not heard of for {silence_s:.1f} s", silence_s)
 
-    def gave_up(self, index: int, why: str) -> None:
+    def gave_up(self, index: int, life: int, why: str) -> None:
         """Reports a node that only runs engines and cannot continue."""
-        self.lose(index, f"gave up: {why}")
+        self.lose(index, life, f"gave up: {why}")
+
+    def knocked(self, index: int, life: int, address: str) -> None:
+        """Reports a newcomer."""
+        self.put(phases.NodeKnocked(index, life, address))
 
     async def next(self) -> phases.Event:
         """Waits for the next event. One always comes: every order and act has a deadline of its own."""

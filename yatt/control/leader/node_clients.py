@@ -10,9 +10,9 @@ from typing import TypeVar
 from yatt.adapters.deadline import while_moving
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
+from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
-from yatt.records.cluster import PeerLost, Quit
+from yatt.records.cluster import GrantSlabs, PeerJoined, PeerLost, Quit, Roster, StartWorkers
 
 A = TypeVar("A", bound=m.Message)
 Handle = Callable[[str, m.Message], Awaitable[m.Message | None]]
@@ -25,15 +25,15 @@ class NodeClients:
         own: the handler of the leader's own controller.
         progress: returns the progress of the leader's own workers.
         peers: connections to the other controllers.
-        gave_up: called with (node, why) when a node that only runs engines fails at an order.
+        gave_up: called with (node, life, why) when a node that only runs engines fails at an order.
     """
 
     def __init__(
-        self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, str], None],
+        self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, int, str], None],
         progress: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
-        self._progress = progress
+        self._progress, self._num_nodes = progress, node.config.launch.nodes
 
     async def ask(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A:
         """Returns one node's answer.
@@ -67,8 +67,8 @@ class NodeClients:
         return await self.ask_nodes(dict.fromkeys(self._node.placement.trainer_nodes, body))
 
     async def ask_all(self, body: m.Order[A], deadline_s: float | None = None) -> list[A]:
-        """Returns the answers of all present nodes to the same order, by node index."""
-        return await self.ask_nodes(dict.fromkeys(sorted(self._node.present), body), deadline_s)
+        """Returns the answers of all nodes that take part to the same order, by node index."""
+        return await self.ask_nodes(dict.fromkeys(range(self._num_nodes), body), deadline_s)
 
     async def ask_nodes(self, orders: Mapping[int, m.Order[A]], deadline_s: float | None = None) -> list[A]:
         """Returns the answers of those of these nodes that are not lost before they answer.
@@ -82,24 +82,63 @@ class NodeClients:
         """Sends one order of `ask_nodes`; returns None if the node is lost or excluded."""
         if self.is_lost(index):
             return None
+        life = self._peers.life(index)
         try:
             return await self.ask(index, body, deadline_s)
         except (WorkerFailed, DeadlineExceeded) as error:
-            if self.is_lost(index):
+            if self.is_lost(index) or self._peers.life(index) != life:
                 return None
             if index in self._node.placement.trainer_nodes or error.exit_code != EXIT_FAILED:
                 raise
-            self._gave_up(index, str(error))
+            self._gave_up(index, life, str(error))
             return None
 
     def is_lost(self, index: int) -> bool:
         """Whether this node is left out."""
         return index in self._peers.lost
 
-    async def exclude(self, index: int, why: str) -> None:
-        """Excludes this node from now on. Informs the other nodes, and orders the node to end itself."""
-        self._peers.exclude(index, why)
-        await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_FAILED))
-        for other in sorted(self._node.present):
+    # ---- nodes that leave and join ----------------------------------------------------------------
+
+    async def exclude(self, index: int, life: int, why: str) -> None:
+        """Excludes a process of a node from now on. Informs the other nodes, and orders it to end itself."""
+        is_newcomer = index in self._peers.newcomers
+        await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_EXCLUDED), life)
+        self._peers.exclude(index, why, life)
+        for other in () if is_newcomer else range(self._num_nodes):
             if other != self._node.index and not self.is_lost(other):
-                await self._peers.tell(other, PeerLost(node=index, why=why))
+                await self._peers.tell(other, PeerLost(node=index, life=life, why=why))
+
+    async def prepare(self, index: int, life: int, address: str, holders: Sequence[tuple[int, str]]) -> None:
+        """Makes a newcomer start its workers and grant its slabs.
+
+        Raises:
+            WorkerFailed: it failed, or is over.
+            DeadlineExceeded: it made no progress for too long.
+        """
+        self._peers.invite(index, life, address)
+        launch = self._node.config.launch
+        limit_s = max(launch.start_timeout_s, launch.phase_timeout_s)
+        for order in (StartWorkers(), GrantSlabs(holders=tuple(holders))):
+            answer = await self._peers.request_newcomer(index, life, order, limit_s)
+            m.unless_failed(answer, f"node{index}")
+
+    def admit(self, index: int, life: int) -> None:
+        """Makes a newcomer take part from now on; then `introduce` it."""
+        _, address = self._peers.newcomers[index]
+        self._peers.admit(index, life, address)
+
+    async def introduce(self, index: int, life: int) -> None:
+        """Tells the other nodes about a node that was admitted, and it about them.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded: a trainer node failed. An engine node that fails is excluded.
+        """
+        joined = tuple(
+            PeerJoined(node=n, life=its, address=at) for n, (its, at) in self._peers.joined.items()
+        )
+        mine = next((each for each in joined if (each.node, each.life) == (index, life)), None)
+        if mine is None:
+            return  # lost and joined again meanwhile
+        roster = Roster(lost=tuple(sorted(self._peers.lost)), joined=joined)
+        others = (other for other in range(self._num_nodes) if other not in (self._node.index, index))
+        await self.ask_nodes({index: roster, **dict.fromkeys(others, mine)})

@@ -22,16 +22,21 @@ class Liveness:
     """Watches the other controllers for one controller.
 
     Args:
-        on_lost: called once for each peer without a message for `launch.node_silence_s`, with its index and
-            the seconds.
+        on_lost: called once for each process of a peer without a message for `launch.node_silence_s`, with
+            index, life and seconds.
     """
 
-    def __init__(self, node: Node, peers: Peers, on_lost: Callable[[int, float], None]) -> None:
+    def __init__(self, node: Node, peers: Peers, on_lost: Callable[[int, int, float], None]) -> None:
         self._node, self._peers, self._on_lost = node, peers, on_lost
         self._began_s = clock.monotonic_s()
         self._watched = self._watch()
         self._heard: set[int] = set()  # since the last tick
         self._ever_heard: set[int] = set()
+        peers.subscribe_later(invited=self._watch_again)
+
+    def _watch_again(self, index: int) -> None:
+        """Watches a newcomer; it has just sent a message."""
+        self._watched = rules.again(self._watched, index, grace_s=0.0)
 
     def _watch(self) -> rules.Watched:
         node = self._node
@@ -58,9 +63,9 @@ class Liveness:
         never sends a message is lost `launch.start_timeout_s` later at the earliest."""
         self._watched = self._watch()
         limit_s = self._node.config.launch.node_silence_s
-        partners = set(self._watched.silences)
         while True:
-            for index in partners - self._peers.lost:
+            partners = set(self._watched.silences)
+            for index in (partners - self._peers.lost) | self._peers.newcomers.keys():
                 await self._peers.tell(index, Alive())
             await asyncio.sleep(PERIOD_S)
             now_s = clock.monotonic_s()
@@ -69,4 +74,4 @@ class Liveness:
             for index in lost:
                 silence_s = self._watched.silence_s(index)
                 _LOG.warning("node%d was not heard of for %.1f s", index, silence_s)
-                self._on_lost(index, silence_s)
+                self._on_lost(index, self._peers.newest_life(index), silence_s)

@@ -7,7 +7,7 @@ from functools import partial
 from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.files import read_or_none, unsealed
 from yatt.adapters.thread_call import call_in_thread
-from yatt.errors import FolderGone, WorkerFailed
+from yatt.errors import Excluded, FolderGone
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ GONE_CHECKS = 3
 
 
 async def watch_newer_attempt(
-    paths: RunPaths, attempt: int, node: int, period_s: float = NEWER_CHECK_S
+    paths: RunPaths, attempt: int, node: int, life: int = 1, period_s: float = NEWER_CHECK_S
 ) -> None:
     """Never returns; raises when this controller must not continue.
 
@@ -26,7 +26,7 @@ async def watch_newer_attempt(
 
     Raises:
         StaleAttempt: a newer attempt was claimed.
-        WorkerFailed: the leader has recorded that this node is lost.
+        Excluded: the leader has recorded that this process is lost.
         FolderGone: the run folder was missing in `GONE_CHECKS` checks in a row.
     """
     num_gone = 0
@@ -40,6 +40,6 @@ async def watch_newer_attempt(
         except OSError as error:
             _LOG.warning("the run folder cannot be read: %s", error)
             lost = None
-        if lost:
-            raise WorkerFailed(f"the leader continues without this node: it {lost['why']}")
+        if lost and lost["life"] >= life:
+            raise Excluded(f"the leader continues without this node: it {lost['why']}")
         await asyncio.sleep(period_s)

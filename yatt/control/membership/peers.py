@@ -1,21 +1,37 @@
-"""Connections to the other controllers, and the set of lost nodes.
+"""Connections to the other controllers, the set of lost nodes, and newcomers (`yatt.core.phases`).
 
 A connection is opened when something is sent over it for the first time: of N nodes, only pairs that exchange
 messages have one, not all N x N.
 
 A lost node receives no more requests, and pending requests to it fail at once, so that no caller waits for a
-timeout of a dead node.
+timeout of a dead node. A newcomer receives only the leader's requests until it is admitted.
 """
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeVar
 
 from yatt.adapters.channel import Channel, RequestWatch
+from yatt.core.peer_name import peer_name
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
 A = TypeVar("A", bound=m.Message)
+Dial = Callable[[str, str], Channel]
+"""Opens a connection to the controller with this name at this address; '': where the rendezvous found it."""
+
+
+class Standing(Enum):
+    """What a process of a node's controller is to this one."""
+
+    MEMBER = "member"
+    NEWCOMER = "newcomer"
+    UNKNOWN = "unknown"
+    """Of a later life than any that is known."""
+
+    OVER = "over"
+    """Lost, or of a former life."""
 
 
 class Peers:
@@ -26,9 +42,13 @@ class Peers:
     """
 
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
-        self.lines: dict[int, Channel] = {}
-        self._dial: Callable[[int], Channel] | None = None
+        self.lines: dict[str, Channel] = {}
+        """Connections by name of the controller."""
+
+        self._dial: Dial | None = None
         self._subscribers: list[Callable[[int], None]] = []
+        self._on_invited: list[Callable[[int], None]] = []
+        self._on_admitted: list[Callable[[int], None]] = []
         self.met = asyncio.Event()
         """Set when every node can be reached, or after `close`."""
         self._watches: set[asyncio.Future[None]] = set()
@@ -36,9 +56,13 @@ class Peers:
         self._end: BaseException | None = None
         self._lost = dict.fromkeys(lost, "takes no part in this attempt")
         self.lost = frozenset(self._lost)
-        """Nodes that are lost or absent."""
+        """Nodes that are lost or absent; one with a newcomer too, until it is admitted."""
+        self.joined: dict[int, tuple[int, str]] = {}
+        """Life and address of each node that was admitted later."""
+        self.newcomers: dict[int, tuple[int, str]] = {}
+        """Life and address of newcomers; only the leader has some."""
 
-    def dial_with(self, dial: Callable[[int], Channel]) -> None:
+    def dial_with(self, dial: Dial) -> None:
         """Makes every node reachable; `dial` opens the connection to one."""
         self._dial = dial
         self.met.set()
@@ -47,14 +71,12 @@ class Peers:
         """Registers a function, called with the index of each excluded node."""
         self._subscribers.append(lost)
 
-    @staticmethod
-    def index_of(sender: str, num_nodes: int) -> int | None:
-        """Returns the index of the node with this socket identity; None if it is no node of this run."""
-        digits = sender.removeprefix("node")
-        if sender == digits or not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
-            return None
-        index = int(digits)
-        return index if index < num_nodes and str(index) == digits else None
+    def subscribe_later(
+        self, *, invited: Callable[[int], None] | None = None, admitted: Callable[[int], None] | None = None
+    ) -> None:
+        """Registers functions, called with the index of each newcomer, and of each that is admitted."""
+        self._on_invited += [invited] if invited else []
+        self._on_admitted += [admitted] if admitted else []
 
     @staticmethod
     def is_follower(sender: str) -> bool:
@@ -76,14 +98,71 @@ class Peers:
         assert self._end is not None, "kept before the event is set"
         raise self._end
 
-    def exclude(self, index: int, why: str) -> None:
-        """Excludes a node: ends every request to it, and sends it no more requests."""
+    # ---- who takes part -------------------------------------------------------------------------
+
+    def life(self, index: int) -> int:
+        """Returns the life of the node's process that takes part, or did last."""
+        return self.joined.get(index, (1, ""))[0]
+
+    def newest_life(self, index: int) -> int:
+        """Returns the life of the newest process that is known: of the newcomer, if there is one."""
+        return self.newcomers.get(index, (self.life(index), ""))[0]
+
+    def standing(self, index: int, life: int) -> Standing:
+        """Returns what this process of a node's controller is here."""
+        if life > self.newest_life(index):
+            return Standing.UNKNOWN
+        if index in self.newcomers and life == self.newest_life(index):
+            return Standing.NEWCOMER
+        return Standing.MEMBER if life == self.life(index) and index not in self._lost else Standing.OVER
+
+    def invite(self, index: int, life: int, address: str) -> None:
+        """Makes a newcomer of a lost node reachable with `request_newcomer`; it replaces a former one."""
+        self._forget_newcomer(index, "ended, and was started again")
+        self.newcomers[index] = life, address
+        for invited in self._on_invited:
+            invited(index)
+
+    def admit(self, index: int, life: int, address: str) -> None:
+        """Makes this process the node's controller; its former one is excluded, if it was not before."""
+        if life <= self.life(index):
+            return
+        if index not in self._lost:
+            self.exclude(index, "ended, and was started again", self.life(index))
+        former = self.lines.pop(peer_name(index, self.life(index)), None)
+        if former is not None:
+            self._close(former)
+        self.newcomers.pop(index, None)
+        self.joined[index] = life, address
+        self._lost.pop(index, None)
+        self.lost = frozenset(self._lost)
+        for admitted in self._on_admitted:
+            admitted(index)
+
+    def exclude(self, index: int, why: str, life: int = 1) -> None:
+        """Excludes a process of a node: ends every request to it, and sends it no more requests."""
+        if life == self.newcomers.get(index, (0, ""))[0]:
+            self._forget_newcomer(index, why)
+            return
+        if life != self.life(index):
+            return
         self._lost.setdefault(index, why)
         self.lost = frozenset(self._lost)
-        if index in self.lines:
-            self.lines[index].fail_waiting(f"node{index}", self._error(index))
+        self._fail(index, life, why)
         for lost in self._subscribers:
             lost(index)
+
+    def _forget_newcomer(self, index: int, why: str) -> None:
+        life, _ = self.newcomers.pop(index, (0, ""))
+        if life:
+            self._fail(index, life, why)
+
+    def _fail(self, index: int, life: int, why: str) -> None:
+        name = peer_name(index, life)
+        if name in self.lines:
+            self.lines[name].fail_waiting(name, WorkerFailed(f"{name} {why}"))
+
+    # ---- messages -------------------------------------------------------------------------------
 
     async def request(
         self, index: int, body: m.Order[A], deadline_s: float, moved: Callable[[], None] | None = None
@@ -95,31 +174,57 @@ class Peers:
             DeadlineExceeded: no answer in time.
         """
         if index in self._lost:
-            raise self._error(index)
-        line = self._line(index)
+            raise WorkerFailed(f"node{index} {self._lost[index]}")
+        return await self._request(index, self.life(index), body, deadline_s, moved)
+
+    async def request_newcomer(
+        self, index: int, life: int, body: m.Order[A], deadline_s: float
+    ) -> A | m.Failed:
+        """Returns a newcomer's answer, also after it was admitted. Raises as `request` does."""
+        if life not in (self.newest_life(index), self.life(index)):
+            raise WorkerFailed(f"{peer_name(index, life)} is over")
+        return await self._request(index, life, body, deadline_s, None)
+
+    async def _request(
+        self, index: int, life: int, body: m.Order[A], deadline_s: float, moved: Callable[[], None] | None
+    ) -> A | m.Failed:
+        name = peer_name(index, life)
+        line = self._line(index, life)
         assert line is not None, "requests begin after the controllers have met"
-        return await line.request(f"node{index}", body, deadline_s, watch=RequestWatch(moved=moved))
+        return await line.request(name, body, deadline_s, watch=RequestWatch(moved=moved))
 
-    async def tell(self, index: int, body: m.Message) -> None:
-        """Sends a message without an answer; also to a lost node, which may only have been suspended."""
-        line = self._line(index)
+    async def tell(self, index: int, body: m.Message, life: int = 0) -> None:
+        """Sends a message without an answer; also to a lost node, which may only have been suspended.
+
+        `life` chooses the process; 0: the newest that is known.
+        """
+        to = life or self.newest_life(index)
+        line = self._line(index, to)
         if line is not None:
-            await line.tell(f"node{index}", body)
+            await line.tell(peer_name(index, to), body)
 
-    def _line(self, index: int) -> Channel | None:
-        """Returns the connection to a node; None before the rendezvous is complete, and after `close`."""
-        if index not in self.lines and self._dial is not None:
-            line = self.lines[index] = self._dial(index)
+    def _line(self, index: int, life: int) -> Channel | None:
+        """Returns the connection to a process; None before the rendezvous is complete, after `close`, and to
+        a former life."""
+        name, address = peer_name(index, life), self._address(index, life)
+        if name not in self.lines and self._dial is not None and (life == 1 or address):
+            line = self.lines[name] = self._dial(name, address)
             watch = asyncio.ensure_future(line.failure())
             self._watches.add(watch)
             watch.add_done_callback(self._line_ended)
-        return self.lines.get(index)
+        return self.lines.get(name)
+
+    def _address(self, index: int, life: int) -> str:
+        known = (self.joined.get(index), self.newcomers.get(index))
+        return next((each[1] for each in known if each is not None and each[0] == life), "")
+
+    def _close(self, line: Channel) -> None:
+        closing = asyncio.ensure_future(line.close())
+        self._watches.add(closing)
+        closing.add_done_callback(self._watches.discard)
 
     def _line_ended(self, watch: "asyncio.Future[None]") -> None:
         self._watches.discard(watch)
         if not watch.cancelled() and (error := watch.exception()) is not None:
             self._end = error
             self._ended.set()
-
-    def _error(self, index: int) -> WorkerFailed:
-        return WorkerFailed(f"node{index} {self._lost[index]}")

@@ -9,6 +9,7 @@ names the missing nodes.
 import asyncio
 import os
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +21,9 @@ from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_soc
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
+from yatt.control.membership.peers import Dial
 from yatt.control.node import Node
+from yatt.core.peer_name import peer_name
 from yatt.errors import DeadlineExceeded
 
 POLL_S = 0.05
@@ -31,19 +34,32 @@ OPEN_ALL_EVERY = 8
 """Number of the leader's looks of which one does not rely on the listing."""
 
 T = TypeVar("T")
-Dial = Callable[[int], Channel]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """A rendezvous that is complete.
+
+    Attributes:
+        channel: of this node's server socket.
+        address: of this socket.
+        dial: opens a connection to another node.
+    """
+
+    channel: Channel
+    address: str
+    dial: Dial
 
 
 async def meet(
     node: Node, context: zmq.Context[Socket], handler: Handler, progress: ProgressOf
-) -> tuple[Channel, Dial]:
+) -> Rendezvous:
     """Opens this node's server socket for peers, and waits until every node has one.
+
+    A newcomer publishes nothing; it waits for the addresses of the nodes that have met.
 
     Args:
         handler: handles messages of peers, after the rendezvous.
-
-    Returns:
-        The channel of the server socket, and a function that opens a connection to another node.
 
     Raises:
         DeadlineExceeded: nodes did not publish their address within `launch.start_timeout_s`.
@@ -60,20 +76,23 @@ async def meet(
         publish(own, sealed({"address": address, "node": node.index}, node.attempt))
 
     try:
-        await _patiently(tell)
+        if not node.is_newcomer:
+            await _patiently(tell)
         addresses = await gathered(node) if node.is_leader else await awaited(node)
     except BaseException:
         await channel.close()
         raise
 
-    def dial(index: int) -> Channel:
+    of_names = {peer_name(index): address for index, address in addresses.items()}
+
+    def dial(name: str, address: str) -> Channel:
         return Channel(
-            calling_socket(context, addresses[index], node.name, keys),
-            attempt=node.attempt, handler=handler, peer=f"node{index}", progress=progress,
+            calling_socket(context, address or of_names[name], node.identity, keys),
+            attempt=node.attempt, handler=handler, peer=name, progress=progress,
         )  # fmt: skip
 
     channel.serve(handler, progress)
-    return channel, dial
+    return Rendezvous(channel, address, dial)
 
 
 async def gathered(node: Node) -> dict[int, str]:

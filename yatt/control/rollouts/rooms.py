@@ -11,14 +11,26 @@ from yatt.records.cluster import EngineRoom
 
 
 class RoomAnnouncer:
-    """Sends `EngineRoom` to every other trainer node whenever the room of the engines here changes."""
+    """Sends `EngineRoom` to every other trainer node whenever the room of the engines here changes.
+
+    A newcomer's roles are closed at first: it takes requests of a role once that is opened.
+    """
 
     def __init__(self, node: Node, engines: LocalEngines, peers: Peers) -> None:
         self._node, self._engines, self._peers = node, engines, peers
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = set(node.placement.pools) if node.is_newcomer else set[str]()
         engines.subscribe(self._changed)
 
+    def open(self, *roles: str) -> None:
+        """Reports the room of these roles from now on."""
+        for role in self._closed & set(roles):
+            self._closed.discard(role)
+            self._changed(role)
+
     def _changed(self, role: str) -> None:
+        if role in self._closed:
+            return
         body = EngineRoom(role=role, room=self._engines.room(role), version=self._engines.version)
         for index in set(self._node.placement.trainer_nodes) - {self._node.index}:
             task = asyncio.get_running_loop().create_task(self._tell(index, body))

@@ -43,6 +43,7 @@ class Router:
         if node.is_trainer_node:
             local.subscribe(self._local_room)
         peers.subscribe(self._lose)
+        peers.subscribe_later(admitted=self._join)
 
     def _local_room(self, role: str) -> None:
         self.room(role, self._node.index, self._local.room(role), self._local.version)
@@ -63,6 +64,11 @@ class Router:
                 for waiting in self._of(role):
                     waiting.place.set_exception(_nobody(role))
         self._pump()
+
+    def _join(self, index: int) -> None:
+        """Handles a node that joined again; it reports its room itself, from version 0 on."""
+        for role in self._node.placement.pools:
+            self._versions.pop((role, index), None)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
         """Returns one completion; it is requested again if an engine is lost.

@@ -23,6 +23,7 @@ from yatt.adapters.process import Identity, log_tail, open_log, spawn_to
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control.gpus import scratch
+from yatt.core.lives import Lives
 from yatt.core.outcome import AttemptFacts, Outcome, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
@@ -97,11 +98,18 @@ class LocalBackend:
     def carry_out(self, attempt: int, follower: Follower) -> Outcome:
         """Starts the controllers, forwards the first signal to the leader, and waits for their end."""
         children = [self._start(attempt, index) for index in range(self.config.launch.nodes)]
+        lives = {
+            index: Lives(began_s=clock.monotonic_s())
+            for index in range(len(children))
+            if index not in self._trainer_nodes
+        }
         told = 0
         deadline_s: float | None = None
         while any(child.poll() is None for child in children):
             self.show()
             follower.check()
+            if not told and all(children[index].poll() is None for index in self._trainer_nodes):
+                self._restart(attempt, children, lives, follower)
             if len(self.signals) > told:
                 told = len(self.signals)
                 self.wait.num_heeded = 1  # a second signal ends waits too
@@ -114,9 +122,25 @@ class LocalBackend:
                 _kill(children)
             time.sleep(POLL_S)
         self.show()
-        self._tidy(attempt, {each.pid for each in (*children, follower.process) if each is not None})
+        self._tidy(attempt, children, follower)
         ended = {index: child.returncode for index, child in enumerate(children)}
         return judge(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
+
+    def _restart(
+        self, attempt: int, children: list[Any], lives: dict[int, Lives], follower: Follower
+    ) -> None:
+        """Starts the controllers of engine nodes again that have ended, when it is time."""
+        for index, its in lives.items():
+            code, now_s = children[index].poll(), clock.monotonic_s()
+            if code is None or not self.paths.all_endpoints(attempt).exists():
+                continue
+            known = lives[index] = its.ended(code, now_s) if its.due_s is None else its
+            if known.due_s is None or now_s < known.due_s:
+                continue
+            self._end_orphans(children, follower)
+            self.wait(partial(scratch.tidy, self.paths, attempt, index))
+            lives[index] = known.started(clock.monotonic_s())
+            children[index] = self._start(attempt, index, lives[index].life)
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
         """Does nothing: no start follows automatically."""
@@ -144,18 +168,22 @@ class LocalBackend:
         log = self.paths.log(attempt, f"node{index}")
         return f"see {log}, which ends:\n{log_tail(log)}"
 
-    def _tidy(self, attempt: int, own: set[int]) -> None:
-        """Cleans up after killed controllers."""
+    def _end_orphans(self, children: list[Any], follower: Follower) -> None:
+        own = {each.pid for each in (*children, follower.process) if each is not None}
         end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
+
+    def _tidy(self, attempt: int, children: list[Any], follower: Follower) -> None:
+        """Cleans up after killed controllers."""
+        self._end_orphans(children, follower)
         launch = self.config.launch
         for index in range(launch.nodes):
             self.wait(partial(scratch.tidy, self.paths, attempt, index))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # also folders whose record is lost
 
-    def _start(self, attempt: int, index: int) -> "Any":
+    def _start(self, attempt: int, index: int, life: int = 1) -> "Any":
         argv = [
             sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root),
-            "--attempt", str(attempt), "--node", str(index), "--device", self.device,
+            "--attempt", str(attempt), "--node", str(index), "--device", self.device, "--life", str(life),
         ]  # fmt: skip
         output = self.wait(partial(open_log, self.paths.log(attempt, f"node{index}")))
         try:

@@ -208,7 +208,7 @@ class AttemptWatch:
             index
             for part in self.components
             for index in part.indexes
-            if index not in self.ended and self.paths.lost(self.attempt, index).exists()
+            if index not in self.ended and self._is_lost(index)
         ) | (self.lost.lost - self.absent)
         roles, unfit = place(self.config), self._unfit()
         gone = dead | self.absent | unfit.keys()
@@ -219,6 +219,11 @@ class AttemptWatch:
             can_shrink=all(pool - gone for pool in roles.pools.values()),
             cause=reason_of_end(self.paths.events, self.attempt) or self._refusal(),
         )  # fmt: skip
+
+    def _is_lost(self, index: int) -> bool:
+        """Whether the leader lost a node, and it has not joined again."""
+        found = unsealed_any(read_or_none(self.paths.lost(self.attempt, index)))
+        return found is not None and "joined" not in found
 
     def _is_killed(self) -> bool:
         return signal.SIGTERM in self.signals

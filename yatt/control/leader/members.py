@@ -1,0 +1,111 @@
+"""Nodes that leave a running attempt, and join it again: the leader's part."""
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import Any
+
+from yatt.adapters.files import make_within, publish, sealed
+from yatt.adapters.patience import LIMIT_S, patiently
+from yatt.adapters.thread_call import call_in_thread
+from yatt.control.leader.background import Background
+from yatt.control.leader.node_clients import NodeClients
+from yatt.control.node import Node
+from yatt.core import phases
+from yatt.core.phases import Phase
+from yatt.core.placement import Holders
+from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.obs.events import EventLog
+
+_LOG = logging.getLogger(__name__)
+RECORD_S = 20.0
+"""Longest time to write the record of a lost node; then the attempt ends without it."""
+
+
+class Members:
+    """Carries out what `yatt.core.phases` decides about nodes."""
+
+    def __init__(self, node: Node, clients: NodeClients, events: EventLog, background: Background) -> None:
+        self._node, self._clients, self._events, self._background = node, clients, events, background
+        self._inbox = background.inbox
+
+    async def perform(self, action: phases.Exclude | phases.Prepare | phases.Admit) -> None:
+        """Carries out one action. Only the record of a loss that ends the attempt is waited for."""
+        match action:
+            case phases.Exclude():
+                await self._exclude(action)
+            case phases.Prepare():
+                self._background.spawn(self._prepare(action))
+            case phases.Admit():
+                self._admit(action)
+
+    async def _exclude(self, lost: phases.Exclude) -> None:
+        """Excludes a process of a node everywhere, and writes a record for the start of the next attempt."""
+        await self._clients.exclude(lost.node, lost.life, lost.why)
+        silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
+        _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
+        content = {
+            "node": lost.node, "life": lost.life, "silence_s": silence_s, "why": lost.why,
+            "goes_on": lost.goes_on,
+        }  # fmt: skip
+        self._events.emit("node.lost", **content)
+        if lost.goes_on:  # only the lost process itself reads it
+            self._background.spawn(self._write(lost.node, content))
+        else:  # the start of the next attempt reads it
+            with contextlib.suppress(OSError, TimeoutError):  # else the next attempt detects it
+                await asyncio.wait_for(self._write(lost.node, content, limit_s=RECORD_S), 2 * RECORD_S)
+
+    async def _prepare(self, newcomer: phases.Prepare) -> None:
+        """Lets a newcomer start its workers. If it fails, it is lost again, and nothing else is."""
+        index, life = newcomer.node, newcomer.life
+        _LOG.info("node%d has come back (life %d) and starts its workers", index, life)
+        try:
+            holders = holders_on(self._node, index, Phase.PUBLISH, 0)
+            await self._clients.prepare(index, life, newcomer.address, holders)
+        except (WorkerFailed, DeadlineExceeded) as error:
+            self._inbox.gave_up(index, life, str(error))
+        else:
+            self._inbox.put(phases.NodeReady(index, life))
+
+    def _admit(self, newcomer: phases.Admit) -> None:
+        index, life = newcomer.node, newcomer.life
+        self._clients.admit(index, life)
+        self._background.spawn(self._clients.introduce(index, life))
+        self._events.emit("node.joined", node=index, life=life)
+        # For a former process of the node that has only been suspended, and for the launcher.
+        content = {
+            "node": index,
+            "life": life - 1,
+            "joined": life,
+            "goes_on": True,
+            "why": "ended, and was started again",
+        }
+        self._background.spawn(self._write(index, content))
+
+    async def _write(self, index: int, content: dict[str, Any], limit_s: float = LIMIT_S) -> None:
+        """Writes the record of a node's loss, or that it has joined again."""
+        node = self._node
+        record = node.paths.lost(node.attempt, index)
+
+        def write() -> None:
+            make_within(node.paths.root, record.parent)
+            publish(record, sealed(content, node.attempt))
+
+        await call_in_thread(partial(patiently, write, limit_s=limit_s))
+
+
+def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
+    """Returns the roles that hold the slabs in a phase."""
+    if phase is Phase.SCORE:
+        return node.placement.scoring[scoring]
+    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT):
+        return node.placement.sampling
+    return node.placement.training
+
+
+def holders_on(node: Node, index: int, phase: Phase, scoring: int) -> tuple[tuple[int, str], ...]:
+    """Returns (slab, role) of one node's slabs in a phase."""
+    holders = holders_of(node, phase, scoring)
+    slabs = node.placement.slabs_by_node[index]
+    return tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
