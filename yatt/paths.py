@@ -109,6 +109,10 @@ class RunPaths:
         """Written by the leader when it declares a controller lost."""
         return self.attempt(attempt) / "lost" / f"{node}.json"
 
+    def life(self, attempt: int, node: int, life: int) -> Path:
+        """Claim of one life of an engine node's controller; the first lives are not claimed."""
+        return self.attempt(attempt) / "lives" / f"{node}.{life}"
+
     @property
     def plan(self) -> Path:
         """Plan of the newest submission on Slurm (`yatt.launch.plan`)."""

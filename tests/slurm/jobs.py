@@ -219,9 +219,13 @@ class SubmittedRun:
                 assert checksum(store.read(file.path)) == file.checksum, f"{name}: {file.path}"
 
     def check_leases(self) -> None:
-        """Tokens of a slab rise, and a grant follows only what was given up or lost."""
+        """Tokens of a slab rise, and a grant follows only what was given up or lost. A later life of a node's
+        controller counts anew."""
         tokens: dict[tuple[int, str], int] = {}
         for event in rows(self.paths.events):
+            if event["kind"] == "node.lost":
+                slabs = re.compile(rf"n{event['node']}s\d+")
+                tokens = {key: token for key, token in tokens.items() if not slabs.fullmatch(key[1])}
             if event["kind"] == "lease.grant":
                 key = (event["attempt"], event["slab"])
                 assert event["token"] > tokens.get(key, 0), f"{event} after token {tokens.get(key)}"

@@ -1,6 +1,7 @@
 """Nodes and controllers die, or Slurm loses sight of them: the run goes on; stale attempts change nothing."""
 
 import os
+import re
 import signal
 import time
 
@@ -12,6 +13,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.ledger import attempts
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
+from yatt.launch.join import GRACE_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 
@@ -40,6 +42,47 @@ def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0
     assert [code for code, _ in ends(run.paths)] == [0]
+    run.check(reference, dead={3})
+
+
+def test_an_engine_node_whose_controller_is_killed_joins_again(cluster: Cluster, reference, tmp_path):
+    """Its step starts the next one; no other node, and not Slurm, has anything to do with it."""
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
+    job_id = run.submit()
+    run.wait_step(2)
+    for life in (2, 3):
+        os.kill(run.controller(3), signal.SIGKILL)
+        run.wait_event("node.joined", timeout_s=90, node=3, life=life)
+    run.hurry()
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 0
+    assert [code for code, _ in ends(run.paths)] == [0]
+    run.check(reference)
+
+
+def test_another_job_takes_the_place_of_a_dead_engine_node(cluster: Cluster, reference, tmp_path):
+    """And gives it back without harm: at the end nodes of it are told to leave, by Slurm."""
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD.replace("sleep(0.2)", "sleep(1.2)"))
+    job_id = run.submit()
+    run.wait_step(2)
+    gone = hosts(run)[3]
+    cluster.crash(gone)
+    run.wait_event("node.lost", node=3)
+    done = run.yatt("join", str(run.paths.root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    joining = re.search(r"submitted job (\d+)", done.stdout)[1]
+    joined = run.wait_event("node.joined", timeout_s=GRACE_S + 90, node=3, life=2)
+    place = cluster.show_job(int(joining))["NodeList"]
+    assert place != gone
+    checks = lambda: [e for e in run.events("weights.check", node=3) if e["wall"] > joined["wall"]]  # noqa: E731
+    wait_for(checks, timeout_s=60, what="its engine to have the weights")
+    cluster.call("scancel", joining)
+    run.wait_event("node.lost", timeout_s=60, node=3, life=2)
+    run.hurry()
+    run.wait_finished(job_id)
+    assert run.restarts(job_id) == 0
+    assert [code for code, _ in ends(run.paths)] == [0]
+    wait_for(lambda: cluster.squeue() == [], timeout_s=90, what="no job left")
     run.check(reference, dead={3})
 
 

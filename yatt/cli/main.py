@@ -140,6 +140,16 @@ def _add_looking(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
             )
 
 
+def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    join = commands.add_parser("join", help="submit nodes in place of engine nodes that a run has lost")
+    join.add_argument("run", type=Path, help="run folder")
+    join.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    join.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
+    _add_set(join)
+    join.add_argument("--dry-run", action="store_true", help="print what would be submitted; submit nothing")
+    join.set_defaults(action=_join)
+
+
 def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the commands that work with Slurm jobs."""
     submit = commands.add_parser("submit", help="train as a Slurm job that requeues itself")
@@ -175,6 +185,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_after(resume)
     _add_take_over(resume)
     resume.set_defaults(action=_resume)
+    _add_join(commands)
     cancel = commands.add_parser("cancel", help="save a checkpoint and stop a run")
     cancel.add_argument("run", type=Path, help="run folder")
     cancel.add_argument("--now", action="store_true", help="do not save a checkpoint first")
@@ -273,6 +284,17 @@ def _attach(arguments: argparse.Namespace) -> int:
     from yatt.launch.attach import attach
 
     return attach(open_view(arguments.run).paths, arguments.node, arguments.do)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    from yatt.config.site import load_site, with_settings
+    from yatt.launch.join_submit import submit_join
+    from yatt.launch.plan import read_plan
+    from yatt.paths import RunPaths
+
+    site = load_site(arguments.site) if arguments.site else read_plan(RunPaths(arguments.run)).site
+    site = with_settings(site, arguments.set)
+    return submit_join(arguments.run, site, arguments.nodes, dry_run=arguments.dry_run)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:

@@ -43,6 +43,6 @@ class Lives:
         due_s = None if is_last else now_s + max(pause_s, least_s)
         return Lives(life=self.life, began_s=self.began_s, num_short=num_short, due_s=due_s)
 
-    def started(self, now_s: float) -> "Lives":
-        """Returns the state after the next one began."""
-        return Lives(life=self.life + 1, began_s=now_s, num_short=self.num_short)
+    def started(self, life: int, now_s: float) -> "Lives":
+        """Returns the state after a later one began."""
+        return Lives(life=life, began_s=now_s, num_short=self.num_short)

@@ -1,4 +1,4 @@
-"""The function that submitit calls in the batch script: runs the job's launcher, returns its exit code."""
+"""The functions that submitit calls in a batch script: they run the job's launcher."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,18 @@ from submitit.core.utils import cloudpickle_dump, temporary_save_path
 
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, YattError
 from yatt.launch.job import run_start
+from yatt.launch.join import run_join
 from yatt.paths import RunPaths
+
+
+def join_job(root: str) -> str:
+    """Runs a joining job; `job.result()` returns the run folder."""
+    try:
+        run_join(RunPaths(Path(root)))
+    except YattError as error:
+        sys.stderr.write(f"yatt: {error}\n")
+        sys.exit(error.exit_code)
+    return root
 
 
 def run_job(root: str) -> str:

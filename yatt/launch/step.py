@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt import clock
-from yatt.adapters.files import append_line, make_within, publish, read_or_none, sealed, unsealed_any
-from yatt.adapters.ledger import ENDED, STOP, newest_attempt, record
+from yatt.adapters.files import append_line, make_within, publish, sealed
+from yatt.adapters.ledger import ENDED, STOP, record
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
@@ -44,6 +43,7 @@ from yatt.launch.batch_death import BatchDeath
 from yatt.launch.device import device_of
 from yatt.launch.network import own_address
 from yatt.launch.node_check import NodeCheck
+from yatt.launch.places import NextLife, claim_life
 from yatt.launch.plan import read_plan
 from yatt.launch.staging import Staging, sources_of
 from yatt.launch.steps import BLIND
@@ -81,6 +81,8 @@ def _run() -> int:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--indexes", required=True, help="the run's node index of each task of this step")
     parser.add_argument("--absent", default="")
+    parser.add_argument("--life", type=int, default=1, help="number of the controller's first process here")
+    parser.add_argument("--guest", action="store_true", help="this is a node of another job, which joins")
     arguments = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller runs
     paths = RunPaths(arguments.run)
@@ -89,7 +91,10 @@ def _run() -> int:
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
         sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; use a folder that all nodes share.\n")
         return EXIT_USER_MISTAKE
-    return _Step(paths, arguments.attempt, node, arguments.absent).run()
+    step = _Step(
+        paths, arguments.attempt, node, arguments.absent, life=arguments.life, is_guest=arguments.guest
+    )
+    return step.run()
 
 
 @dataclass(slots=True)
@@ -107,6 +112,8 @@ class _Step:
     is_stopped: bool = False
     looked_s: float = 0.0
     is_engine_node: bool = False
+    life: int = 1
+    is_guest: bool = False
 
     def run(self) -> int:
         """Checks the node, then runs its controller to its end; returns the exit code."""
@@ -114,7 +121,7 @@ class _Step:
         try:
             site = _waited_for(partial(read_plan, self.paths)).site
             environment = step_environment(site, {**_names_of(site), **os.environ})
-            if self.node in _WITNESSES:
+            if self.node in _WITNESSES and not self.is_guest:
                 self.death = _batch_death(self.paths, self.attempt, site, log)
             signal.signal(signal.SIGTERM, self._received)
             config = _waited_for(partial(load_attempt, self.paths, self.attempt))
@@ -154,20 +161,22 @@ class _Step:
     def _controller(self, site: SiteConfig, device: str) -> list[str]:
         argv = [sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root)]
         argv += ["--attempt", str(self.attempt), "--node", str(self.node), "--device", device]
-        argv += ["--host", own_address(site, os.environ), "--slurm", site.requeue]
+        argv += ["--host", own_address(site, os.environ)]
+        argv += [] if self.is_guest else ["--slurm", site.requeue]  # a guest starts no job of the run anew
         return [*argv, *(("--absent", self.absent) if self.absent else ())]
 
     def _run_to_its_end(self, argv: list[str], environment: dict[str, str], log: Path) -> int:
         """Runs the controller; on an engine node, starts it again if it ends before the attempt does."""
         owns_orphans = adopt_orphans()
         about = {"device": argv[argv.index("--device") + 1]}
-        lives = Lives(began_s=clock.monotonic_s())
+        lives = Lives(life=self.life, began_s=clock.monotonic_s())
+        next_life = NextLife(self.paths, self.attempt, self.node, lambda: self.is_told)
         while True:
             signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller handles them
             life = [*argv, "--life", str(lives.life)]
             controller = self.controller = _waited_for(partial(spawn, life, env=environment, log=log))
             if self.is_told:  # the signal came while the controller was being started
-                controller.send_signal(signal.SIGTERM)
+                controller.send_signal(signal.SIGUSR1 if self.is_guest else signal.SIGTERM)
             for number in HELD:
                 signal.signal(number, self._received)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
@@ -176,37 +185,20 @@ class _Step:
             end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a killed controller could not do it
             _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
             lives = lives.ended(code, clock.monotonic_s())
-            if not self.is_engine_node or not self._waits_for_next(lives.due_s):
+            if not self.is_engine_node or not next_life.wait(lives.life, lives.due_s):
                 break
-            lives = lives.started(clock.monotonic_s())
+            claimed = _waited_for(partial(claim_life, self.paths, self.attempt, self.node, lives.life + 1))
+            lives = lives.started(claimed, clock.monotonic_s())
         self._note({"pid": controller.pid, **about, "ended": code})
         self._close()
         return code if code >= 0 else 128 - code
-
-    def _waits_for_next(self, due_s: float | None) -> bool:
-        """Waits until the controller is due to start again; returns False if it is not, or not any more."""
-        while due_s is not None and not self.is_told and not self._is_over():
-            if clock.monotonic_s() >= due_s:
-                return True
-            time.sleep(min(STOP_LOOK_S, max(0.0, due_s - clock.monotonic_s())))
-        return False
-
-    def _is_over(self) -> bool:
-        """Whether this attempt has ended or is about to, or its controllers have not met. A folder that fails
-        does not tell."""
-        paths, attempt = self.paths, self.attempt
-        with contextlib.suppress(OSError):
-            leader = unsealed_any(read_or_none(paths.controller_record(attempt, 0))) or {}
-            has_ended = "ended" in leader or any(record(paths, attempt, kind) for kind in (STOP, ENDED))
-            return has_ended or newest_attempt(paths) > attempt or not paths.all_endpoints(attempt).exists()
-        return False
 
     def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
         """Copies the sources to this node's disk, except after a failed attempt, because the disk may have
         caused the failure."""
         if _waited_for(partial(record, self.paths, self.attempt - 1, ENDED)).get("exit_code") == EXIT_FAILED:
             staging.say("the previous attempt failed: this attempt reads nothing from stage.folder")
-        elif copies := staging.run(sources):
+        elif (copies := staging.run(sources)) or self.is_guest:  # instead of those of the node before
             try:
                 _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
@@ -231,13 +223,15 @@ class _Step:
     def _received(self, number: int, _frame: object) -> None:
         self.is_told = True
         if self.controller is not None:
-            self.controller.send_signal(number)
+            self.controller.send_signal(signal.SIGUSR1 if self.is_guest else number)
         if number == signal.SIGTERM and self.death is not None:
             self.death.look_into()
 
     def _note(self, content: dict[str, Any]) -> None:
         """Writes this node's record. If that fails, the controller goes on: the launcher sees its end by
-        srun."""
+        srun. A guest is not the run's launcher's, and writes none."""
+        if self.is_guest:
+            return
         path = self.paths.controller_record(self.attempt, self.node)
         where = {"slurm_node": os.environ.get("SLURMD_NODENAME", ""), "host": socket.gethostname()}
 

@@ -1,7 +1,8 @@
 """The srun commands of one attempt: one srun per component, one controller per node. Pure."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from yatt.config.site import ContainerSection, SiteConfig, component, keeps_job
 from yatt.launch.allocation import Allocation
@@ -43,6 +44,21 @@ def step_orders(
         for number, part in enumerate(components)
         if (indexes := tuple(index for index in part.indexes if index not in absent))
     ]
+
+
+def guest_step(
+    part: Component, host: str, site: SiteConfig, allocation: Allocation, place: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the command of a step on one node of a joining job.
+
+    Args:
+        part: the job's nodes.
+        place: the step's arguments about the place that it takes (`yatt.launch.step`).
+    """
+    one = replace(part, nodes=1)
+    only = replace(allocation, hosts={part.name: (host,)}, groups={})
+    program = (python_of(site), "-P", "-m", "yatt.launch.step", *place, "--guest")
+    return (*srun_line((one,), 0, site, only), *program)
 
 
 def srun_line(

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,20 +162,32 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
 def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = "") -> HetExecutor:
     """Returns submitit's executor for the plan; `after` as in `submit_run`."""
     site = plan.site
-    wanted = effective(config, site, plan.resized)
-    parts = components_of(wanted, site, plan.layout)
+    parts = components_of(effective(config, site, plan.resized), site, plan.layout)
+    names = {"job_name": f"yatt-{paths.root.name}", "comment": str(paths.root)}
+    executor = executor_for(paths, site, parts, requeue=site.requeue != "chain", **names)
+    if after:
+        executor.add_dependency(f"afterany:{after}")
+    return executor
+
+
+def executor_for(
+    paths: RunPaths, site: SiteConfig, parts: Sequence[Component], *, requeue: bool, **names: str
+) -> HetExecutor:
+    """Returns submitit's executor for a job of these components.
+
+    Args:
+        requeue: whether Slurm may start the job again by itself.
+        names: job_name and comment.
+    """
     executor = HetExecutor(
-        paths.submitit, [_asked_of(part, site) for part in parts], requeue=site.requeue != "chain",
+        paths.submitit, [_asked_of(part, site) for part in parts], requeue=requeue,
         template=template_of(site), python=site.python, keeps_job=keeps_job(site),
     )  # fmt: skip
     shared: dict[str, Any] = {
-        "job_name": f"yatt-{paths.root.name}", "time": site.time_limit_min,
-        "setup": [HOLD_SIGNALS, *setup_lines(site)],
-        "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, "comment": str(paths.root),
+        "time": site.time_limit_min, "setup": [HOLD_SIGNALS, *setup_lines(site)],
+        "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, **names,
     }  # fmt: skip
     executor.update_parameters(wckey=None, **shared)
-    if after:
-        executor.add_dependency(f"afterany:{after}")
     return executor
 
 
@@ -206,10 +218,10 @@ def _submit(
         write_plan(paths, plan)
         executor = executor_of(paths, config, plan, after)
         try:
-            with _outside_of_jobs():
+            with outside_of_jobs():
                 job: HetJob = executor.submit(run_job, str(paths.root))
         except (FailedJobError, FailedSubmissionError) as error:
-            refusal = _refusal(str(error))
+            refusal = refusal_of(str(error))
             publish(paths.plan, before) if before else paths.plan.unlink()
             for file in set(paths.submitit.glob("*")) - files:
                 file.unlink()
@@ -240,7 +252,7 @@ def _check_has_none(paths: RunPaths, slurm: Slurm) -> None:
         )
 
 
-def _refusal(said: str) -> ConfigError:
+def refusal_of(said: str) -> ConfigError:
     """Returns the error for sbatch's last line of output.
 
     Raises:
@@ -253,7 +265,7 @@ def _refusal(said: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _outside_of_jobs() -> Iterator[None]:
+def outside_of_jobs() -> Iterator[None]:
     """Removes an outer job's variables while submitting; SLURM_CONF, which names the cluster, stays."""
     kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF"}
     with clean_env():

@@ -24,7 +24,7 @@ def pauses(codes_and_seconds: list[tuple[int, float]]) -> list[float]:
         assert lives.due_s is not None
         found.append(lives.due_s - now_s - lasted_s)
         now_s = lives.due_s
-        lives = lives.started(now_s)
+        lives = lives.started(lives.life + 1, now_s)
     assert lives.life == 1 + len(codes_and_seconds)
     return found
 

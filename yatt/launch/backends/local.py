@@ -139,7 +139,7 @@ class LocalBackend:
                 continue
             self._end_orphans(children, follower)
             self.wait(partial(scratch.tidy, self.paths, attempt, index))
-            lives[index] = known.started(clock.monotonic_s())
+            lives[index] = known.started(known.life + 1, clock.monotonic_s())
             children[index] = self._start(attempt, index, lives[index].life)
 
     def leave(self, attempt: int, outcome: Outcome) -> None:

@@ -1,0 +1,209 @@
+"""A joining job: its nodes take the places of engine nodes that a run has lost.
+
+`yatt join RUN` submits it, beside the run's own job. It has no trainer ranks and no leader: if it ends, or
+its nodes die, the run goes on as after any loss of engine nodes. It looks for free places in whatever attempt
+is under way, and ends when the run is finished or given up, or after no place was free for a while.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from yatt import clock
+from yatt.adapters.files import share_with
+from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, record, run_is_finished
+from yatt.adapters.patience import patiently
+from yatt.adapters.process import spawn
+from yatt.config.check import node_gpus, num_trainer_nodes
+from yatt.config.load import load_resolved
+from yatt.config.schema import RunConfig
+from yatt.config.site import SiteConfig
+from yatt.core.outcome import CANCEL
+from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FINISHED, EXIT_USER_MISTAKE, ConfigError
+from yatt.launch.allocation import Allocation, allocation_of
+from yatt.launch.backends.images import with_local_image
+from yatt.launch.job import PLAN_S, say
+from yatt.launch.places import claim_life, is_under_way, life_in_place, newest_claim
+from yatt.launch.plan import ENGINES_PART, TRAINER_PART, Component, JobPlan, effective, read_plan
+from yatt.launch.steps import guest_step
+from yatt.paths import RunPaths
+
+LOOK_S = 2.0
+GRACE_S = 15.0
+"""How long a place is left to the step that had it, if that claims no later life. Whoever has claimed one has
+the time that workers may take to start."""
+
+REST_S = 60.0
+"""Pause of a node whose step has ended."""
+
+IDLE_S = 600.0
+"""The job ends after no place was free, or no attempt under way, for this long."""
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+STAGES = ((signal.SIGUSR1, 10.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0))
+"""Signals to srun, and the seconds before the next one: on the first, controllers clean up and end."""
+
+
+def guests_part(config: RunConfig, plan: JobPlan, nodes: int) -> Component:
+    """Returns the component of a joining job.
+
+    Raises:
+        ConfigError: the run has no engine nodes.
+    """
+    trainers = num_trainer_nodes(config)
+    if trainers == config.launch.nodes:
+        raise ConfigError(
+            "this run has no engine nodes: every node trains, and a trainer node cannot be replaced while "
+            "the run goes on. Only runs with placement.mode: disaggregated can be joined."
+        )
+    asks = config.launch.device != "cpu" and plan.site.gpus_directive != "none"
+    gpus = node_gpus(config)[trainers] if asks else 0
+    name = ENGINES_PART if plan.layout == "het" else TRAINER_PART
+    return Component(name=name, first=0, nodes=nodes, gpus_per_node=gpus)
+
+
+def run_join(paths: RunPaths) -> int:
+    """Runs a joining job to its end; returns the exit code.
+
+    Raises:
+        ConfigError: this is not a job, or the run cannot be joined.
+    """
+    signals: list[int] = []
+    for number in ENDING:
+        signal.signal(number, lambda received, _frame: signals.append(received))
+    plan = patiently(partial(read_plan, paths), limit_s=PLAN_S)
+    config = effective(patiently(partial(load_resolved, paths.config)), plan.site, plan.resized)
+    share_with(config.run.share)
+    part = guests_part(config, plan, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
+    allocation = allocation_of(os.environ, (part,))
+    site = with_local_image(plan.site, (part,), allocation, frozenset(), say, lambda: bool(signals))
+    launch = config.launch
+    start_s = max(launch.start_timeout_s, launch.phase_timeout_s)
+    places = Places(paths, range(num_trainer_nodes(config), launch.nodes), start_s)
+    guests = Guests(paths, site, part, allocation, places, lambda: bool(signals))
+    guests.run()
+    return EXIT_FINISHED
+
+
+def is_over(paths: RunPaths) -> bool:
+    """Whether no attempt follows: the run is finished, cancelled or given up.
+
+    Raises:
+        OSError: the run folder fails.
+    """
+    newest = newest_attempt(paths)
+    is_cancelled = record(paths, newest, STOP).get("reason") == CANCEL
+    code = record(paths, newest, ENDED).get("exit_code")
+    return run_is_finished(paths) or is_cancelled or code in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART)
+
+
+@dataclass(slots=True)
+class Places:
+    """The free places of the attempt that is under way."""
+
+    paths: RunPaths
+    indexes: range
+    start_s: float
+    attempt: int = 0
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """For each free place: the newest claim, and since when it is that."""
+
+    def look(self) -> None:
+        """Looks at the newest attempt.
+
+        Raises:
+            OSError: the run folder fails.
+        """
+        newest, now_s = newest_attempt(self.paths), clock.monotonic_s()
+        if newest != self.attempt:
+            self.attempt, self.seen = newest, {}
+        under_way = is_under_way(self.paths, newest)
+        for index in self.indexes:
+            if not under_way or life_in_place(self.paths, newest, index):
+                self.seen.pop(index, None)
+                continue
+            claimed = newest_claim(self.paths, newest, index)
+            if self.seen.get(index, (0, 0.0))[0] != claimed:
+                self.seen[index] = claimed, now_s
+
+    def take(self) -> tuple[int, int] | None:
+        """Claims a place that nobody else is about to take; returns its node index and the life.
+
+        Raises:
+            OSError: the run folder fails.
+        """
+        for index, (claimed, since_s) in self.seen.items():
+            if clock.monotonic_s() - since_s >= (GRACE_S if claimed == 1 else self.start_s):
+                life = claim_life(self.paths, self.attempt, index, claimed + 1)
+                self.seen[index] = life, clock.monotonic_s()
+                return index, life
+        return None
+
+
+@dataclass(slots=True)
+class Guests:
+    """The steps of a joining job: at most one on each of its nodes."""
+
+    paths: RunPaths
+    site: SiteConfig
+    part: Component
+    allocation: Allocation
+    places: Places
+    is_told: Callable[[], bool]
+    steps: "dict[str, tuple[int, subprocess.Popen[bytes]]]" = field(default_factory=dict)
+    rests_until_s: dict[str, float] = field(default_factory=dict)
+    busy_s: float = field(default_factory=clock.monotonic_s)
+
+    def run(self) -> None:
+        """Takes places until the job is told to end, the run is finished, or nothing was free for long."""
+        try:
+            while not self.is_told() and clock.monotonic_s() - self.busy_s < IDLE_S:
+                with contextlib.suppress(OSError):  # look again
+                    if is_over(self.paths):
+                        break
+                    self._turn()
+                time.sleep(LOOK_S)
+        finally:
+            self._end(list(self.steps))
+
+    def _turn(self) -> None:
+        now_s = clock.monotonic_s()
+        self.places.look()
+        for host, (attempt, step) in list(self.steps.items()):
+            if step.poll() is not None:
+                del self.steps[host]
+                self.rests_until_s[host] = now_s + REST_S
+            elif attempt != self.places.attempt or not is_under_way(self.paths, attempt):
+                self._end([host])
+        self.busy_s = now_s if self.steps else self.busy_s
+        for host in self.allocation.hosts[self.part.name]:
+            is_idle = host not in self.steps and now_s >= self.rests_until_s.get(host, 0.0)
+            if is_idle and (taken := self.places.take()) is not None:
+                self._start(host, *taken)
+
+    def _start(self, host: str, index: int, life: int) -> None:
+        attempt = self.places.attempt
+        absent = set(record(self.paths, attempt, STARTED).get("absent", ())) - {index}
+        place = (
+            "--run", str(self.paths.root), "--attempt", str(attempt), "--indexes", str(index),
+            "--absent", ",".join(map(str, sorted(absent))), "--life", str(life),
+        )  # fmt: skip
+        argv = guest_step(self.part, host, self.site, self.allocation, place)
+        log = self.paths.log(attempt, f"srun-node{index}.{life}")
+        self.steps[host] = attempt, spawn(list(argv), env=os.environ, log=log, dies_with_us=False)
+        say(f"{host} takes the place of node{index} in attempt {attempt} (life {life})")
+
+    def _end(self, hosts: list[str]) -> None:
+        steps = [self.steps.pop(host)[1] for host in hosts]
+        for number, patience_s in STAGES:
+            for step in steps:
+                if step.poll() is None:
+                    step.send_signal(number)
+            until_s = clock.monotonic_s() + patience_s
+            while clock.monotonic_s() < until_s and any(step.poll() is None for step in steps):
+                time.sleep(0.1)

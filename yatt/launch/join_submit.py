@@ -1,0 +1,53 @@
+"""`yatt join`: submits a job whose nodes take the places of engine nodes that a run has lost."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from yatt.adapters.ledger import run_is_finished
+from yatt.config.check import num_trainer_nodes
+from yatt.config.site import SiteConfig
+from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.launch.executor import HetJob
+from yatt.launch.folder import open_existing
+from yatt.launch.jobcall import join_job
+from yatt.launch.join import guests_part
+from yatt.launch.plan import effective, read_plan
+from yatt.launch.submit import executor_for, outside_of_jobs, refusal_of
+
+
+def submit_join(folder: Path, site: SiteConfig, nodes: int, *, dry_run: bool) -> int:
+    """Submits a joining job of the run in `folder`.
+
+    Args:
+        nodes: how many places the job can take at once.
+
+    Raises:
+        ConfigError: the run is finished, has no job or no engine nodes, or sbatch refused the job.
+    """
+    paths, config = open_existing(folder)
+    if run_is_finished(paths):
+        raise ConfigError(f"{paths.root} is finished: there is nothing to join.")
+    plan = msgspec.structs.replace(read_plan(paths), site=site)
+    config = effective(config, site, plan.resized)
+    part = guests_part(config, plan, nodes)
+    most = config.launch.nodes - num_trainer_nodes(config)
+    if not 1 <= nodes <= most:
+        raise ConfigError(f"--nodes {nodes}: write 1 to {most}; the run has {most} engine nodes.")
+    names = {"job_name": f"yatt-join-{paths.root.name}", "comment": f"joins {paths.root}"}
+    executor = executor_for(paths, site, [part], requeue=False, **names)
+    if dry_run:
+        sys.stdout.write(executor.text().rstrip() + "\n")
+        return EXIT_FINISHED
+    try:
+        with outside_of_jobs():
+            job: HetJob = executor.submit(join_job, str(paths.root))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise refusal_of(str(error)) from error
+    sys.stdout.write(
+        f"submitted job {job.job_id}: {nodes} node(s) that take the places of engine nodes that "
+        f"{paths.root} has lost. It ends with the run; `scancel {job.job_id}` ends it before.\n"
+    )
+    return EXIT_FINISHED
