@@ -509,7 +509,13 @@ def test_a_planted_mistake_about_slabs_that_stay_is_caught() -> None:
 
 @pytest.mark.parametrize(
     ("program", "lose_left", "join_left", "stop_left"),
-    [(JOINING, 2, 1, 0), (JOINING, 1, 1, 1), (STAYING, 1, 2, 0), (STAYING, 2, 1, 0), (STAYING, 1, 1, 1)],
+    [
+        pytest.param(JOINING, 2, 1, 0, marks=pytest.mark.slow),
+        pytest.param(JOINING, 1, 1, 1, marks=pytest.mark.slow),
+        (STAYING, 1, 2, 0),
+        (STAYING, 2, 1, 0),
+        (STAYING, 1, 1, 1),
+    ],
 )
 def test_no_order_of_returns_breaks_a_run(
     program: Program, lose_left: int, join_left: int, stop_left: int
