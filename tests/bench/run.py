@@ -32,6 +32,7 @@ NAMES = (
     "oversampling",
     "overlap",
     "learning",
+    "limits",
 )
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
