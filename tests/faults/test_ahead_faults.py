@@ -4,6 +4,8 @@ One trainer node and two engine nodes, one batch ahead, with oversampling. After
 trained on once, or is left for the next iteration.
 """
 
+import os
+import random
 import signal
 import subprocess
 from collections import Counter
@@ -15,6 +17,7 @@ import pytest
 from tests.bench.overlap import BATCH, run_of
 from tests.faults.test_lost_nodes import controller, events, lost, workers
 from tests.runs import RunFile, kill, living, rows, start, wait_for
+from tests.tiny_models import make_scripted_model
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore
 from yatt.control.rollouts.carried import read_state
@@ -44,9 +47,9 @@ def both_at_work(run: RunFile, after: int = 0) -> int:
     return int(wait_for(found, timeout_s=90, what="both tracks at work"))
 
 
-def check_prompts(run: RunFile) -> None:
+def check_prompts(run: RunFile, iterations: int = ITERATIONS) -> None:
     metrics = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
-    assert [row["training/global_step"] for row in metrics] == list(range(1, ITERATIONS + 1))
+    assert [row["training/global_step"] for row in metrics] == list(range(1, iterations + 1))
     assert all(row["rollout/groups"] == BATCH for row in metrics)
     assert all(row["training/policy_age_max"] <= 2 for row in metrics)
     store = FolderStore(run.run_dir / "checkpoints")
@@ -54,7 +57,7 @@ def check_prompts(run: RunFile) -> None:
     assert manifest is not None
     state = read_state(store, manifest.nodes, shard=0, num_shards=1)
     left = {group.number for group in (*state.accepted, *state.unfinished)}
-    assert state.next_number - len(left) == BATCH * ITERATIONS, "each prompt once"
+    assert state.next_number - len(left) == BATCH * iterations, "each prompt once"
     accepted = Counter((e["attempt"], e["number"]) for e in events(run, "rollout.group.accept"))
     assert max(accepted.values()) == 1
     assert left <= set(range(state.next_number))
@@ -117,3 +120,62 @@ def test_the_next_attempt_goes_on_from_a_cut_over_both_tracks(tmp_path: Path, vi
     (resumed,) = [e["iteration"] for e in events(run, "attempt.resume") if e["attempt"] == 2]
     assert 2 <= resumed <= at
     check_prompts(run)
+
+
+# ---- with judges, again and again ---------------------------------------------------------------
+
+SEED = int(os.environ.get("YATT_FUZZ_SEED", "0")) or int(os.environ.get("YATT_AHEAD_SEED", "11"))
+NUM_FAULTS = 7
+STORM_ITERATIONS = 40
+ENGINE_NODES = (1, 2, 3, 4)  # the first two sample, the others judge
+
+
+def judged(folder: Path) -> RunFile:
+    run = placed(folder)
+    judge = make_scripted_model(folder / "judge", mean_tokens=3, steps_per_token=50)
+    (Path(judge) / "model.safetensors").write_bytes(b"")
+    section = {"name": "judge", "model": judge, "template": "{prompt}{completion}", "engine": "scripted",
+               "verdict": {"pattern": "([a-m])", "scores": {}}, "max_model_tokens": 128,
+               "on_unparsable": "score", "unparsable_score": 0.5}  # fmt: skip
+    run.settings["genrms"] = [section]
+    run.settings["launch"]["nodes"] = 5
+    run.settings["placement"] |= {"genrm_slabs": 2}
+    run.settings["trainer"]["total_iterations"] = STORM_ITERATIONS
+    return run
+
+
+def joined(run: RunFile) -> int:
+    return len(events(run, "node.joined"))
+
+
+def strike(run: RunFile, draw: random.Random) -> str:
+    """One fault at a process of an engine node; a node whose controller dies is back before this returns."""
+    node, fault = draw.choice(ENGINE_NODES), draw.choice(("kill", "stop", "lose"))
+    if fault == "lose":
+        before = joined(run)
+        for pid in [controller(run, node), *workers(run, node)]:
+            kill(pid)
+        wait_for(lambda: joined(run) > before, timeout_s=60, what=f"node{node} to be back")
+    elif pids := workers(run, node):
+        kill(
+            pids[0], signal.SIGKILL if fault == "kill" else signal.SIGSTOP
+        )  # the lease of a stopped one expires
+    return f"{fault} node{node}"
+
+
+def test_faults_of_engines_judges_and_their_nodes_cost_one_attempt_nothing(tmp_path: Path) -> None:
+    run, draw = judged(tmp_path), random.Random(SEED)
+    process = start("run", str(run.write()))
+    done: list[str] = []
+    at = 0
+    try:
+        for _ in range(NUM_FAULTS):
+            at = both_at_work(run, at + 1)
+            done.append(strike(run, draw))
+        finished(run, process)
+    finally:
+        process.kill()
+        process.communicate()
+    said = f"seed {SEED}: {done}"
+    assert {event["attempt"] for event in events(run, "attempt.start")} == {1}, said
+    check_prompts(run, STORM_ITERATIONS)
