@@ -101,9 +101,9 @@ class RunPaths:
         """File in which the leader publishes all controllers' endpoints."""
         return self.attempt(attempt) / "endpoints" / "all.json"
 
-    def local(self, attempt: int, node: int) -> Path:
+    def local(self, attempt: int, node: int, life: int = 1) -> Path:
         """Names of a controller's node-local folders, for their removal after it has ended."""
-        return self.attempt(attempt) / "local" / f"{node}.json"
+        return self.attempt(attempt) / "local" / (f"{node}.json" if life == 1 else f"{node}.{life}.json")
 
     def lost(self, attempt: int, node: int) -> Path:
         """Written by the leader when it declares a controller lost."""

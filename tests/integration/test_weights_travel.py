@@ -134,7 +134,7 @@ async def connected(folder: Path, engine_nodes: int = 1) -> AsyncIterator[Cluste
             if other != member.node.index:
                 socket = calling_socket(context, address, f"node{member.node.index}", keys)
                 line = Channel(socket, attempt=1, handler=member.answer, peer=f"node{other}")
-                member.peers.lines[other] = line
+                member.peers.lines[f"node{other}"] = line
                 channels.append(line)
     try:
         yield cluster

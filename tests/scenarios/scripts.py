@@ -121,7 +121,7 @@ def _phase_events(line: str, state: phases.RunState) -> list[phases.Event]:
         "save_failed": lambda: [phases.SaveFailed(int(first), why)],
         "patience": lambda: [phases.PatienceOver()],
         "lose": lambda: [phases.NodeLost(int(first), why, state.life_of(int(first)))],
-        "knock": lambda: [phases.NodeKnocked(int(first), int(why), "")],
+        "knock": lambda: [phases.NodeKnocked(int(first), int(why))],
         "ready": lambda: [phases.NodeReady(int(first), state.life_of(int(first)))],
     }
     return made[name]()

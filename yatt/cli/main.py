@@ -144,7 +144,6 @@ def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     join = commands.add_parser("join", help="submit nodes in place of engine nodes that a run has lost")
     join.add_argument("run", type=Path, help="run folder")
     join.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    join.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
     _add_set(join)
     join.add_argument("--dry-run", action="store_true", help="print what would be submitted; submit nothing")
     join.set_defaults(action=_join)
@@ -287,14 +286,9 @@ def _attach(arguments: argparse.Namespace) -> int:
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    from yatt.config.site import load_site, with_settings
     from yatt.launch.join_submit import submit_join
-    from yatt.launch.plan import read_plan
-    from yatt.paths import RunPaths
 
-    site = load_site(arguments.site) if arguments.site else read_plan(RunPaths(arguments.run)).site
-    site = with_settings(site, arguments.set)
-    return submit_join(arguments.run, site, arguments.nodes, dry_run=arguments.dry_run)
+    return submit_join(arguments.run, arguments.set, arguments.nodes, dry_run=arguments.dry_run)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:

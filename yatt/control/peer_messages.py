@@ -11,6 +11,7 @@ from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers, Standing
 from yatt.control.node import Node
+from yatt.core.lives import is_own_mistake
 from yatt.core.peer_name import parsed_peer, peer_name
 from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED
 from yatt.records import cluster as c, message as m
@@ -57,31 +58,37 @@ class PeerMessages:
                 self._failed(index, life, body)
                 return m.Done()
             case _ if standing is Standing.NEWCOMER:
-                return m.Failed(error=f"{sender} is not admitted yet")
+                return m.Failed(error=f"{sender} does not take part yet")
         return self._carry_out(sender, body)
 
     def _knocked(self, index: int, life: int, knock: c.Knock, standing: Standing) -> m.Message:
         if self.inbox is None or index in self.node.placement.trainer_nodes or standing is Standing.OVER:
             return m.Failed(error=f"{peer_name(index, life)} cannot join this attempt")
         if standing is Standing.UNKNOWN:
-            self.inbox.knocked(index, life, knock.address)
+            self.peers.invite(index, life, knock.address)
+            self.inbox.knocked(index, life)
         return m.Done()
 
     def _failed(self, index: int, life: int, report: c.FailureReport) -> None:
         """Handles a failure: a trainer node's ends the attempt, an engine node's excludes only that node."""
         if self.inbox is None:
             return
-        if index not in self.node.placement.trainer_nodes and report.exit_code == EXIT_FAILED:
+        is_engine_node = index not in self.node.placement.trainer_nodes
+        if is_engine_node and (report.exit_code == EXIT_FAILED or is_own_mistake(life, report.exit_code)):
             self.inbox.gave_up(index, life, report.error)
         else:
             error = f"node{index}: {report.error}"
             self.inbox.fail(error, report.exit_code, is_symptom=report.is_symptom)
 
-    async def _refuse(self, index: int, life: int, body: m.Message, standing: Standing) -> None:
-        """Orders a process to end that was declared lost but had only been suspended."""
+    async def _refuse(self, index: int, life: int, body: m.Message, standing: Standing) -> Answer:
+        """Orders a process to end that was declared lost but had only been suspended. One that is not known
+        yet has to ask again."""
+        if standing is Standing.UNKNOWN and isinstance(body, m.Order):
+            return m.Failed(error=f"{peer_name(index, life)} is not known here yet")
         if self.node.is_leader and isinstance(body, c.Alive) and standing is Standing.OVER:
             reason = "the leader continues without this node: it was silent too long"
             await self.peers.tell(index, c.Quit(reason=reason, exit_code=EXIT_EXCLUDED), life)
+        return None
 
     async def _carry_out(self, sender: str, body: m.Message) -> Answer:
         if isinstance(body, c.Quit):

@@ -6,15 +6,15 @@ node that fails again and again costs only itself: its pauses grow.
 
 from dataclasses import dataclass
 
-from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED
+from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED, EXIT_USER_MISTAKE
 
 FIRST_S, MOST_S = 1.0, 300.0
 """Shortest and longest pause before a start."""
 
-FAILED_S = 20.0
+FAILED_S = 60.0
 """Shortest pause after exit code 1, which may mean that the attempt ends: its leader has ended by then."""
 
-SHORT_S = 10.0
+SHORT_S = 600.0
 """A life that lasted less doubles the pause."""
 
 
@@ -46,3 +46,9 @@ class Lives:
     def started(self, life: int, now_s: float) -> "Lives":
         """Returns the state after a later one began."""
         return Lives(life=life, began_s=now_s, num_short=self.num_short)
+
+
+def is_own_mistake(life: int, exit_code: int) -> bool:
+    """Whether what looks like the user's mistake is a node's own fault: it came later, and its machine may
+    lack what the others have."""
+    return life > 1 and exit_code == EXIT_USER_MISTAKE

@@ -70,11 +70,12 @@ class Program:
         regular = self.validate_every > 0 and iteration % self.validate_every == 0
         return self.validates and (edge or regular)
 
-    def cause_without(self, lost: frozenset[int]) -> str:
-        """Returns why the run cannot continue without these nodes; '' if it can."""
+    def cause_without(self, lost: frozenset[int], *, is_stopping: bool = False) -> str:
+        """Returns why the run cannot continue without these nodes; '' if it can. A run that stops only saves,
+        and needs no engines."""
         for node in sorted(lost & self.trainer_nodes):
             return f"node{node} has trainer ranks, and the run cannot do without them"
-        for role, pool in self.pools.items():
+        for role, pool in () if is_stopping else self.pools.items():
             if pool <= lost:
                 return f"no node is left that can run {role}"
         return ""
@@ -201,7 +202,6 @@ class NodeKnocked:
 
     node: int
     life: int
-    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,6 @@ class Prepare:
 
     node: int
     life: int
-    address: str
 
 
 @dataclass(frozen=True, slots=True)

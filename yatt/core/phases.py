@@ -183,7 +183,7 @@ def _knocked(state: RunState, event: NodeKnocked, program: Program) -> Result:
     lives = frozenset(each for each in after.lives if each[0] != event.node) | {(event.node, event.life)}
     newcomers = after.newcomers | {Newcomer(event.node, event.life)}
     return replace(after, lives=lives, newcomers=newcomers), (
-        *actions, Prepare(event.node, event.life, event.address),
+        *actions, Prepare(event.node, event.life),
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
     if event.node in state.lost:
         return state, ()
     without = replace(state, lost=state.lost | {event.node})
-    cause = program.cause_without(without.lost)
+    cause = program.cause_without(without.lost, is_stopping=bool(state.stop))
     exclude = Exclude(event.node, event.why, goes_on=not cause, life=event.life)
     if cause:
         error = f"node{event.node} {event.why}; {cause}"

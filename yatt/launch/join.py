@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from yatt import clock
-from yatt.adapters.files import share_with
+from yatt.adapters.files import read_or_none, share_with
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, record, run_is_finished
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import spawn
@@ -28,15 +28,20 @@ from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FINISHED, EXIT_USER_MISTAKE, C
 from yatt.launch.allocation import Allocation, allocation_of
 from yatt.launch.backends.images import with_local_image
 from yatt.launch.job import PLAN_S, say
-from yatt.launch.places import claim_life, is_under_way, life_in_place, newest_claim
+from yatt.launch.places import claim_exactly, has_ended, is_under_way, life_in_place, newest_claim
 from yatt.launch.plan import ENGINES_PART, TRAINER_PART, Component, JobPlan, effective, read_plan
 from yatt.launch.steps import guest_step
 from yatt.paths import RunPaths
 
 LOOK_S = 2.0
 GRACE_S = 15.0
-"""How long a place is left to the step that had it, if that claims no later life. Whoever has claimed one has
-the time that workers may take to start."""
+"""How long a place is left to the step that had it, if that claims no later life."""
+
+CLAIMED_S = 60.0
+"""How long it is left to whoever has claimed a later life: until that has asked to take part."""
+
+SILENT_S = 120.0
+"""A leader whose heartbeat has not changed for this long is gone."""
 
 REST_S = 60.0
 """Pause of a node whose step has ended."""
@@ -44,6 +49,7 @@ REST_S = 60.0
 IDLE_S = 600.0
 """The job ends after no place was free, or no attempt under way, for this long."""
 
+GIVEN_UP = (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART)
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 STAGES = ((signal.SIGUSR1, 10.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0))
 """Signals to srun, and the seconds before the next one: on the first, controllers clean up and end."""
@@ -82,24 +88,25 @@ def run_join(paths: RunPaths) -> int:
     part = guests_part(config, plan, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     allocation = allocation_of(os.environ, (part,))
     site = with_local_image(plan.site, (part,), allocation, frozenset(), say, lambda: bool(signals))
-    launch = config.launch
-    start_s = max(launch.start_timeout_s, launch.phase_timeout_s)
-    places = Places(paths, range(num_trainer_nodes(config), launch.nodes), start_s)
+    places = Places(paths, range(num_trainer_nodes(config), config.launch.nodes))
     guests = Guests(paths, site, part, allocation, places, lambda: bool(signals))
-    guests.run()
+    say(f"this job ends: {guests.run()}")
     return EXIT_FINISHED
 
 
-def is_over(paths: RunPaths) -> bool:
-    """Whether no attempt follows: the run is finished, cancelled or given up.
+def why_over(paths: RunPaths) -> str:
+    """Returns why no attempt follows the newest one: the run is finished, cancelled or given up; else ''.
 
     Raises:
         OSError: the run folder fails.
     """
     newest = newest_attempt(paths)
-    is_cancelled = record(paths, newest, STOP).get("reason") == CANCEL
-    code = record(paths, newest, ENDED).get("exit_code")
-    return run_is_finished(paths) or is_cancelled or code in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART)
+    ended = record(paths, newest, ENDED)
+    if run_is_finished(paths):
+        return "the run is finished"
+    if ended and record(paths, newest, STOP).get("reason") == CANCEL:
+        return "the run was cancelled"
+    return "the run has given up" if ended.get("exit_code") in GIVEN_UP else ""
 
 
 @dataclass(slots=True)
@@ -108,10 +115,17 @@ class Places:
 
     paths: RunPaths
     indexes: range
-    start_s: float
     attempt: int = 0
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """For each free place: the newest claim, and since when it is that."""
+
+    beat: tuple[bytes | None, float] = None, 0.0
+    """The leader's heartbeat, and since when it is that."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the attempt's leader is alive, as far as is known."""
+        return clock.monotonic_s() - self.beat[1] < SILENT_S
 
     def look(self) -> None:
         """Looks at the newest attempt.
@@ -121,8 +135,10 @@ class Places:
         """
         newest, now_s = newest_attempt(self.paths), clock.monotonic_s()
         if newest != self.attempt:
-            self.attempt, self.seen = newest, {}
-        under_way = is_under_way(self.paths, newest)
+            self.attempt, self.seen, self.beat = newest, {}, (None, now_s)
+        beat = read_or_none(self.paths.heartbeat(newest))
+        self.beat = self.beat if beat == self.beat[0] else (beat, now_s)
+        under_way = is_under_way(self.paths, newest) and self.is_led
         for index in self.indexes:
             if not under_way or life_in_place(self.paths, newest, index):
                 self.seen.pop(index, None)
@@ -138,10 +154,11 @@ class Places:
             OSError: the run folder fails.
         """
         for index, (claimed, since_s) in self.seen.items():
-            if clock.monotonic_s() - since_s >= (GRACE_S if claimed == 1 else self.start_s):
-                life = claim_life(self.paths, self.attempt, index, claimed + 1)
-                self.seen[index] = life, clock.monotonic_s()
-                return index, life
+            if clock.monotonic_s() - since_s < (GRACE_S if claimed == 1 else CLAIMED_S):
+                continue
+            self.seen[index] = claimed + 1, clock.monotonic_s()
+            if claim_exactly(self.paths, self.attempt, index, claimed + 1):
+                return index, claimed + 1
         return None
 
 
@@ -159,15 +176,21 @@ class Guests:
     rests_until_s: dict[str, float] = field(default_factory=dict)
     busy_s: float = field(default_factory=clock.monotonic_s)
 
-    def run(self) -> None:
-        """Takes places until the job is told to end, the run is finished, or nothing was free for long."""
+    def run(self) -> str:
+        """Takes places until the job is told to end, the run is over, or nothing was free for long; returns
+        why."""
         try:
-            while not self.is_told() and clock.monotonic_s() - self.busy_s < IDLE_S:
+            was_over = newest_attempt(self.paths) if why_over(self.paths) else 0
+            while not self.is_told():
                 with contextlib.suppress(OSError):  # look again
-                    if is_over(self.paths):
-                        break
                     self._turn()
+                    is_same = self.places.attempt == was_over and not run_is_finished(self.paths)
+                    if (why := why_over(self.paths)) and not is_same:
+                        return why
+                if clock.monotonic_s() - self.busy_s >= IDLE_S:
+                    return f"no place was free for {IDLE_S:g} s"
                 time.sleep(LOOK_S)
+            return "this job was told to end"
         finally:
             self._end(list(self.steps))
 
@@ -178,7 +201,7 @@ class Guests:
             if step.poll() is not None:
                 del self.steps[host]
                 self.rests_until_s[host] = now_s + REST_S
-            elif attempt != self.places.attempt or not is_under_way(self.paths, attempt):
+            elif has_ended(self.paths, attempt) or not self.places.is_led:
                 self._end([host])
         self.busy_s = now_s if self.steps else self.busy_s
         for host in self.allocation.hosts[self.part.name]:

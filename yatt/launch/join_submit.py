@@ -1,14 +1,14 @@
 """`yatt join`: submits a job whose nodes take the places of engine nodes that a run has lost."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from yatt.adapters.ledger import run_is_finished
 from yatt.config.check import num_trainer_nodes
-from yatt.config.site import SiteConfig
+from yatt.config.site import with_settings
 from yatt.errors import EXIT_FINISHED, ConfigError
 from yatt.launch.executor import HetJob
 from yatt.launch.folder import open_existing
@@ -18,10 +18,12 @@ from yatt.launch.plan import effective, read_plan
 from yatt.launch.submit import executor_for, outside_of_jobs, refusal_of
 
 
-def submit_join(folder: Path, site: SiteConfig, nodes: int, *, dry_run: bool) -> int:
+def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: bool) -> int:
     """Submits a joining job of the run in `folder`.
 
     Args:
+        settings: changes of the site's settings, `key=value`, for what sbatch is asked; the job's steps use
+            the site of the run's last submission.
         nodes: how many places the job can take at once.
 
     Raises:
@@ -30,8 +32,9 @@ def submit_join(folder: Path, site: SiteConfig, nodes: int, *, dry_run: bool) ->
     paths, config = open_existing(folder)
     if run_is_finished(paths):
         raise ConfigError(f"{paths.root} is finished: there is nothing to join.")
-    plan = msgspec.structs.replace(read_plan(paths), site=site)
-    config = effective(config, site, plan.resized)
+    plan = read_plan(paths)
+    site = with_settings(plan.site, list(settings))
+    config = effective(config, plan.site, plan.resized)
     part = guests_part(config, plan, nodes)
     most = config.launch.nodes - num_trainer_nodes(config)
     if not 1 <= nodes <= most:
@@ -41,10 +44,13 @@ def submit_join(folder: Path, site: SiteConfig, nodes: int, *, dry_run: bool) ->
     if dry_run:
         sys.stdout.write(executor.text().rstrip() + "\n")
         return EXIT_FINISHED
+    files = set(paths.submitit.glob("*"))
     try:
         with outside_of_jobs():
             job: HetJob = executor.submit(join_job, str(paths.root))
     except (FailedJobError, FailedSubmissionError) as error:
+        for file in set(paths.submitit.glob("*")) - files:
+            file.unlink()
         raise refusal_of(str(error)) from error
     sys.stdout.write(
         f"submitted job {job.job_id}: {nodes} node(s) that take the places of engine nodes that "

@@ -25,12 +25,21 @@ def claim_life(paths: RunPaths, attempt: int, node: int, at_least: int) -> int:
     Raises:
         OSError: the run folder fails.
     """
-    mine = f"{os.uname().nodename} {os.getpid()} {secrets.token_hex(8)}".encode()
-    make_within(paths.root, paths.life(attempt, node, at_least).parent)
     life = at_least
-    while not claim(paths.life(attempt, node, life), mine):
+    while not claim_exactly(paths, attempt, node, life):
         life += 1
     return life
+
+
+def claim_exactly(paths: RunPaths, attempt: int, node: int, life: int) -> bool:
+    """Claims this life of a node's controller; returns whether it was free.
+
+    Raises:
+        OSError: the run folder fails.
+    """
+    path = paths.life(attempt, node, life)
+    make_within(paths.root, path.parent)
+    return claim(path, f"{os.uname().nodename} {os.getpid()} {secrets.token_hex(8)}".encode())
 
 
 def newest_claim(paths: RunPaths, attempt: int, node: int) -> int:
@@ -47,20 +56,30 @@ def is_under_way(paths: RunPaths, attempt: int) -> bool:
     Raises:
         OSError: the run folder fails.
     """
+    is_open = not has_ended(paths, attempt) and not record(paths, attempt, STOP)
+    return is_open and paths.all_endpoints(attempt).exists()
+
+
+def has_ended(paths: RunPaths, attempt: int) -> bool:
+    """Whether the attempt's leader has ended, or a newer attempt exists.
+
+    Raises:
+        OSError: the run folder fails.
+    """
     leader = unsealed_any(read_or_none(paths.controller_record(attempt, 0))) or {}
-    has_ended = "ended" in leader or any(record(paths, attempt, kind) for kind in (STOP, ENDED))
-    return not has_ended and newest_attempt(paths) == attempt and paths.all_endpoints(attempt).exists()
+    is_over = "ended" in leader or bool(record(paths, attempt, ENDED))
+    return is_over or newest_attempt(paths) > attempt
 
 
 def life_in_place(paths: RunPaths, attempt: int, node: int) -> int:
-    """Returns the life of the controller that takes part for a node; 0 if none does.
+    """Returns the life of the controller that takes part for a node, or is about to; 0 if none.
 
     Raises:
         OSError: the run folder fails.
     """
     found = unsealed_any(read_or_none(paths.lost(attempt, node)))
     if found is not None:
-        return int(found.get("joined", 0))
+        return int(found.get("joined", found.get("preparing", 0)))
     return 0 if node in record(paths, attempt, STARTED).get("absent", ()) else 1
 
 

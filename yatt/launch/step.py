@@ -180,11 +180,13 @@ class _Step:
             for number in HELD:
                 signal.signal(number, self._received)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-            self._note({"pid": controller.pid, **about})
+            self._note({"pid": controller.pid, "life": lives.life, **about})
             code = controller.wait()
             end_orphans((), ORPHANS_S, only_marked=not owns_orphans)  # a killed controller could not do it
-            _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node))
+            _waited_for(partial(scratch.tidy, self.paths, self.attempt, self.node, lives.life))
             lives = lives.ended(code, clock.monotonic_s())
+            if self.is_engine_node and lives.due_s is not None:  # else the launcher takes the node for dead
+                self._note({"pid": controller.pid, "life": lives.life + 1, **about})
             if not self.is_engine_node or not next_life.wait(lives.life, lives.due_s):
                 break
             claimed = _waited_for(partial(claim_life, self.paths, self.attempt, self.node, lives.life + 1))

@@ -46,6 +46,22 @@ def test_a_node_declared_lost_hears_of_it(tmp_path):
         asyncio.run(watched(paths, mine, lost))
 
 
+def test_the_loss_of_a_former_life_is_not_one_of_the_next(tmp_path):
+    paths = RunPaths(tmp_path)
+    mine = claim_attempt(paths)
+    paths.lost(mine, 1).parent.mkdir(parents=True)
+
+    async def watched_as(life):
+        async with asyncio.timeout(20 * PERIOD_S):
+            await watch_newer_attempt(paths, mine, 1, life, PERIOD_S)
+
+    publish(paths.lost(mine, 1), sealed({"why": "was started again", "life": 1, "joined": 2}, mine))
+    with pytest.raises(TimeoutError):
+        asyncio.run(watched_as(2))
+    with pytest.raises(WorkerFailed, match="continues without this node"):
+        asyncio.run(watched_as(1))
+
+
 def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
     paths = RunPaths(tmp_path)
     mine = claim_attempt(paths)

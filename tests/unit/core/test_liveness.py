@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core.liveness import AwakeClock, Watched, tick, watch
+from yatt.core.liveness import AwakeClock, Watched, again, tick, watch
 
 PERIOD_S, LIMIT_S = 1.0, 10.0
 
@@ -38,6 +38,18 @@ def test_before_its_first_word_a_peer_has_a_grace() -> None:
             if second in (10, 40) and first_word_s is None:
                 assert watched.silence_s(1) == 0.0
         assert fallen == {1: lost_s}
+
+
+def test_a_later_process_of_a_lost_peer_is_watched_from_its_beginning() -> None:
+    watched = watching(1, 2)
+    for second in range(1, 15):
+        watched, _ = ticked(watched, float(second), 2)
+    assert watched.lost == {1}
+    watched, fallen = again(watched, 1, grace_s=0.0), {}
+    for second in range(15, 40):
+        watched, lost = ticked(watched, float(second), 2)
+        fallen.update(dict.fromkeys(lost, second))
+    assert fallen == {1: 24}, "ten seconds after it began"
 
 
 def test_who_was_declared_lost_stays_lost() -> None:

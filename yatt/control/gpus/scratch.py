@@ -30,7 +30,7 @@ def create(node: Node) -> None:
     launch = node.config.launch
     local_folder.check_memory(Path(launch.shm_dir), "launch.shm_dir")
     sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))
-    record = node.paths.local(node.attempt, node.index)
+    record = node.paths.local(node.attempt, node.index, node.life)
     make_within(node.paths.root, record.parent)
     folders = (node.scratch, node.weights_root)
     publish(record, sealed({"folders": [str(folder) for folder in folders]}, node.attempt))
@@ -65,9 +65,9 @@ def remove_checkpoint_files(node: Node) -> None:
     thread.join(REMOVAL_S)
 
 
-def tidy(paths: RunPaths, attempt: int, index: int) -> None:
-    """Removes the folders that one node of one attempt has left on this machine."""
-    noted = unsealed_any(read_or_none(paths.local(attempt, index))) or {}
+def tidy(paths: RunPaths, attempt: int, index: int, life: int = 1) -> None:
+    """Removes the folders that one life of a node of one attempt has left on this machine."""
+    noted = unsealed_any(read_or_none(paths.local(attempt, index, life))) or {}
     for folder in noted.get("folders", []):
         _remove(Path(folder))
 

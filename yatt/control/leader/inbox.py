@@ -47,9 +47,9 @@ class Inbox:
         """Reports a node that only runs engines and cannot continue."""
         self.lose(index, life, f"gave up: {why}")
 
-    def knocked(self, index: int, life: int, address: str) -> None:
+    def knocked(self, index: int, life: int) -> None:
         """Reports a newcomer."""
-        self.put(phases.NodeKnocked(index, life, address))
+        self.put(phases.NodeKnocked(index, life))
 
     async def next(self) -> phases.Event:
         """Waits for the next event. One always comes: every order and act has a deadline of its own."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ class Members:
     def __init__(self, node: Node, clients: NodeClients, events: EventLog, background: Background) -> None:
         self._node, self._clients, self._events, self._background = node, clients, events, background
         self._inbox = background.inbox
+        self._writing: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def perform(self, action: phases.Exclude | phases.Prepare | phases.Admit) -> None:
         """Carries out one action. Only the record of a loss that ends the attempt is waited for."""
@@ -50,19 +52,20 @@ class Members:
             "goes_on": lost.goes_on,
         }  # fmt: skip
         self._events.emit("node.lost", **content)
-        if lost.goes_on:  # only the lost process itself reads it
+        if lost.goes_on:
             self._background.spawn(self._write(lost.node, content))
         else:  # the start of the next attempt reads it
-            with contextlib.suppress(OSError, TimeoutError):  # else the next attempt detects it
+            with contextlib.suppress(TimeoutError):  # else the next attempt detects it
                 await asyncio.wait_for(self._write(lost.node, content, limit_s=RECORD_S), 2 * RECORD_S)
 
     async def _prepare(self, newcomer: phases.Prepare) -> None:
         """Lets a newcomer start its workers. If it fails, it is lost again, and nothing else is."""
         index, life = newcomer.node, newcomer.life
         _LOG.info("node%d has come back (life %d) and starts its workers", index, life)
+        self._background.spawn(self._write(index, _returned(index, life, "preparing")))
         try:
             holders = holders_on(self._node, index, Phase.PUBLISH, 0)
-            await self._clients.prepare(index, life, newcomer.address, holders)
+            await self._clients.prepare(index, life, holders)
         except (WorkerFailed, DeadlineExceeded) as error:
             self._inbox.gave_up(index, life, str(error))
         else:
@@ -73,18 +76,11 @@ class Members:
         self._clients.admit(index, life)
         self._background.spawn(self._clients.introduce(index, life))
         self._events.emit("node.joined", node=index, life=life)
-        # For a former process of the node that has only been suspended, and for the launcher.
-        content = {
-            "node": index,
-            "life": life - 1,
-            "joined": life,
-            "goes_on": True,
-            "why": "ended, and was started again",
-        }
-        self._background.spawn(self._write(index, content))
+        self._background.spawn(self._write(index, _returned(index, life, "joined")))
 
     async def _write(self, index: int, content: dict[str, Any], limit_s: float = LIMIT_S) -> None:
-        """Writes the record of a node's loss, or that it has joined again."""
+        """Writes the record of a node's loss, or of its return. Without it the run goes on: only processes
+        that are over, steps and launchers read it. Records of one node are written one after the other."""
         node = self._node
         record = node.paths.lost(node.attempt, index)
 
@@ -92,7 +88,17 @@ class Members:
             make_within(node.paths.root, record.parent)
             publish(record, sealed(content, node.attempt))
 
-        await call_in_thread(partial(patiently, write, limit_s=limit_s))
+        try:
+            async with self._writing[index]:
+                await call_in_thread(partial(patiently, write, limit_s=limit_s))
+        except OSError as error:
+            _LOG.warning("%s is not written: %s", record, error)
+
+
+def _returned(index: int, life: int, state: str) -> dict[str, Any]:
+    """Returns the record of a node whose later life is 'preparing' or has 'joined'."""
+    why = "ended, and was started again"
+    return {"node": index, "life": life - 1, state: life, "goes_on": True, "why": why}
 
 
 def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:

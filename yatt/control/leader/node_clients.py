@@ -10,6 +10,7 @@ from typing import TypeVar
 from yatt.adapters.deadline import while_moving
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
+from yatt.core.lives import is_own_mistake
 from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.cluster import GrantSlabs, PeerJoined, PeerLost, Quit, Roster, StartWorkers
@@ -88,7 +89,8 @@ class NodeClients:
         except (WorkerFailed, DeadlineExceeded) as error:
             if self.is_lost(index) or self._peers.life(index) != life:
                 return None
-            if index in self._node.placement.trainer_nodes or error.exit_code != EXIT_FAILED:
+            is_nodes_own = error.exit_code == EXIT_FAILED or is_own_mistake(life, error.exit_code)
+            if index in self._node.placement.trainer_nodes or not is_nodes_own:
                 raise
             self._gave_up(index, life, str(error))
             return None
@@ -96,6 +98,12 @@ class NodeClients:
     def is_lost(self, index: int) -> bool:
         """Whether this node is left out."""
         return index in self._peers.lost
+
+    async def quit(self, reason: str, exit_code: int, deadline_s: float) -> None:
+        """Orders every node to quit, newcomers too, and waits for those that take part."""
+        for index in self._peers.newcomers:
+            await self._peers.tell(index, Quit(reason=reason, exit_code=exit_code))
+        await self.ask_all(Quit(reason=reason, exit_code=exit_code), deadline_s)
 
     # ---- nodes that leave and join ----------------------------------------------------------------
 
@@ -108,14 +116,13 @@ class NodeClients:
             if other != self._node.index and not self.is_lost(other):
                 await self._peers.tell(other, PeerLost(node=index, life=life, why=why))
 
-    async def prepare(self, index: int, life: int, address: str, holders: Sequence[tuple[int, str]]) -> None:
+    async def prepare(self, index: int, life: int, holders: Sequence[tuple[int, str]]) -> None:
         """Makes a newcomer start its workers and grant its slabs.
 
         Raises:
             WorkerFailed: it failed, or is over.
             DeadlineExceeded: it made no progress for too long.
         """
-        self._peers.invite(index, life, address)
         launch = self._node.config.launch
         limit_s = max(launch.start_timeout_s, launch.phase_timeout_s)
         for order in (StartWorkers(), GrantSlabs(holders=tuple(holders))):

@@ -82,7 +82,7 @@ class PhaseWork:
         await self._commits.close()
         if end.exit_code == EXIT_FINISHED:
             self._row.flush()
-        await self._clients.ask_all(c.Quit(reason=end.reason, exit_code=end.exit_code), QUIT_DEADLINE_S)
+        await self._clients.quit(end.reason, end.exit_code, QUIT_DEADLINE_S)
 
     # ---- phases ---------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class Peers:
         """Life and address of each node that was admitted later."""
         self.newcomers: dict[int, tuple[int, str]] = {}
         """Life and address of newcomers; only the leader has some."""
+        self._over: dict[int, int] = {}
+        """The highest life of each node that is over."""
 
     def dial_with(self, dial: Dial) -> None:
         """Makes every node reachable; `dial` opens the connection to one."""
@@ -110,6 +112,8 @@ class Peers:
 
     def standing(self, index: int, life: int) -> Standing:
         """Returns what this process of a node's controller is here."""
+        if life <= self._over.get(index, 0):
+            return Standing.OVER
         if life > self.newest_life(index):
             return Standing.UNKNOWN
         if index in self.newcomers and life == self.newest_life(index):
@@ -125,13 +129,11 @@ class Peers:
 
     def admit(self, index: int, life: int, address: str) -> None:
         """Makes this process the node's controller; its former one is excluded, if it was not before."""
-        if life <= self.life(index):
-            return
+        if life <= max(self.life(index), self._over.get(index, 0)):
+            return  # late: it is lost already, or a later one takes part
         if index not in self._lost:
             self.exclude(index, "ended, and was started again", self.life(index))
-        former = self.lines.pop(peer_name(index, self.life(index)), None)
-        if former is not None:
-            self._close(former)
+        self._close(index, self.life(index))
         self.newcomers.pop(index, None)
         self.joined[index] = life, address
         self._lost.pop(index, None)
@@ -141,6 +143,7 @@ class Peers:
 
     def exclude(self, index: int, why: str, life: int = 1) -> None:
         """Excludes a process of a node: ends every request to it, and sends it no more requests."""
+        self._over[index] = max(life, self._over.get(index, 0))
         if life == self.newcomers.get(index, (0, ""))[0]:
             self._forget_newcomer(index, why)
             return
@@ -155,7 +158,9 @@ class Peers:
     def _forget_newcomer(self, index: int, why: str) -> None:
         life, _ = self.newcomers.pop(index, (0, ""))
         if life:
+            self._over[index] = max(life, self._over.get(index, 0))
             self._fail(index, life, why)
+            self._close(index, life)
 
     def _fail(self, index: int, life: int, why: str) -> None:
         name = peer_name(index, life)
@@ -218,7 +223,11 @@ class Peers:
         known = (self.joined.get(index), self.newcomers.get(index))
         return next((each[1] for each in known if each is not None and each[0] == life), "")
 
-    def _close(self, line: Channel) -> None:
+    def _close(self, index: int, life: int) -> None:
+        """Closes the connection to a process that is over."""
+        line = self.lines.pop(peer_name(index, life), None)
+        if line is None:
+            return
         closing = asyncio.ensure_future(line.close())
         self._watches.add(closing)
         closing.add_done_callback(self._watches.discard)

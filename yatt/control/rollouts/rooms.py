@@ -8,6 +8,10 @@ from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.errors import YattError
 from yatt.records.cluster import EngineRoom
+from yatt.records.message import Failed
+
+AGAIN_S, MOST_TRIES = 1.0, 120
+"""Pause before a report that was refused is sent again, and how often it is sent."""
 
 
 class RoomAnnouncer:
@@ -39,4 +43,8 @@ class RoomAnnouncer:
 
     async def _tell(self, index: int, body: EngineRoom) -> None:
         with contextlib.suppress(YattError):  # the leader handles lost nodes
-            await self._peers.request(index, body, self._node.config.launch.phase_timeout_s)
+            for _ in range(MOST_TRIES):
+                answer = await self._peers.request(index, body, self._node.config.launch.phase_timeout_s)
+                if not isinstance(answer, Failed) or body.version < self._engines.version:
+                    return
+                await asyncio.sleep(AGAIN_S)  # the node has not heard yet that this one was admitted

@@ -26,7 +26,7 @@ from yatt.control.gpus import scratch
 from yatt.core.lives import Lives
 from yatt.core.outcome import AttemptFacts, Outcome, judge
 from yatt.core.placement import place
-from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE, YattError
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Follower
 from yatt.obs.events import reason_of_end
@@ -41,6 +41,9 @@ END_TOGETHER_S = 15.0
 
 ORPHANS_S = 3.0
 """Time limit for ending the processes left by workers of a killed controller."""
+
+LATER_START_S = 3.0
+"""Longest wait for the start of a controller's later life: other controllers are watched meanwhile."""
 
 STOPPED = "stopped by a signal; `yatt resume` resumes"
 
@@ -122,7 +125,7 @@ class LocalBackend:
                 _kill(children)
             time.sleep(POLL_S)
         self.show()
-        self._tidy(attempt, children, follower)
+        self._tidy(attempt, children, lives, follower)
         ended = {index: child.returncode for index, child in enumerate(children)}
         return judge(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
 
@@ -132,15 +135,19 @@ class LocalBackend:
         """Starts the controllers of engine nodes again that have ended, when it is time."""
         for index, its in lives.items():
             code, now_s = children[index].poll(), clock.monotonic_s()
-            if code is None or not self.paths.all_endpoints(attempt).exists():
+            if code is None:
                 continue
             known = lives[index] = its.ended(code, now_s) if its.due_s is None else its
             if known.due_s is None or now_s < known.due_s:
                 continue
             self._end_orphans(children, follower)
-            self.wait(partial(scratch.tidy, self.paths, attempt, index))
-            lives[index] = known.started(known.life + 1, clock.monotonic_s())
-            children[index] = self._start(attempt, index, lives[index].life)
+            try:
+                if self.paths.all_endpoints(attempt).exists():
+                    scratch.tidy(self.paths, attempt, index, known.life)
+                    children[index] = self._start(attempt, index, known.life + 1)
+                    lives[index] = known.started(known.life + 1, clock.monotonic_s())
+            except (OSError, YattError):  # later again
+                lives[index] = known.ended(EXIT_FAILED, now_s)
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
         """Does nothing: no start follows automatically."""
@@ -172,12 +179,13 @@ class LocalBackend:
         own = {each.pid for each in (*children, follower.process) if each is not None}
         end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
 
-    def _tidy(self, attempt: int, children: list[Any], follower: Follower) -> None:
+    def _tidy(self, attempt: int, children: list[Any], lives: dict[int, Lives], follower: Follower) -> None:
         """Cleans up after killed controllers."""
         self._end_orphans(children, follower)
         launch = self.config.launch
         for index in range(launch.nodes):
-            self.wait(partial(scratch.tidy, self.paths, attempt, index))
+            life = lives[index].life if index in lives else 1
+            self.wait(partial(scratch.tidy, self.paths, attempt, index, life))
         scratch.sweep((Path(launch.scratch_dir), Path(launch.shm_dir)))  # also folders whose record is lost
 
     def _start(self, attempt: int, index: int, life: int = 1) -> "Any":
@@ -185,11 +193,12 @@ class LocalBackend:
             sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root),
             "--attempt", str(attempt), "--node", str(index), "--device", self.device, "--life", str(life),
         ]  # fmt: skip
-        output = self.wait(partial(open_log, self.paths.log(attempt, f"node{index}")))
+        log = self.paths.log(attempt, f"node{index}")
+        output = self.wait(partial(open_log, log)) if life == 1 else open_log(log)
         try:
             return patiently(
                 partial(spawn_to, argv, env=self._environment(index), output=output),
-                limit_s=self.config.launch.start_timeout_s,
+                limit_s=self.config.launch.start_timeout_s if life == 1 else LATER_START_S,
             )
         finally:
             os.close(output)

@@ -221,9 +221,10 @@ class AttemptWatch:
         )  # fmt: skip
 
     def _is_lost(self, index: int) -> bool:
-        """Whether the leader lost a node, and it has not joined again."""
+        """Whether the leader lost the last life of a node's controller that its step has begun or will begin.
+        A joining job's node in its place does not count."""
         found = unsealed_any(read_or_none(self.paths.lost(self.attempt, index)))
-        return found is not None and "joined" not in found
+        return found is not None and int(found["life"]) >= int(self.records.get(index, {}).get("life", 1))
 
     def _is_killed(self) -> bool:
         return signal.SIGTERM in self.signals
