@@ -109,7 +109,7 @@ class NodeClients:
 
     async def exclude(self, index: int, life: int, why: str) -> None:
         """Excludes a process of a node from now on. Informs the other nodes, and orders it to end itself."""
-        is_newcomer = index in self._peers.newcomers
+        is_newcomer = life == self._peers.newcomers.get(index, (0, ""))[0]
         await self._peers.tell(index, Quit(reason=f"this node {why}", exit_code=EXIT_EXCLUDED), life)
         self._peers.exclude(index, why, life)
         for other in () if is_newcomer else range(self._num_nodes):
@@ -144,8 +144,8 @@ class NodeClients:
             PeerJoined(node=n, life=its, address=at) for n, (its, at) in self._peers.joined.items()
         )
         mine = next((each for each in joined if (each.node, each.life) == (index, life)), None)
-        if mine is None:
-            return  # lost and joined again meanwhile
+        if mine is None or self.is_lost(index):
+            return  # lost meanwhile; a later life is introduced by itself
         roster = Roster(lost=tuple(sorted(self._peers.lost)), joined=joined)
         others = (other for other in range(self._num_nodes) if other not in (self._node.index, index))
         await self.ask_nodes({index: roster, **dict.fromkeys(others, mine)})
