@@ -159,6 +159,7 @@ def survey(step: Step) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_dead_leader_is_succeeded_once_and_a_living_one_never() -> None:
     survey(rules.step)
 

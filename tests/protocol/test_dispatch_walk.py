@@ -216,7 +216,15 @@ class KeepsTheDead(Dispatch):
 
 @pytest.mark.parametrize(
     "mistaken",
-    [BlamesNobody, BlamesTwice, IsolatesNobody, ForgetsWhatRanThere, IgnoresRoom, NeverGivesUp, KeepsTheDead],
+    [
+        BlamesNobody,
+        BlamesTwice,
+        IsolatesNobody,
+        ForgetsWhatRanThere,
+        IgnoresRoom,
+        pytest.param(NeverGivesUp, marks=pytest.mark.slow),
+        KeepsTheDead,
+    ],
 )
 def test_the_walk_catches_a_planted_mistake(mistaken: type[Dispatch]) -> None:
     with pytest.raises(AssertionError):

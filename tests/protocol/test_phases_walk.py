@@ -473,6 +473,7 @@ def test_a_planted_mistake_is_caught(wrong: Step) -> None:
         walk(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lose_left", "stop_left"), [(2, 0), (1, 1)])
 def test_no_order_of_losses_breaks_a_run(lose_left: int, stop_left: int) -> None:
     ends = walk(phases.step, ELASTIC, lose_left=lose_left, stop_left=stop_left)
@@ -480,8 +481,8 @@ def test_no_order_of_losses_breaks_a_run(lose_left: int, stop_left: int) -> None
     survived = {frozenset(), frozenset({1})}
     fatal = {frozenset({0}), frozenset({2})}
     fatal |= {frozenset({1, 2}), frozenset({0, 1})} if lose_left == 2 else set()
-    assert {lost for code, lost in reached if code == 0} == survived
-    saved = survived | {frozenset({2})}  # a run that stops needs no engines
+    saved = survived | ({frozenset({2})} if stop_left else set())  # a run that stops needs no engines
+    assert {lost for code, lost in reached if code == 0} == saved
     assert {lost for code, lost in reached if code == 75} == (saved if stop_left else set())
     assert {lost for code, lost in reached if code == 1} == fatal
 

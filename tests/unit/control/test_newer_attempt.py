@@ -15,7 +15,7 @@ PERIOD_S, LIMIT_S = 0.01, 20
 
 async def watched(paths: RunPaths, attempt: int, then) -> None:
     """Watch; after a first look do `then`, and wait for the word."""
-    watching = asyncio.create_task(watch_newer_attempt(paths, attempt, 1, PERIOD_S))
+    watching = asyncio.create_task(watch_newer_attempt(paths, attempt, 1, period_s=PERIOD_S))
     await asyncio.sleep(5 * PERIOD_S)
     assert not watching.done()
     await then(watching)

@@ -30,7 +30,7 @@ def pauses(codes_and_seconds: list[tuple[int, float]]) -> list[float]:
 
 
 def test_a_killed_or_excluded_controller_is_started_again_soon() -> None:
-    assert pauses([(-signal.SIGKILL, 60.0), (EXIT_EXCLUDED, 60.0)]) == [FIRST_S, FIRST_S]
+    assert pauses([(-signal.SIGKILL, SHORT_S), (EXIT_EXCLUDED, SHORT_S)]) == [FIRST_S, FIRST_S]
 
 
 def test_pauses_of_one_that_fails_at_once_grow_and_are_forgotten_after_a_long_life() -> None:
