@@ -25,7 +25,8 @@ IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 AGAIN_S = 15.0
 TOGETHER = (
-    "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "trainer/test_layouts.py",
+    "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "faults/test_nodes_that_return.py",
+    "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
     "integration/test_planted_credentials.py",
 )  # fmt: skip
 """Modules whose tests share a long set-up, which every process that runs one of them would make; and one that

@@ -231,7 +231,15 @@ class RepeatsWhole(Rules):
 
 
 @pytest.mark.parametrize(
-    "mistaken", [ActsAgain, NeverSendsAgain, CountsTheTotal, AnyWordIsProgress, OnlyProbes, RepeatsWhole]
+    "mistaken",
+    [
+        ActsAgain,
+        NeverSendsAgain,
+        CountsTheTotal,
+        AnyWordIsProgress,
+        pytest.param(OnlyProbes, marks=pytest.mark.slow),
+        RepeatsWhole,
+    ],
 )
 def test_a_planted_mistake_is_caught(mistaken: type[Rules]) -> None:
     with pytest.raises(AssertionError):
