@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,8 @@ def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
         finally:
             os.killpg(engine.pid, signal.SIGKILL)
             engine.wait()
-    assert {"psm", "sem.mp-", "vllm"} == {re.match(r"psm|sem\.mp-|vllm", name)[0] for name in files}
+    kinds = {re.match(r"psm|sem\.mp-|vllm", name)[0] for name in files}
+    has_own_memory = "avx512f" in Path("/proc/cpuinfo").read_text()  # vLLM's build for other CPUs has none
+    assert kinds == {"psm", "sem.mp-", *(("vllm",) if has_own_memory else ())}
     assert shared_memory.remove_unused(files, limit_s=10.0) == set()
     assert not files & shared_memory.listed()
