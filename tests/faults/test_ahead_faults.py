@@ -16,6 +16,7 @@ import pytest
 
 from tests.bench.overlap import BATCH, run_of
 from tests.faults.test_lost_nodes import controller, events, lost, workers
+from tests.faults.test_nodes_that_return import lose_and_wait
 from tests.runs import RunFile, kill, living, rows, start, wait_for
 from tests.tiny_models import make_scripted_model
 from yatt.checkpoint.manifest import Checkpoints
@@ -144,18 +145,11 @@ def judged(folder: Path) -> RunFile:
     return run
 
 
-def joined(run: RunFile) -> int:
-    return len(events(run, "node.joined"))
-
-
 def strike(run: RunFile, draw: random.Random) -> str:
     """One fault at a process of an engine node; a node whose controller dies is back before this returns."""
     node, fault = draw.choice(ENGINE_NODES), draw.choice(("kill", "stop", "lose"))
     if fault == "lose":
-        before = joined(run)
-        for pid in [controller(run, node), *workers(run, node)]:
-            kill(pid)
-        wait_for(lambda: joined(run) > before, timeout_s=60, what=f"node{node} to be back")
+        lose_and_wait(run, node)
     elif pids := workers(run, node):
         kill(
             pids[0], signal.SIGKILL if fault == "kill" else signal.SIGSTOP

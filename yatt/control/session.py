@@ -227,7 +227,7 @@ def _event_log(node: Node, sink: Callable[[str], None]) -> EventLog:
     return EventLog(attempt=node.attempt, node=node.index, role="controller", sink=sink)
 
 
-def _tell_nobody(_: int, __: int, ___: float) -> None:
+def _tell_nobody(*_: float) -> None:
     """Does nothing: only the leader decides about lost nodes."""
 
 

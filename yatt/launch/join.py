@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from yatt import clock
@@ -19,7 +19,7 @@ from yatt.adapters.files import read_or_none, share_with
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, record, run_is_finished
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import spawn
-from yatt.config.check import node_gpus, num_trainer_nodes
+from yatt.config.check import num_trainer_nodes
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
@@ -29,7 +29,7 @@ from yatt.launch.allocation import Allocation, allocation_of
 from yatt.launch.backends.images import with_local_image
 from yatt.launch.job import PLAN_S, say
 from yatt.launch.places import claim_exactly, has_ended, is_under_way, life_in_place, newest_claim
-from yatt.launch.plan import ENGINES_PART, TRAINER_PART, Component, JobPlan, effective, read_plan
+from yatt.launch.plan import Component, JobPlan, components_of, effective, read_plan
 from yatt.launch.steps import guest_step
 from yatt.paths import RunPaths
 
@@ -61,16 +61,12 @@ def guests_part(config: RunConfig, plan: JobPlan, nodes: int) -> Component:
     Raises:
         ConfigError: the run has no engine nodes.
     """
-    trainers = num_trainer_nodes(config)
-    if trainers == config.launch.nodes:
+    if num_trainer_nodes(config) == config.launch.nodes:
         raise ConfigError(
             "this run has no engine nodes: every node trains, and a trainer node cannot be replaced while "
             "the run goes on. Only runs with placement.mode: disaggregated can be joined."
         )
-    asks = config.launch.device != "cpu" and plan.site.gpus_directive != "none"
-    gpus = node_gpus(config)[trainers] if asks else 0
-    name = ENGINES_PART if plan.layout == "het" else TRAINER_PART
-    return Component(name=name, first=0, nodes=nodes, gpus_per_node=gpus)
+    return replace(components_of(config, plan.site, plan.layout)[-1], first=0, nodes=nodes)
 
 
 def run_join(paths: RunPaths) -> int:

@@ -69,6 +69,20 @@ def test_a_newcomer_reports_its_room_once_it_is_opened_and_until_it_is_heard() -
     asyncio.run(play())
 
 
+def test_a_refused_report_of_one_role_is_sent_again_though_the_room_of_another_has_changed() -> None:
+    async def play() -> None:
+        node, peers = node_of(1), Asked(num_refusals=1)
+        engines = LocalEngines(None, node.config)  # type: ignore[arg-type]
+        RoomAnnouncer(node, engines, peers)
+        await engines.add("genrm-n1s0.1", "genrm:judge", node.slabs[0], 1)
+        await engines.add("rollout-n1s0.1", ROLLOUT, node.slabs[0], 2)
+        await asyncio.sleep(0.2)
+        assert sorted(body.role for body in peers.asked) == ["genrm:judge", "genrm:judge", ROLLOUT]
+        assert {body.version for body in peers.asked} == {2}, "what is there when it is sent"
+
+    asyncio.run(play())
+
+
 def test_a_first_life_reports_its_room_at_once() -> None:
     async def play() -> None:
         node, peers = node_of(1), Asked()

@@ -108,7 +108,7 @@ def test_requests_go_to_the_process_that_takes_part_and_fail_with_it() -> None:
 def test_a_newcomer_that_is_lost_or_replaced_leaves_the_node_as_it_was() -> None:
     async def play(peers: Peers, lines: Lines) -> None:
         lost: list[int] = []
-        peers.subscribe(lost.append)
+        peers.subscribe(lost=lost.append)
         peers.exclude(3, "is gone")
         peers.invite(3, 2, "tcp://b")
         second = asyncio.ensure_future(peers.request_newcomer(3, 2, c.StartWorkers(), 60))
@@ -131,8 +131,7 @@ def test_an_early_admission_excludes_the_former_process_and_a_late_one_nothing()
     async def play(peers: Peers, _: Lines) -> None:
         lost: list[int] = []
         admitted: list[int] = []
-        peers.subscribe(lost.append)
-        peers.subscribe_later(admitted=admitted.append)
+        peers.subscribe(lost=lost.append, admitted=admitted.append)
         peers.admit(3, 3, "tcp://c")
         assert (lost, admitted) == ([3], [3])
         peers.admit(3, 2, "tcp://b")

@@ -32,7 +32,7 @@ class Liveness:
         self._watched = self._watch()
         self._heard: set[int] = set()  # since the last tick
         self._ever_heard: set[int] = set()
-        peers.subscribe_later(invited=self._watch_again)
+        peers.subscribe(invited=self._watch_again)
 
     def _watch_again(self, index: int) -> None:
         """Watches a newcomer; it has just sent a message."""

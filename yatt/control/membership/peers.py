@@ -22,6 +22,9 @@ Dial = Callable[[str, str], Channel]
 """Opens a connection to the controller with this name at this address; '': where the rendezvous found it."""
 
 
+Heard = Callable[[int], None]
+
+
 class Standing(Enum):
     """What a process of a node's controller is to this one."""
 
@@ -46,9 +49,9 @@ class Peers:
         """Connections by name of the controller."""
 
         self._dial: Dial | None = None
-        self._subscribers: list[Callable[[int], None]] = []
-        self._on_invited: list[Callable[[int], None]] = []
-        self._on_admitted: list[Callable[[int], None]] = []
+        self._on_lost: list[Heard] = []
+        self._on_invited: list[Heard] = []
+        self._on_admitted: list[Heard] = []
         self.met = asyncio.Event()
         """Set when every node can be reached, or after `close`."""
         self._watches: set[asyncio.Future[None]] = set()
@@ -69,14 +72,12 @@ class Peers:
         self._dial = dial
         self.met.set()
 
-    def subscribe(self, lost: Callable[[int], None]) -> None:
-        """Registers a function, called with the index of each excluded node."""
-        self._subscribers.append(lost)
-
-    def subscribe_later(
-        self, *, invited: Callable[[int], None] | None = None, admitted: Callable[[int], None] | None = None
+    def subscribe(
+        self, *, lost: Heard | None = None, invited: Heard | None = None, admitted: Heard | None = None
     ) -> None:
-        """Registers functions, called with the index of each newcomer, and of each that is admitted."""
+        """Registers functions, called with the index of each node that is excluded, of each newcomer, and of
+        each newcomer that is admitted."""
+        self._on_lost += [lost] if lost else []
         self._on_invited += [invited] if invited else []
         self._on_admitted += [admitted] if admitted else []
 
@@ -152,7 +153,7 @@ class Peers:
         self._lost.setdefault(index, why)
         self.lost = frozenset(self._lost)
         self._fail(index, life, why)
-        for lost in self._subscribers:
+        for lost in self._on_lost:
             lost(index)
 
     def _forget_newcomer(self, index: int, why: str) -> None:

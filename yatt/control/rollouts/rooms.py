@@ -35,16 +35,16 @@ class RoomAnnouncer:
     def _changed(self, role: str) -> None:
         if role in self._closed:
             return
-        body = EngineRoom(role=role, room=self._engines.room(role), version=self._engines.version)
         for index in set(self._node.placement.trainer_nodes) - {self._node.index}:
-            task = asyncio.get_running_loop().create_task(self._tell(index, body))
+            task = asyncio.get_running_loop().create_task(self._tell(index, role))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, index: int, body: EngineRoom) -> None:
+    async def _tell(self, index: int, role: str) -> None:
         with contextlib.suppress(YattError):  # the leader handles lost nodes
             for _ in range(MOST_TRIES):
+                body = EngineRoom(role=role, room=self._engines.room(role), version=self._engines.version)
                 answer = await self._peers.request(index, body, self._node.config.launch.phase_timeout_s)
-                if not isinstance(answer, Failed) or body.version < self._engines.version:
+                if not isinstance(answer, Failed):
                     return
                 await asyncio.sleep(AGAIN_S)  # the node has not heard yet that this one was admitted

@@ -42,8 +42,7 @@ class Router:
                 self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
         if node.is_trainer_node:
             local.subscribe(self._local_room)
-        peers.subscribe(self._lose)
-        peers.subscribe_later(admitted=self._join)
+        peers.subscribe(lost=self._lose, admitted=self._join)
 
     def _local_room(self, role: str) -> None:
         self.room(role, self._node.index, self._local.room(role), self._local.version)

@@ -111,8 +111,6 @@ class LocalBackend:
         while any(child.poll() is None for child in children):
             self.show()
             follower.check()
-            if not told and all(children[index].poll() is None for index in self._trainer_nodes):
-                self._restart(attempt, children, lives, follower)
             if len(self.signals) > told:
                 told = len(self.signals)
                 self.wait.num_heeded = 1  # a second signal ends waits too
@@ -121,6 +119,8 @@ class LocalBackend:
                 children[index].poll() is not None for index in self._trainer_nodes
             ):
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
+            if deadline_s is None and not told:
+                self._restart(attempt, children, lives, follower)
             if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
                 _kill(children)
             time.sleep(POLL_S)
@@ -140,9 +140,9 @@ class LocalBackend:
             known = lives[index] = its.ended(code, now_s) if its.due_s is None else its
             if known.due_s is None or now_s < known.due_s:
                 continue
-            self._end_orphans(children, follower)
             try:
                 if self.paths.all_endpoints(attempt).exists():
+                    self._end_orphans(children, follower)
                     scratch.tidy(self.paths, attempt, index, known.life)
                     children[index] = self._start(attempt, index, known.life + 1)
                     lives[index] = known.started(known.life + 1, clock.monotonic_s())
