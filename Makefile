@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm newer-slurm demo slurm-demo test soak quick check lint type layers bench docs
+.PHONY: setup slurm newer-slurm demo slurm-demo test long soak quick check lint type layers bench docs
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -20,10 +20,14 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
+# The quick tests, then half of each module's long tests, drawn anew by each run: `make test SHARE=1` is every test.
+SHARE ?= 0.5
+test: quick long
+
 # Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
 # next group of tests; tests/conftest.py defines the groups.
-test: setup slurm newer-slurm
-	@$(BIN)/python -m pytest -n 3 --dist loadscope --durations 60 --durations-min 8
+long: setup slurm newer-slurm
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --share $(SHARE) --durations 60 --durations-min 8
 
 # Generate docs/configuration.md and the schemas for editors from the config classes.
 docs: setup
@@ -46,7 +50,7 @@ soak: setup slurm newer-slurm
 
 # Under two minutes on two cores; what the limit means is in tests/conftest.py.
 quick: setup
-	@YATT_MOST_CPU_S=260 $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not faults and not slurm" \
+	@YATT_MOST_CPU_S=260 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
 	  tests/unit tests/protocol tests/property tests/scenarios
 
 check: lint type layers test

@@ -1,6 +1,9 @@
 """Shared by all tests: a clean environment, and no child process left behind."""
 
 import contextlib
+import hashlib
+import itertools
+import math
 import os
 import resource
 import signal
@@ -71,10 +74,57 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
+LONG_MARKS = ("slow", "faults", "slurm")
+DRAW = "YATT_DRAW"
+"""Environment variable: the seed that draws the long tests. A run without it takes a new one and prints it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("quick", "long"), help="only the quick tests, or only the long ones")
+    parser.addoption("--share", type=float, default=1.0, help="run this share of each module's long tests")
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault(DRAW, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    share, seed = config.getoption("--share"), os.environ[DRAW]
+    return "" if share == 1 else f"a share of {share:g} of the long tests, drawn with {DRAW}={seed}"
+
+
+def is_quick(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(QUICK_FOLDERS) and not any(map(item.get_closest_marker, LONG_MARKS))
+
+
+def drawn(items: list[pytest.Item], share: float) -> set[pytest.Item]:
+    """Returns a share of each module's tests, but always one."""
+
+    def lot(item: pytest.Item) -> bytes:
+        return hashlib.sha256(f"{os.environ[DRAW]} {item.nodeid}".encode()).digest()
+
+    chosen: set[pytest.Item] = set()
+    by_module = sorted(items, key=lambda item: (item.path, lot(item)))
+    for _, module in itertools.groupby(by_module, key=lambda item: item.path):
+        tests = list(module)
+        chosen.update(tests[: math.ceil(share * len(tests))])
+    return chosen
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first, or it runs alone at the end."""
-    items.sort(key=lambda item: "test_soak" not in item.nodeid)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the part; puts the longest test first, or it runs alone at the end."""
+    part, share = config.getoption("--part"), config.getoption("--share")
+    quick = {item for item in items if is_quick(item)}
+    kept = quick if part != "long" else set[pytest.Item]()
+    if part != "quick":
+        kept = kept | drawn([item for item in items if item not in quick], share)
+    left_out = [item for item in items if item not in kept]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(
+        (item for item in items if item in kept), key=lambda item: "test_soak" not in item.nodeid
+    )
 
 
 def children_of(pid: int) -> set[int]:

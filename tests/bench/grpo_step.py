@@ -110,8 +110,9 @@ def theirs(folder: Path, case: Case) -> Ran:
     return Ran(times[WARM_UP - 1 : -1], length, {})
 
 
-def call(argv: list[str]) -> str:
-    env = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+def call(argv: list[str], *, threads: int = THREADS) -> str:
+    """Runs a Python program with this many OpenMP threads; returns its output."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, *argv], env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
     )

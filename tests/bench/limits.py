@@ -55,7 +55,7 @@ def ours(folder: Path, name: str, **more: Any) -> dict[str, float]:
 
 def plain(folder: Path, arm: str) -> float:
     """Median seconds of a steady round."""
-    output = call(["-m", "tests.bench.plain_arms", arm, str(folder)])
+    output = call(["-m", "tests.bench.plain_arms", arm, str(folder)], threads=THREADS)
     return statistics.median(json.loads(output.strip().splitlines()[-1])[WARM_UP:])
 
 

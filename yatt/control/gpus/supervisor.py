@@ -30,7 +30,7 @@ from yatt.control.gpus.shared_memory import SharedMemoryWatch
 from yatt.control.gpus.worker_plan import Worker, planned_workers
 from yatt.control.node import Node
 from yatt.core.exits import describe_exit
-from yatt.core.placement import TRAINER, Slab
+from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -273,9 +273,6 @@ class Supervisor:
         env = {**self._network(), **os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         if self._node.device == "cpu":  # freed memory is returned to the kernel, so that the check sees it
             env["MALLOC_ARENA_MAX"] = "1"
-            if worker.role == TRAINER:  # and so is mapped again each iteration: in pages of 2 MiB, not 4 KiB
-                tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
-                env["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
         env[MARK] = self._mark(worker)
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML's indices
