@@ -77,7 +77,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
 LONG_MARKS = ("slow", "faults", "slurm")
 DRAW = "YATT_DRAW"
-"""Environment variable: the seed that draws the long tests. A run without it takes a new one and prints it."""
+"""Environment variable: seed that draws the long tests. Without it, a run takes a new one and prints it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
