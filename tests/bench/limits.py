@@ -1,7 +1,8 @@
 """Rollout, training and the whole step against what they cost at least, on the same model and tokens.
 
-Each round has four runs, one after the other: yatt on one slot of one thread, `vllm.LLM.generate`, a plain
-training loop, and yatt with the next batch sampled while this one is trained, on two slots.
+Each round has five runs, one after the other: yatt on one slot of one thread, `vllm.LLM.generate`, a plain
+training loop, that loop with its memory returned after each step, and yatt with the next batch sampled while
+this one is trained, on two slots.
 """
 
 import json
@@ -62,7 +63,7 @@ def plain(folder: Path, arm: str) -> float:
 def one_round(folder: Path, number: int) -> dict[str, float]:
     watch = Foreign()
     mine = ours(folder, f"turns-{number}")
-    generate, train = plain(folder, "rollout"), plain(folder, "train")
+    generate, train, shared = (plain(folder, arm) for arm in ("rollout", "train", "train-shared"))
     ahead = ours(
         folder, f"ahead-{number}",
         **{
@@ -74,10 +75,11 @@ def one_round(folder: Path, number: int) -> dict[str, float]:
         "rollout": mine["gen"] / generate,
         "rollout phase": mine["phase rollout"] / generate,
         "training": mine["update_actor"] / train,
+        "training, shared": mine["update_actor"] / shared,
         "training phase": mine["phase train"] / train,
         "step, in turns": mine["step"] / (generate + train),
         "step, ahead": ahead["step"] / max(generate, train),
-        "generate_s": generate, "train_s": train, "foreign": watch.share(),
+        "generate_s": generate, "train_s": train, "shared_s": shared, "foreign": watch.share(),
     }  # fmt: skip
 
 
@@ -109,7 +111,9 @@ def run() -> dict[str, Any]:
     ]  # fmt: skip
     titles = {
         "rollout": "sampling / generate", "rollout phase": "phase rollout with its switch / generate",
-        "training": "update / plain loop", "training phase": "phase train with its switch / plain loop",
+        "training": "update / plain loop",
+        "training, shared": "update / plain loop that returns its memory after each step, as ours does",
+        "training phase": "phase train with its switch / plain loop",
         "step, in turns": "step / (generate + plain loop), the serial limit",
         "step, ahead": "step with rollout.ahead 1 / max(generate, plain loop), the overlapped limit",
     }  # fmt: skip
@@ -122,13 +126,14 @@ def run() -> dict[str, Any]:
             "each token, prefix cache reset before each round), and a plain loop of transformers and "
             "torch.optim.AdamW over as many padded tokens. In turns: one slot that engine and trainer share. "
             "Ahead: two slots, so that engine, trainer and controllers share 2 cores. Medians of steady "
-            f"iterations; {ROUNDS} rounds of the four runs, interleaved."
+            f"iterations; {ROUNDS} rounds of the five runs, interleaved."
         ),
         "head": ["ratio", "median (least to most)"],
         "rows": [[text, words(key)] for key, text in titles.items()],
         "notes": [
             f"generate {statistics.median(found['generate_s']):.2f} s, plain loop "
-            f"{statistics.median(found['train_s']):.2f} s; others used "
+            f"{statistics.median(found['train_s']):.2f} s, where it returns its memory "
+            f"{statistics.median(found['shared_s']):.2f} s; others used "
             f"{statistics.median(found['foreign']):.0%} of the cores."
         ],
         "targets": targets,

@@ -1,10 +1,13 @@
 """What sampling and training cost at least: seconds of each round, by `vllm.LLM.generate` and a plain loop.
 
 ``python -m tests.bench.plain_arms ARM FOLDER``. `rollout`: the requests of one iteration. `train`: as many
-tokens with transformers and torch: one forward, the clipped loss, one backward, one AdamW step. Nothing of
-yatt is used.
+tokens with transformers and torch: one forward, the clipped loss, one backward, one AdamW step.
+`train-shared`: the same, and freed memory is returned to the system after each step, as on a slot that an
+engine shares. Nothing of yatt is used.
 """
 
+import ctypes
+import functools
 import json
 import os
 import sys
@@ -54,7 +57,7 @@ def rollout(folder: Path) -> list[float]:
     return taken
 
 
-def train(folder: Path) -> list[float]:
+def train(folder: Path, *, is_shared: bool = False) -> list[float]:
     import torch
     import transformers
 
@@ -86,8 +89,13 @@ def train(folder: Path) -> list[float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         taken.append(time.perf_counter() - began_s)
+        if is_shared:
+            del logits, logprobs, ratio, surrogate, loss
+            ctypes.CDLL(None).malloc_trim(0)
     return taken
 
 
+ARMS = {"rollout": rollout, "train": train, "train-shared": functools.partial(train, is_shared=True)}
+
 if __name__ == "__main__":
-    print("\n" + json.dumps({"rollout": rollout, "train": train}[sys.argv[1]](Path(sys.argv[2]))))
+    print("\n" + json.dumps(ARMS[sys.argv[1]](Path(sys.argv[2]))))
