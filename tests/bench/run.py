@@ -32,6 +32,7 @@ NAMES = (
     "oversampling",
     "overlap",
     "learning",
+    "split_policy",
     "limits",
 )
 RESULTS = Path(__file__).parent / "results"

@@ -1,0 +1,83 @@
+"""The model of an engine against steps that are counted one by one."""
+
+import math
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from yatt.core.engine_model import EngineModel, EngineSpeed, Request, finish_times, fitted
+
+SPEED = EngineSpeed(0.02, 0.001)
+
+
+def by_steps(arrivals: list[tuple[float, int]], speed: EngineSpeed, room: int) -> list[float]:
+    """Ends of requests, with each step made: independent of the model."""
+    now_s, waiting, running, ends = 0.0, list(arrivals), list[int](), list[float]()
+    while waiting or running:
+        if not running and waiting[0][0] > now_s:
+            now_s = waiting[0][0]
+        while waiting and waiting[0][0] <= now_s and len(running) < room:
+            running.append(waiting.pop(0)[1])
+        now_s += speed.step_s + speed.sequence_s * len(running)
+        running = [left - 1 for left in running]
+        ends += [now_s] * running.count(0)
+        running = [left for left in running if left]
+    return ends
+
+
+def test_a_request_alone_takes_a_step_a_token():
+    assert finish_times([(1.0, 100)], SPEED, room=4) == [pytest.approx(1.0 + 100 * 0.021)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 300)), min_size=1, max_size=40), st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_requests_end_when_counted_steps_end_them(asked: list[tuple[float, int]], room: int):
+    arrivals = sorted(asked)
+    ends = finish_times(arrivals, SPEED, room)
+    counted = by_steps(arrivals, SPEED, room)
+    step_s = SPEED.token_s(room)  # of an arrival or an end within a step, the model sees the exact moment
+    assert len(ends) == len(counted)
+    for ours, theirs in zip(ends, counted, strict=True):
+        assert abs(ours - theirs) <= step_s * (len(arrivals) + 1)
+    assert abs(ends[-1] - counted[-1]) <= 0.02 * counted[-1] + step_s * len(arrivals)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.floats(0, 30), st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_no_token_is_lost_or_made_twice_when_an_engine_is_emptied(lengths: list[int], at_s: float, room: int):
+    engine = EngineModel(SPEED, room)
+    for number, tokens in enumerate(lengths):
+        engine.add(Request(str(number), tokens), 0.0)
+    ended = engine.advance(at_s)
+    needed = engine.tokens_left()
+    left = engine.abort()
+    assert sum(request.tokens for request in left) == pytest.approx(needed)
+    assert engine.tokens + needed == pytest.approx(sum(lengths))
+    assert sorted([key for _, key in ended] + [request.key for request in left]) == sorted(
+        map(str, range(len(lengths)))
+    )
+    assert engine.num_requests == 0 and engine.next_end_s() == math.inf
+
+
+def test_a_fit_finds_both_parts_of_a_step():
+    found = fitted((running, 0.02 + 0.001 * running) for running in (1, 5, 9, 60, 128))
+    assert found is not None
+    assert (found.step_s, found.sequence_s) == (pytest.approx(0.02), pytest.approx(0.001))
+
+
+@pytest.mark.parametrize(
+    ("steps", "speed"),
+    [
+        ([], None),
+        ([(8, 0.1)], EngineSpeed(0.1, 0.0)),
+        ([(1, 0.3), (100, 0.2)], EngineSpeed(0.25, 0.0)),  # noise: more sequences cannot be faster
+        ([(10, 0.1), (20, 0.4)], EngineSpeed(0.0, 0.25 / 15)),
+    ],
+)
+def test_neither_part_of_a_fit_is_negative(steps: list[tuple[int, float]], speed: EngineSpeed | None):
+    found = fitted(steps)
+    if speed is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.step_s, found.sequence_s) == (pytest.approx(speed.step_s), pytest.approx(speed.sequence_s))

@@ -1,0 +1,105 @@
+"""The policy of the split, alone; tests/unit/simulation has it in simulated runs."""
+
+import itertools
+import os
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from yatt.core.engine_model import EngineSpeed
+from yatt.core.placement import ROLLOUT
+from yatt.core.split import DEAD_BAND, Demand, RoleSpeed, Tail, choose, predict_moving, tail_moves
+
+JUDGE, CRITIC = "genrm:judge", "genrm:critic"
+ENGINE = RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4)
+SCORER = RoleSpeed(speed=EngineSpeed(16 / 1760, 1 / 1760), room=128)
+ROLES = {ROLLOUT: ENGINE, JUDGE: SCORER}
+
+
+def demand_of(seed: int, *, mean: float = 1500, num: int = 256, judges: tuple[str, ...] = (JUDGE,)) -> Demand:
+    draw = random.Random(seed)
+    lengths = [min(16 + draw.expovariate(1 / mean), 8192) for _ in range(num)]
+    return Demand(
+        completions=lengths,
+        verdicts={role: [600 + 0.15 * tokens for tokens in lengths] for role in judges},
+        num_samples=num,
+    )
+
+
+def speeds() -> st.SearchStrategy[RoleSpeed]:
+    return st.builds(
+        lambda turn, each, room, engines, least: RoleSpeed(
+            speed=EngineSpeed(turn, each), room=room, engines=engines, least=least
+        ),
+        st.floats(0.001, 0.05), st.floats(0.0001, 0.01), st.integers(4, 128), st.integers(1, 4),
+        st.integers(1, 2),
+    )  # fmt: skip
+
+
+@given(st.lists(speeds(), min_size=3, max_size=3), st.integers(0, 999), st.integers(6, 12))
+@settings(max_examples=int(os.environ.get("YATT_FUZZ", "8")), deadline=None)
+def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
+    found: list[RoleSpeed], seed: int, num: int
+):
+    roles = dict(zip((ROLLOUT, JUDGE, CRITIC), found, strict=True))
+    demand = demand_of(seed, num=64, judges=(JUDGE, CRITIC))
+    allowed = [
+        dict(zip(roles, counts, strict=True))
+        for counts in itertools.product(range(1, num), repeat=3)
+        if sum(counts) == num and all(n >= r.least for n, r in zip(counts, found, strict=True))
+    ]
+    start = allowed[seed % len(allowed)]
+    chosen = choose(start, demand, roles, ROLLOUT, 5.0)
+    assert chosen in allowed
+    best_s = min(predict_moving(each, demand, roles, ROLLOUT, 5.0) for each in allowed)
+    assert predict_moving(chosen, demand, roles, ROLLOUT, 5.0) <= best_s * (1 + 3 * DEAD_BAND)
+
+
+def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
+    split = choose({ROLLOUT: 1, JUDGE: 15}, demand_of(0), ROLES, ROLLOUT, 15.0)
+    assert split[ROLLOUT] > 1
+    kept = [choose(split, demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
+    assert sum(kept) >= 9
+
+
+def test_a_ceiling_is_respected():
+    roles = {ROLLOUT: ENGINE, JUDGE: RoleSpeed(speed=SCORER.speed, room=128, most=2)}
+    assert choose({ROLLOUT: 7, JUDGE: 1}, demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
+    tail = Tail(running={"a": 0, "b": 0}, num_waiting=0, backlog={JUDGE: 1e6}, split={JUDGE: 2}, switch_s=1.0)
+    assert tail_moves(tail, roles, ROLLOUT) == []
+
+
+def tail_of(running: dict[str, int], **more: object) -> Tail:
+    given_ = {"num_waiting": 0, "backlog": {JUDGE: 1e6}, "split": {JUDGE: 1}, "switch_s": 1.0, **more}
+    return Tail(running=running, **given_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tail", "moved"),
+    [
+        (tail_of({"a": 0, "b": 3, "c": 9}), ["a", "b"]),  # nine on the four engines of c: hardly slower
+        (tail_of({"a": 0, "b": 3, "c": 9}, num_waiting=1), []),
+        (tail_of({"a": 99, "b": 99, "c": 99}), []),  # not the tail
+        (tail_of({"a": 0, "b": 3, "c": 9}, backlog={JUDGE: 1600.0}), []),  # a second of work
+        (tail_of({"a": 0, "b": 3, "c": 9}, switch_s=1e6), []),
+        (tail_of({"a": 0}), []),  # the last slab stays
+        (tail_of({}), []),
+    ],
+)
+def test_slabs_move_only_in_the_tail_and_for_a_backlog(tail: Tail, moved: list[str]):
+    assert tail_moves(tail, ROLES, ROLLOUT) == [(name, JUDGE) for name in moved]
+
+
+def test_moves_stop_when_the_backlog_is_shared_out():
+    tail = tail_of({f"s{i}": 0 for i in range(20)}, backlog={JUDGE: 1564 * 12.0}, switch_s=2.0)
+    moves = tail_moves(tail, ROLES, ROLLOUT)  # each judge makes 1,564 tokens a second: 12 s for one of them
+    assert len(moves) == 2  # 12 s and 6 s are more than 1.5 x 2 + 2 s, 4 s are not
+
+
+def test_the_genrm_with_the_longest_backlog_is_helped_first():
+    roles = {**ROLES, CRITIC: SCORER}
+    tail = tail_of(
+        {f"s{i}": 0 for i in range(3)}, backlog={JUDGE: 2e4, CRITIC: 5e4}, split={JUDGE: 1, CRITIC: 1}
+    )
+    assert [role for _, role in tail_moves(tail, roles, ROLLOUT)] == [CRITIC, CRITIC]

@@ -1,0 +1,155 @@
+"""A model of one engine: how long it takes for the requests that it runs. Pure.
+
+Each step of an engine gives every running sequence one token. A step with b sequences takes
+``step_s + sequence_s * b`` seconds. So all running sequences progress alike, and one number, the tokens that
+each sequence has received since the engine began, tells which one ends next.
+
+The policy predicts with it, and the simulator runs it in place of real engines.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEAST_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Seconds of an engine's step: `step_s` whatever runs, and `sequence_s` for each running sequence."""
+
+    step_s: float
+    sequence_s: float
+
+    def token_s(self, running: float) -> float:
+        """Seconds that a token of each of `running` sequences takes."""
+        return max(self.step_s + self.sequence_s * running, LEAST_S)
+
+    def tokens_per_s(self, running: int) -> float:
+        """Tokens per second of all running sequences together."""
+        return running / self.token_s(running)
+
+
+def fitted(steps: Iterable[tuple[int, float]]) -> EngineSpeed | None:
+    """Least squares of measured steps (running sequences, seconds), with neither part negative.
+
+    Returns:
+        None without a step.
+    """
+    pairs = [(float(running), seconds) for running, seconds in steps]
+    if not pairs:
+        return None
+    num = len(pairs)
+    mean_b, mean_s = sum(b for b, _ in pairs) / num, sum(s for _, s in pairs) / num
+    spread = sum((b - mean_b) ** 2 for b, _ in pairs)
+    slope = sum((b - mean_b) * (s - mean_s) for b, s in pairs) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), mean_s / mean_b if mean_b else 0.0)
+    return EngineSpeed(mean_s - slope * mean_b, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request with `tokens` tokens still to come."""
+
+    key: str
+    tokens: float
+
+
+class EngineModel:
+    """One engine at a moment `now_s`, which only moves forward.
+
+    Args:
+        room: maximum number of sequences that run at once; further requests wait, in order.
+    """
+
+    def __init__(self, speed: EngineSpeed, room: int, now_s: float = 0.0) -> None:
+        self._speed, self._room = speed, room
+        self._now_s, self._progress = now_s, 0.0
+        self._ends: list[tuple[float, int, str]] = []  # a heap: progress at the end, order, key
+        self._running: dict[str, float] = {}  # progress at the end, by key
+        self._waiting: deque[Request] = deque()
+        self._count = 0
+        self.tokens = 0.0
+        """Number of tokens made so far."""
+
+    @property
+    def num_running(self) -> int:
+        """Number of running sequences."""
+        return len(self._running)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._running) + len(self._waiting)
+
+    def tokens_left(self) -> float:
+        """Number of tokens that its requests still need."""
+        running = sum(end - self._progress for end in self._running.values())
+        return running + sum(request.tokens for request in self._waiting)
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Adds a request. The engine must have been advanced to `now_s`."""
+        self._idle_until(now_s)
+        self._waiting.append(request)
+        self._fill()
+
+    def next_end_s(self) -> float:
+        """When the next sequence ends, if nothing else happens; infinity if nothing runs."""
+        if not self._ends:
+            return math.inf
+        return self._now_s + (self._ends[0][0] - self._progress) * self._speed.token_s(len(self._running))
+
+    def advance(self, now_s: float) -> list[tuple[float, str]]:
+        """Moves to `now_s`; returns what has ended until then, (second, key), in order."""
+        ended: list[tuple[float, str]] = []
+        while self._ends and (end_s := self.next_end_s()) <= now_s:
+            progress, _, key = heapq.heappop(self._ends)
+            self._move(max(progress, self._progress), end_s)
+            del self._running[key]
+            ended.append((end_s, key))
+            self._fill()
+        if self._running and now_s > self._now_s:
+            more = (now_s - self._now_s) / self._speed.token_s(len(self._running))
+            self._move(self._progress + more, now_s)
+        self._idle_until(now_s)
+        return ended
+
+    def abort(self) -> list[Request]:
+        """Ends all requests; returns them with what each still needs."""
+        left = [Request(key, max(end - self._progress, 0.0)) for key, end in self._running.items()]
+        left += self._waiting
+        self._running.clear()
+        self._ends.clear()
+        self._waiting.clear()
+        return left
+
+    def _move(self, progress: float, now_s: float) -> None:
+        self.tokens += (progress - self._progress) * len(self._running)
+        self._progress, self._now_s = progress, now_s
+
+    def _idle_until(self, now_s: float) -> None:
+        self._now_s = max(self._now_s, now_s)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._room:
+            request = self._waiting.popleft()
+            self._count += 1
+            end = self._progress + request.tokens
+            self._running[request.key] = end
+            heapq.heappush(self._ends, (end, self._count, request.key))
+
+
+def finish_times(arrivals: Iterable[tuple[float, float]], speed: EngineSpeed, room: int) -> list[float]:
+    """When the requests of one engine end, in order of their ends.
+
+    Args:
+        arrivals: (second, tokens) of each request, in order of time.
+    """
+    engine, ends = EngineModel(speed, room), []
+    for index, (second, tokens) in enumerate(arrivals):
+        ends += [end_s for end_s, _ in engine.advance(second)]
+        engine.add(Request(str(index), tokens), second)
+    ends += [end_s for end_s, _ in engine.advance(math.inf)]
+    return ends

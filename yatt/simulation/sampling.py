@@ -1,0 +1,222 @@
+"""Simulates the sampling and judging of one batch, second by second of a clock that jumps.
+
+Requests are assigned by `yatt.core.dispatch` and slabs are moved by `yatt.core.split`, as in a run; engines
+are `yatt.core.engine_model`. An engine that moves hands back its requests, which go on elsewhere with their
+tokens kept. While it switches, its slab does nothing.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from yatt.core.dispatch import Dispatch
+from yatt.core.engine_model import EngineModel, Request
+from yatt.core.placement import ROLLOUT
+from yatt.core.split import RoleSpeed, Tail, tail_moves
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion to be sampled: its tokens, and those of each GenRM's verdict on it, by role."""
+
+    tokens: float
+    verdicts: Mapping[str, float]
+
+
+More = Callable[[int], Sequence[Sample] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is simulated: the roles' speeds, seconds of a switch, and whether slabs move within a batch."""
+
+    roles: Mapping[str, RoleSpeed]
+    switch_s: float
+    is_dynamic: bool = False
+    decide_s: float = 2.0
+    """Interval at which moves are decided."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened in one batch.
+
+    Attributes:
+        seconds: from its first request to its last verdict.
+        sampled_s: until its last completion.
+        tokens: made by engines in all, by role.
+        moves: (second, slab, role it moved to).
+    """
+
+    seconds: float = 0.0
+    sampled_s: float = 0.0
+    tokens: dict[str, float] = field(default_factory=dict)
+    moves: list[tuple[float, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Slab:
+    role: str
+    engines: dict[str, EngineModel]
+
+
+class Batch:
+    """One batch of requests on slabs with a given split at its beginning.
+
+    Args:
+        more: called with a sample's number when its last verdict is there; returns more samples to be
+            sampled, such as those of groups that replace dropped ones, or None if the batch has all it needs.
+    """
+
+    def __init__(self, setting: Setting, split: Mapping[str, int], more: More) -> None:
+        self._setting, self._more = setting, more
+        self._dispatch = Dispatch(patience=0)
+        self._slabs: dict[str, _Slab] = {}
+        self._home: dict[str, EngineModel] = {}
+        self._samples: list[Sample] = []
+        self._left: dict[str, float] = {}  # tokens that a request still needs, by key
+        self._verdicts_left: dict[int, int] = {}
+        self._backlog = dict.fromkeys(setting.roles, 0.0)  # tokens of verdicts that are not there yet
+        self._due: dict[str, float] = {}  # second of an engine's next end
+        self._events: list[tuple[float, int, str]] = []
+        self._order = itertools.count()
+        self._now_s, self._num_unsampled, self._is_over = 0.0, 0, False
+        self.outcome = Outcome(tokens=dict.fromkeys(setting.roles, 0.0))
+        names = (f"s{i}" for i in itertools.count())
+        for role, num in split.items():
+            for _ in range(num):
+                self._begin(next(names), role)
+
+    def run(self, samples: Sequence[Sample]) -> Outcome:
+        """Samples and judges everything; returns what happened."""
+        self._open(samples)
+        if self._setting.is_dynamic:
+            self._at(self._setting.decide_s, "decide")
+        while self._left and not self._is_over:
+            self._now_s, _, what = heapq.heappop(self._events)
+            if what == "decide":
+                self._decide()
+            elif what.startswith("begin "):
+                _, slab, role = what.split(" ")
+                self._begin(slab, role)
+            else:
+                self._advance(what)
+            self._assign()
+        self.outcome.seconds = self._now_s
+        for name in list(self._home):
+            self._retire(name)
+        return self.outcome
+
+    def _retire(self, name: str) -> list[Request]:
+        """Ends an engine; returns its requests, with what each still needs."""
+        engine = self._home.pop(name)
+        engine.advance(self._now_s)
+        self.outcome.tokens[name.split("/")[1]] += engine.tokens
+        return engine.abort()
+
+    def _at(self, second: float, what: str) -> None:
+        if second < math.inf:
+            heapq.heappush(self._events, (second, next(self._order), what))
+
+    def _open(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            number = len(self._samples)
+            self._samples.append(sample)
+            self._verdicts_left[number] = len(sample.verdicts)
+            self._num_unsampled += 1
+            self._submit(ROLLOUT, number, sample.tokens)
+        self._assign()
+
+    def _submit(self, role: str, number: int, tokens: float) -> None:
+        key = f"{role} {number}"
+        self._left[key] = tokens
+        self._dispatch.submit(key, role)
+
+    def _begin(self, name: str, role: str) -> None:
+        """Begins the engines of a slab."""
+        speed = self._setting.roles[role]
+        engines = {
+            f"{name}/{role}/{i}": EngineModel(speed.speed, speed.room, self._now_s)
+            for i in range(speed.engines)
+        }
+        self._slabs[name] = _Slab(role, engines)
+        self._home |= engines
+        for engine in engines:
+            self._dispatch.serve(engine, role, speed.room)
+
+    def _assign(self) -> None:
+        touched = set()
+        for assignment in self._dispatch.assign():
+            engine = self._home[assignment.server]
+            self._take(assignment.server)
+            engine.add(Request(assignment.key, self._left[assignment.key]), self._now_s)
+            touched.add(assignment.server)
+        for name in sorted(touched):
+            self._schedule(name)
+
+    def _schedule(self, name: str) -> None:
+        """Plans the end of an engine's next sequence, in place of what was planned before."""
+        self._due[name] = self._home[name].next_end_s()
+        self._at(self._due[name], name)
+
+    def _advance(self, name: str) -> None:
+        """Handles the end of an engine's next sequence, unless it is planned anew or its slab has moved."""
+        if name in self._home and self._due[name] == self._now_s:
+            self._take(name)
+            self._schedule(name)
+
+    def _take(self, name: str) -> None:
+        """Advances an engine to this moment, and handles the requests that have ended."""
+        for _, key in self._home[name].advance(self._now_s):
+            del self._left[key]
+            self._dispatch.done(key)
+            role, _, number = key.rpartition(" ")
+            self._ended(role, int(number))
+
+    def _ended(self, role: str, number: int) -> None:
+        sample = self._samples[number]
+        if role == ROLLOUT:
+            self._num_unsampled -= 1
+            self.outcome.sampled_s = self._now_s
+            for judge, tokens in sample.verdicts.items():
+                self._backlog[judge] += tokens
+                self._submit(judge, number, tokens)
+        else:
+            self._backlog[role] -= sample.verdicts[role]
+            self._verdicts_left[number] -= 1
+        if not self._verdicts_left[number]:
+            samples = self._more(number)
+            self._is_over = self._is_over or samples is None
+            self._open(samples or ())
+
+    # ---- moves ----------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Lets the policy move slabs, and decides again later."""
+        rollouts = {name: slab for name, slab in self._slabs.items() if slab.role == ROLLOUT}
+        running = {
+            name: sum(e.num_requests for e in slab.engines.values()) for name, slab in rollouts.items()
+        }
+        judges = [role for role in self._setting.roles if role != ROLLOUT]
+        tail = Tail(
+            running=running,
+            num_waiting=self._num_unsampled - sum(running.values()),
+            backlog={role: self._backlog[role] for role in judges},
+            split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
+            switch_s=self._setting.switch_s,
+        )
+        for name, role in tail_moves(tail, self._setting.roles, ROLLOUT):
+            self._move(name, role)
+        self._at(self._now_s + self._setting.decide_s, "decide")
+
+    def _move(self, name: str, role: str) -> None:
+        self.outcome.moves.append((self._now_s, name, role))
+        for engine in list(self._slabs[name].engines):
+            self._take(engine)
+            for request in self._retire(engine):
+                self._left[request.key] = request.tokens
+            self._dispatch.leave(engine)
+        self._slabs[name] = _Slab(role, {})
+        self._at(self._now_s + self._setting.switch_s, f"begin {name} {role}")
