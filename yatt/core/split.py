@@ -51,7 +51,7 @@ class RoleSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class BatchDemand:
     """What a batch asks for.
 
     Attributes:
@@ -65,7 +65,7 @@ class Demand:
     num_samples: int
 
 
-def predict(split: Split, demand: Demand, roles: Mapping[str, RoleSpeed], rollout: str) -> float:
+def predict(split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str) -> float:
     """Seconds from the first request of a batch to its last verdict, with this split all along.
 
     Looks at one engine of each role that has as many requests as the fullest, the longest among them. Long
@@ -86,7 +86,7 @@ def predict(split: Split, demand: Demand, roles: Mapping[str, RoleSpeed], rollou
 
 
 def predict_moving(
-    split: Split, demand: Demand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+    split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
 ) -> float:
     """As `predict`, with the moves of `tail_moves` within the batch; GenRMs as streams of tokens."""
     num, speed = max(demand.num_samples, 1), roles[rollout]
@@ -165,7 +165,7 @@ def _fits(alive: float, engines: int, speed: EngineSpeed) -> bool:
 
 
 def choose(
-    now: Split, demand: Demand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+    now: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
 ) -> dict[str, int]:
     """Returns the split for the next batch: `now`, or a better one by more than the dead band."""
 
@@ -185,7 +185,7 @@ def choose(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class BatchTail:
     """A batch at one moment.
 
     Attributes:
@@ -203,7 +203,7 @@ class Tail:
     switch_s: float
 
 
-def tail_moves(tail: Tail, roles: Mapping[str, RoleSpeed], rollout: str) -> list[tuple[str, str]]:
+def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) -> list[tuple[str, str]]:
     """Returns moves (slab, GenRM's role), emptiest slab first; none before the tail of the batch."""
     speed = roles[rollout]
     if tail.num_waiting:
@@ -221,7 +221,7 @@ def tail_moves(tail: Tail, roles: Mapping[str, RoleSpeed], rollout: str) -> list
     return moves
 
 
-def _worst(tail: Tail, split: Split, roles: Mapping[str, RoleSpeed]) -> tuple[str, float]:
+def _worst(tail: BatchTail, split: Split, roles: Mapping[str, RoleSpeed]) -> tuple[str, float]:
     """The GenRM whose backlog takes longest, and its seconds; '' if none may have more slabs."""
     found = [("", 0.0)]
     for role, tokens in tail.backlog.items():

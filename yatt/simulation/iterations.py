@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import Demand, Split, choose
-from yatt.simulation.sampling import Batch, Outcome, Sample, Setting
+from yatt.core.split import BatchDemand, Split, choose
+from yatt.simulation.sampling import SimulatedBatch, SimulatedOutcome, SimulatedSample, SimulatedSetting
 
 REMEMBERED = 2
 """Number of batches whose lengths the policy remembers."""
 
-SampleMaker = Callable[[random.Random, int], Sample]
+SampleMaker = Callable[[random.Random, int], SimulatedSample]
 """Draws one completion of an iteration: (random numbers, iteration from 0)."""
 
 
@@ -50,9 +50,9 @@ class _Groups:
         self._random = random.Random(f"{seed} {iteration}")
         self._left: list[int] = []
         self._kept = 0
-        self.samples: list[Sample] = []
+        self.samples: list[SimulatedSample] = []
 
-    def open(self, num: int) -> list[Sample]:
+    def open(self, num: int) -> list[SimulatedSample]:
         """Draws so many groups."""
         size = self._work.group_size
         drawn = [self._work.draw(self._random, self._iteration) for _ in range(num * size)]
@@ -60,7 +60,7 @@ class _Groups:
         self._left += [size] * num
         return drawn
 
-    def judged(self, number: int) -> Sequence[Sample] | None:
+    def judged(self, number: int) -> Sequence[SimulatedSample] | None:
         """Handles a sample's last verdict: more samples to open; None if the batch is full."""
         group = number // self._work.group_size
         self._left[group] -= 1
@@ -73,18 +73,18 @@ class _Groups:
 
 
 def partial_iterations(
-    setting: Setting, split: Split, work: Workload, num_iterations: int, seed: int
+    setting: SimulatedSetting, split: Split, work: Workload, num_iterations: int, seed: int
 ) -> list[SimulatedIteration]:
     """Steps in which rollout and GenRMs have slabs at the same time. With a dynamic setting, the policy
     chooses each step's split from the batches before, and moves slabs within a batch."""
     iterations, now = list[SimulatedIteration](), dict(split)
-    seen: list[list[Sample]] = []
+    seen: list[list[SimulatedSample]] = []
     for iteration in range(num_iterations):
         if setting.is_dynamic and seen:
             demand = _demand(list(itertools.chain(*seen[-REMEMBERED:])), len(seen[-1]))
             now = choose(now, demand, setting.roles, ROLLOUT, setting.switch_s)
         groups = _Groups(work, iteration, seed)
-        batch = Batch(setting, now, groups.judged)
+        batch = SimulatedBatch(setting, now, groups.judged)
         outcome = batch.run(groups.open(math.ceil(work.num_groups * work.oversample)))
         seen.append(groups.samples)
         iterations.append(SimulatedIteration(now, outcome.seconds + setting.switch_s, len(outcome.moves)))
@@ -92,7 +92,7 @@ def partial_iterations(
 
 
 def colocated_iterations(
-    setting: Setting, num_slabs: int, work: Workload, num_iterations: int, seed: int
+    setting: SimulatedSetting, num_slabs: int, work: Workload, num_iterations: int, seed: int
 ) -> list[SimulatedIteration]:
     """Steps in which all slabs sample, then all judge, and again for the groups that were dropped."""
     iterations = []
@@ -110,16 +110,18 @@ def colocated_iterations(
     return iterations
 
 
-def _alone(setting: Setting, role: str, num_slabs: int, samples: Sequence[Sample]) -> Outcome:
+def _alone(
+    setting: SimulatedSetting, role: str, num_slabs: int, samples: Sequence[SimulatedSample]
+) -> SimulatedOutcome:
     """One role's work on all slabs."""
     only = replace(setting, roles={ROLLOUT: setting.roles[role]}, is_dynamic=False)
-    asked = [Sample(each.tokens if role == ROLLOUT else each.verdicts[role], {}) for each in samples]
-    return Batch(only, {ROLLOUT: num_slabs}, lambda _: ()).run(asked)
+    asked = [SimulatedSample(each.tokens if role == ROLLOUT else each.verdicts[role], {}) for each in samples]
+    return SimulatedBatch(only, {ROLLOUT: num_slabs}, lambda _: ()).run(asked)
 
 
-def _demand(samples: Sequence[Sample], num: int) -> Demand:
+def _demand(samples: Sequence[SimulatedSample], num: int) -> BatchDemand:
     judges = samples[0].verdicts if samples else ()
-    return Demand(
+    return BatchDemand(
         completions=[each.tokens for each in samples],
         verdicts={role: [each.verdicts[role] for each in samples] for role in judges},
         num_samples=num,

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from yatt.core.dispatch import Dispatch
 from yatt.core.engine_model import EngineModel, Request
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import RoleSpeed, Tail, tail_moves
+from yatt.core.split import BatchTail, RoleSpeed, tail_moves
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SimulatedSample:
     """One completion to be sampled: its tokens, and those of each GenRM's verdict on it, by role."""
 
     tokens: float
     verdicts: Mapping[str, float]
 
 
-More = Callable[[int], Sequence[Sample] | None]
+More = Callable[[int], Sequence[SimulatedSample] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SimulatedSetting:
     """What is simulated: the roles' speeds, seconds of a switch, and whether slabs move within a batch."""
 
     roles: Mapping[str, RoleSpeed]
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedOutcome:
     """What happened in one batch.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Slab:
     engines: dict[str, EngineModel]
 
 
-class Batch:
+class SimulatedBatch:
     """One batch of requests on slabs with a given split at its beginning.
 
     Args:
@@ -70,12 +70,12 @@ class Batch:
             sampled, such as those of groups that replace dropped ones, or None if the batch has all it needs.
     """
 
-    def __init__(self, setting: Setting, split: Mapping[str, int], more: More) -> None:
+    def __init__(self, setting: SimulatedSetting, split: Mapping[str, int], more: More) -> None:
         self._setting, self._more = setting, more
         self._dispatch = Dispatch(patience=0)
         self._slabs: dict[str, _Slab] = {}
         self._home: dict[str, EngineModel] = {}
-        self._samples: list[Sample] = []
+        self._samples: list[SimulatedSample] = []
         self._left: dict[str, float] = {}  # tokens that a request still needs, by key
         self._verdicts_left: dict[int, int] = {}
         self._backlog = dict.fromkeys(setting.roles, 0.0)  # tokens of verdicts that are not there yet
@@ -83,13 +83,13 @@ class Batch:
         self._events: list[tuple[float, int, str]] = []
         self._order = itertools.count()
         self._now_s, self._num_unsampled, self._is_over = 0.0, 0, False
-        self.outcome = Outcome(tokens=dict.fromkeys(setting.roles, 0.0))
+        self.outcome = SimulatedOutcome(tokens=dict.fromkeys(setting.roles, 0.0))
         names = (f"s{i}" for i in itertools.count())
         for role, num in split.items():
             for _ in range(num):
                 self._begin(next(names), role)
 
-    def run(self, samples: Sequence[Sample]) -> Outcome:
+    def run(self, samples: Sequence[SimulatedSample]) -> SimulatedOutcome:
         """Samples and judges everything; returns what happened."""
         self._open(samples)
         if self._setting.is_dynamic:
@@ -120,7 +120,7 @@ class Batch:
         if second < math.inf:
             heapq.heappush(self._events, (second, next(self._order), what))
 
-    def _open(self, samples: Sequence[Sample]) -> None:
+    def _open(self, samples: Sequence[SimulatedSample]) -> None:
         for sample in samples:
             number = len(self._samples)
             self._samples.append(sample)
@@ -200,7 +200,7 @@ class Batch:
             name: sum(e.num_requests for e in slab.engines.values()) for name, slab in rollouts.items()
         }
         judges = [role for role in self._setting.roles if role != ROLLOUT]
-        tail = Tail(
+        tail = BatchTail(
             running=running,
             num_waiting=self._num_unsampled - sum(running.values()),
             backlog={role: self._backlog[role] for role in judges},

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import DEAD_BAND, Demand, RoleSpeed, Tail, choose, predict_moving, tail_moves
+from yatt.core.split import DEAD_BAND, BatchDemand, BatchTail, RoleSpeed, choose, predict_moving, tail_moves
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 ENGINE = RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4)
@@ -17,10 +17,12 @@ SCORER = RoleSpeed(speed=EngineSpeed(16 / 1760, 1 / 1760), room=128)
 ROLES = {ROLLOUT: ENGINE, JUDGE: SCORER}
 
 
-def demand_of(seed: int, *, mean: float = 1500, num: int = 256, judges: tuple[str, ...] = (JUDGE,)) -> Demand:
+def demand_of(
+    seed: int, *, mean: float = 1500, num: int = 256, judges: tuple[str, ...] = (JUDGE,)
+) -> BatchDemand:
     draw = random.Random(seed)
-    lengths = [min(16 + draw.expovariate(1 / mean), 8192) for _ in range(num)]
-    return Demand(
+    lengths = [min(16 + draw.expovariate(1 / 1500), 8192) for _ in range(num)]
+    return BatchDemand(
         completions=lengths,
         verdicts={role: [600 + 0.15 * tokens for tokens in lengths] for role in judges},
         num_samples=num,
@@ -66,13 +68,15 @@ def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
 def test_a_ceiling_is_respected():
     roles = {ROLLOUT: ENGINE, JUDGE: RoleSpeed(speed=SCORER.speed, room=128, most=2)}
     assert choose({ROLLOUT: 7, JUDGE: 1}, demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
-    tail = Tail(running={"a": 0, "b": 0}, num_waiting=0, backlog={JUDGE: 1e6}, split={JUDGE: 2}, switch_s=1.0)
+    tail = BatchTail(
+        running={"a": 0, "b": 0}, num_waiting=0, backlog={JUDGE: 1e6}, split={JUDGE: 2}, switch_s=1.0
+    )
     assert tail_moves(tail, roles, ROLLOUT) == []
 
 
-def tail_of(running: dict[str, int], **more: object) -> Tail:
+def tail_of(running: dict[str, int], **more: object) -> BatchTail:
     given_ = {"num_waiting": 0, "backlog": {JUDGE: 1e6}, "split": {JUDGE: 1}, "switch_s": 1.0, **more}
-    return Tail(running=running, **given_)  # type: ignore[arg-type]
+    return BatchTail(running=running, **given_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def tail_of(running: dict[str, int], **more: object) -> Tail:
         (tail_of({}), []),
     ],
 )
-def test_slabs_move_only_in_the_tail_and_for_a_backlog(tail: Tail, moved: list[str]):
+def test_slabs_move_only_in_the_tail_and_for_a_backlog(tail: BatchTail, moved: list[str]):
     assert tail_moves(tail, ROLES, ROLLOUT) == [(name, JUDGE) for name in moved]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import Demand, RoleSpeed, predict, predict_moving
+from yatt.core.split import BatchDemand, RoleSpeed, predict, predict_moving
 from yatt.simulation.iterations import Workload, colocated_iterations, partial_iterations
-from yatt.simulation.sampling import Batch, Outcome, Sample, Setting
+from yatt.simulation.sampling import SimulatedBatch, SimulatedOutcome, SimulatedSample, SimulatedSetting
 
 JUDGE = "genrm:judge"
 ROLES = {
@@ -19,19 +19,21 @@ ROLES = {
 NUM_SLABS = 6
 
 
-def draw(numbers: random.Random, _: int) -> Sample:
+def draw(numbers: random.Random, _: int) -> SimulatedSample:
     tokens = min(max(numbers.lognormvariate(7.0, 0.8), 16), 8192)
-    return Sample(tokens, {JUDGE: 600 + 0.15 * tokens})
+    return SimulatedSample(tokens, {JUDGE: 600 + 0.15 * tokens})
 
 
-def samples_of(seed: int, num: int = 512) -> list[Sample]:
+def samples_of(seed: int, num: int = 512) -> list[SimulatedSample]:
     numbers = random.Random(seed)
     return [draw(numbers, 0) for _ in range(num)]
 
 
-def simulated(split: dict[str, int], seed: int, *, is_dynamic: bool, switch_s: float = 15.0) -> Outcome:
-    setting = Setting(roles=ROLES, switch_s=switch_s, is_dynamic=is_dynamic)
-    return Batch(setting, split, lambda _: ()).run(samples_of(seed))
+def simulated(
+    split: dict[str, int], seed: int, *, is_dynamic: bool, switch_s: float = 15.0
+) -> SimulatedOutcome:
+    setting = SimulatedSetting(roles=ROLES, switch_s=15.0, is_dynamic=is_dynamic)
+    return SimulatedBatch(setting, split, lambda _: ()).run(samples_of(seed))
 
 
 @pytest.mark.parametrize("num_judges", [1, 3, 5])
@@ -45,8 +47,10 @@ def test_no_token_is_lost_or_made_twice_though_slabs_move(num_judges: int):
 
 
 def test_one_completion_takes_its_steps_and_those_of_its_verdict():
-    setting = Setting(roles=ROLES, switch_s=1.0)
-    outcome = Batch(setting, {ROLLOUT: 1, JUDGE: 1}, lambda _: ()).run([Sample(100, {JUDGE: 50})])
+    setting = SimulatedSetting(roles=ROLES, switch_s=1.0)
+    outcome = SimulatedBatch(setting, {ROLLOUT: 1, JUDGE: 1}, lambda _: ()).run(
+        [SimulatedSample(100, {JUDGE: 50})]
+    )
     assert outcome.sampled_s == pytest.approx(100 * 17 / 1200)
     assert outcome.seconds == pytest.approx(100 * 17 / 1200 + 50 * 17 / 1760)
 
@@ -55,7 +59,7 @@ def test_one_completion_takes_its_steps_and_those_of_its_verdict():
 def test_predictions_are_near_what_is_simulated(num_judges: int):
     split = {ROLLOUT: NUM_SLABS - num_judges, JUDGE: num_judges}
     samples = samples_of(3)
-    demand = Demand(
+    demand = BatchDemand(
         completions=[each.tokens for each in samples],
         verdicts={JUDGE: [each.verdicts[JUDGE] for each in samples]},
         num_samples=len(samples),
@@ -74,7 +78,7 @@ def test_moves_within_a_batch_repair_the_worst_split():
 
 def test_every_dropped_group_is_replaced_and_the_batch_ends_with_the_last_it_needs():
     work = Workload(draw=draw, num_groups=32, group_size=8, pass_rate=0.5)
-    setting = Setting(roles=ROLES, switch_s=15.0)
+    setting = SimulatedSetting(roles=ROLES, switch_s=15.0)
     few = partial_iterations(
         setting, {ROLLOUT: 3, JUDGE: 3}, Workload(draw=draw, num_groups=32, group_size=8), 3, 5
     )
@@ -86,9 +90,9 @@ def test_every_dropped_group_is_replaced_and_the_batch_ends_with_the_last_it_nee
 @pytest.mark.slow
 def test_from_any_split_the_policy_is_soon_as_good_as_the_best_fixed_one():
     work = Workload(draw=draw, num_groups=64, group_size=8)
-    fixed, dynamic = (Setting(roles=ROLES, switch_s=15.0, is_dynamic=is_) for is_ in (False, True))
+    fixed, dynamic = (SimulatedSetting(roles=ROLES, switch_s=15.0, is_dynamic=is_) for is_ in (False, True))
 
-    def mean_s(setting: Setting, num_judges: int) -> float:
+    def mean_s(setting: SimulatedSetting, num_judges: int) -> float:
         split = {ROLLOUT: NUM_SLABS - num_judges, JUDGE: num_judges}
         return statistics.mean(each.seconds for each in partial_iterations(setting, split, work, 4, 7)[1:])
 
