@@ -58,7 +58,8 @@ def test_clocks_that_jump_and_differ_change_nothing(cluster: Cluster, reference,
     """One engine node is an hour behind all the time; the leader's clock jumps ahead and back in mid-run."""
     clocks = Clocks(tmp_path / "clocks", cluster.nodes)
     clocks.set("n3", "-1h")
-    settings = {"trainer": {"total_iterations": FEW}}  # phases are slow with libfaketime
+    # phases are slow with libfaketime, and so is a controller's heartbeat beside other work
+    settings = {"trainer": {"total_iterations": FEW}, "launch": {"node_silence_s": 30.0}}
     site = {"srun_args": [f"--task-prolog={clocks.prolog}"]}
     run = SubmittedRun(cluster, tmp_path, settings, reward=SLOW_REWARD, **site)
     job_id = run.submit()
