@@ -25,6 +25,9 @@ from yatt.core.engine_model import EngineSpeed, finish_times
 DEAD_BAND = 0.03
 """Fraction of the predicted time that another split must gain."""
 
+UNDO_BAND, UNDO_BATCHES = 0.1, 3
+"""The same for a split that takes back a change of so many batches before: lengths differ by chance."""
+
 TAIL_SLOWDOWN = 1.2
 """In the tail, a token takes at most this multiple of what it takes alone."""
 
@@ -165,9 +168,18 @@ def _fits(alive: float, engines: int, speed: EngineSpeed) -> bool:
 
 
 def choose(
-    now: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+    before: Sequence[Split],
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
 ) -> dict[str, int]:
-    """Returns the split for the next batch: `now`, or a better one by more than the dead band."""
+    """Returns the split for the next batch: the last one, or a better one by more than the dead band.
+
+    Args:
+        before: splits of the batches before, oldest first; at least the last one.
+    """
+    now = before[-1]
 
     def seconds(split: Split) -> float:
         return predict_moving(split, demand, roles, rollout, switch_s)
@@ -181,7 +193,18 @@ def choose(
             best_s, best = least_s, dict(split)
         else:
             step //= 2
-    return best if best_s < now_s * (1 - DEAD_BAND) else dict(now)
+    band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
+    return best if best_s < now_s * (1 - band) else dict(now)
+
+
+def _undoes(split: Split, before: Sequence[Split]) -> bool:
+    """Whether a split takes back, for any role, some of a change among these splits."""
+    changes = [*itertools.pairwise(before)]
+    return any(
+        (new[role] - old[role]) * (split[role] - before[-1][role]) < 0
+        for old, new in changes
+        for role in split
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

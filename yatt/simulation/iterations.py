@@ -82,7 +82,9 @@ def partial_iterations(
     for iteration in range(num_iterations):
         if setting.is_dynamic and seen:
             demand = _demand(list(itertools.chain(*seen[-REMEMBERED:])), len(seen[-1]))
-            now = choose(now, demand, setting.roles, ROLLOUT, setting.switch_s)
+            now = choose(
+                [each.split for each in iterations], demand, setting.roles, ROLLOUT, setting.switch_s
+            )
         groups = _Groups(work, iteration, seed)
         batch = SimulatedBatch(setting, now, groups.judged)
         outcome = batch.run(groups.open(math.ceil(work.num_groups * work.oversample)))

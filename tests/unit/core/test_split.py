@@ -9,7 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import DEAD_BAND, BatchDemand, BatchTail, RoleSpeed, choose, predict_moving, tail_moves
+from yatt.core.split import (
+    DEAD_BAND,
+    UNDO_BAND,
+    BatchDemand,
+    BatchTail,
+    RoleSpeed,
+    choose,
+    predict_moving,
+    tail_moves,
+)
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 ENGINE = RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4)
@@ -52,22 +61,22 @@ def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
         if sum(counts) == num and all(n >= r.least for n, r in zip(counts, found, strict=True))
     ]
     start = allowed[seed % len(allowed)]
-    chosen = choose(start, demand, roles, ROLLOUT, 5.0)
+    chosen = choose([start], demand, roles, ROLLOUT, 5.0)
     assert chosen in allowed
     best_s = min(predict_moving(each, demand, roles, ROLLOUT, 5.0) for each in allowed)
     assert predict_moving(chosen, demand, roles, ROLLOUT, 5.0) <= best_s * (1 + 3 * DEAD_BAND)
 
 
 def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
-    split = choose({ROLLOUT: 1, JUDGE: 15}, demand_of(0), ROLES, ROLLOUT, 15.0)
+    split = choose([{ROLLOUT: 1, JUDGE: 15}], demand_of(0), ROLES, ROLLOUT, 15.0)
     assert split[ROLLOUT] > 1
-    kept = [choose(split, demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
+    kept = [choose([split], demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
     assert sum(kept) >= 9
 
 
 def test_a_ceiling_is_respected():
     roles = {ROLLOUT: ENGINE, JUDGE: RoleSpeed(speed=SCORER.speed, room=128, most=2)}
-    assert choose({ROLLOUT: 7, JUDGE: 1}, demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
+    assert choose([{ROLLOUT: 7, JUDGE: 1}], demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
     tail = BatchTail(
         running={"a": 0, "b": 0}, num_waiting=0, backlog={JUDGE: 1e6}, split={JUDGE: 2}, switch_s=1.0
     )
@@ -107,3 +116,18 @@ def test_the_genrm_with_the_longest_backlog_is_helped_first():
         {f"s{i}": 0 for i in range(3)}, backlog={JUDGE: 2e4, CRITIC: 5e4}, split={JUDGE: 1, CRITIC: 1}
     )
     assert [role for _, role in tail_moves(tail, roles, ROLLOUT)] == [CRITIC, CRITIC]
+
+
+@pytest.mark.parametrize(("since", "is_kept"), [(1, True), (3, True), (4, False)])
+def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_kept: bool):
+    demand, splits = demand_of(0), [{ROLLOUT: 16 - num, JUDGE: num} for num in range(1, 16)]
+    cost_s = [predict_moving(split, demand, ROLES, ROLLOUT, 15.0) for split in splits]
+    best = min(range(15), key=lambda i: cost_s[i])
+    gains = [1 - cost_s[best] / each_s for each_s in cost_s]
+    near = next(i for i in range(15) if DEAD_BAND < gains[i] < UNDO_BAND)
+    before = [splits[best], *[splits[near]] * since]
+    chosen = choose(before, demand, ROLES, ROLLOUT, 15.0)
+    if is_kept:
+        assert chosen == splits[near]
+    else:
+        assert predict_moving(chosen, demand, ROLES, ROLLOUT, 15.0) < cost_s[near] * (1 - DEAD_BAND)
