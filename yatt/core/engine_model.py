@@ -32,23 +32,6 @@ class EngineSpeed:
         return running / self.token_s(running)
 
 
-def fitted(steps: Iterable[tuple[int, float]]) -> EngineSpeed | None:
-    """Least squares of measured steps (running sequences, seconds), with neither part negative.
-
-    Returns:
-        None without a step.
-    """
-    pairs = [(float(running), seconds) for running, seconds in steps]
-    if not pairs:
-        return None
-    num = len(pairs)
-    mean_b, mean_s = sum(b for b, _ in pairs) / num, sum(s for _, s in pairs) / num
-    spread = sum((b - mean_b) ** 2 for b, _ in pairs)
-    slope = sum((b - mean_b) * (s - mean_s) for b, s in pairs) / spread if spread else 0.0
-    slope = min(max(slope, 0.0), mean_s / mean_b if mean_b else 0.0)
-    return EngineSpeed(mean_s - slope * mean_b, slope)
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request with `tokens` tokens still to come."""
@@ -83,11 +66,6 @@ class EngineModel:
     def num_requests(self) -> int:
         """Number of requests that run or wait."""
         return len(self._running) + len(self._waiting)
-
-    def tokens_left(self) -> float:
-        """Number of tokens that its requests still need."""
-        running = sum(end - self._progress for end in self._running.values())
-        return running + sum(request.tokens for request in self._waiting)
 
     def add(self, request: Request, now_s: float) -> None:
         """Adds a request. The engine must have been advanced to `now_s`."""

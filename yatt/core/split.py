@@ -68,30 +68,14 @@ class BatchDemand:
     num_samples: int
 
 
-def predict(split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str) -> float:
-    """Seconds from the first request of a batch to its last verdict, with this split all along.
-
-    Looks at one engine of each role that has as many requests as the fullest, the longest among them. Long
-    completions end last, and their verdicts are the longest.
-    """
-    num, speed = max(demand.num_samples, 1), roles[rollout]
-    mine, scale = _share(num, split[rollout] * speed.engines)
-    begun = [(0.0, tokens) for tokens in _mixed(_spread(sorted(demand.completions), mine))]
-    ends = [end_s * scale for end_s in finish_times(begun, speed.speed, speed.room)]
-    last_s = ends[-1]
-    for role, verdicts in demand.verdicts.items():
-        judge = roles[role]
-        mine, scale = _share(num, split[role] * judge.engines)
-        arrivals = [end_s / scale for end_s in _spread(ends, mine)]
-        judged = zip(arrivals, _spread(sorted(verdicts), mine), strict=True)
-        last_s = max(last_s, scale * finish_times(judged, judge.speed, judge.room)[-1])
-    return last_s
-
-
-def predict_moving(
+def predict(
     split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
 ) -> float:
-    """As `predict`, with the moves of `tail_moves` within the batch; GenRMs as streams of tokens."""
+    """Seconds from the first request of a batch to its last verdict, with the moves of `tail_moves` in it.
+
+    Looks at one rollout engine that has as many requests as the fullest, the longest among them; GenRMs are
+    streams of tokens. Long completions end last, and their verdicts are the longest.
+    """
     num, speed = max(demand.num_samples, 1), roles[rollout]
     mine, scale = _share(num, split[rollout] * speed.engines)
     begun = [(0.0, tokens) for tokens in _mixed(_spread(sorted(demand.completions), mine))]
@@ -108,8 +92,9 @@ def predict_moving(
         alive = left * split[rollout] * speed.engines
         while free > speed.least and (able := [each for each in judges.values() if each.may_gain]):
             judge = max(able, key=lambda each: each.backlog_s)
-            is_worth = judge.backlog_s > WORTH_SWITCHES * switch_s + WORTH_S
-            if not is_worth or not _fits(alive, (free - 1) * speed.engines, speed.speed):
+            if not _is_worth(judge.backlog_s, switch_s) or not _fits(
+                alive, (free - 1) * speed.engines, speed.speed
+            ):
                 break
             free -= 1
             judge.gain(end_s + switch_s)
@@ -161,6 +146,11 @@ class _Judge:
         self._now_s = now_s
 
 
+def _is_worth(backlog_s: float, switch_s: float) -> bool:
+    """Whether a backlog takes so long that a move pays."""
+    return backlog_s > WORTH_SWITCHES * switch_s + WORTH_S
+
+
 def _fits(alive: float, engines: int, speed: EngineSpeed) -> bool:
     """Whether so many sequences are hardly slower on these engines than alone."""
     per_engine = max(alive / engines, 1.0) if engines else alive
@@ -182,7 +172,7 @@ def choose(
     now = before[-1]
 
     def seconds(split: Split) -> float:
-        return predict_moving(split, demand, roles, rollout, switch_s)
+        return predict(split, demand, roles, rollout, switch_s)
 
     now_s = best_s = seconds(now)
     best, step = dict(now), max(sum(now.values()) // 4, 1)
@@ -237,7 +227,7 @@ def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) ->
     while len(left) > speed.least:
         is_tail = _fits(alive, (len(left) - 1) * speed.engines, speed.speed)
         role, backlog_s = _worst(tail, split, roles)
-        if not is_tail or backlog_s <= WORTH_SWITCHES * tail.switch_s + WORTH_S:
+        if not is_tail or not _is_worth(backlog_s, tail.switch_s):
             break
         moves.append((heapq.heappop(left)[1], role))
         split[role] += 1

@@ -75,8 +75,8 @@ class _Groups:
 def partial_iterations(
     setting: SimulatedSetting, split: Split, work: Workload, num_iterations: int, seed: int
 ) -> list[SimulatedIteration]:
-    """Steps in which rollout and GenRMs have slabs at the same time. With a dynamic setting, the policy
-    chooses each step's split from the batches before, and moves slabs within a batch."""
+    """Iterations in which rollout and GenRMs have slabs at the same time. With a dynamic setting, the policy
+    chooses each one's split from the batches before, and moves slabs within a batch."""
     iterations, now = list[SimulatedIteration](), dict(split)
     seen: list[list[SimulatedSample]] = []
     for iteration in range(num_iterations):
@@ -96,7 +96,7 @@ def partial_iterations(
 def colocated_iterations(
     setting: SimulatedSetting, num_slabs: int, work: Workload, num_iterations: int, seed: int
 ) -> list[SimulatedIteration]:
-    """Steps in which all slabs sample, then all judge, and again for the groups that were dropped."""
+    """Iterations in which all slabs sample, then all judge, and again for the groups that were dropped."""
     iterations = []
     for iteration in range(num_iterations):
         draw, seconds, kept = random.Random(f"{seed} {iteration}"), 0.0, 0

@@ -16,7 +16,7 @@ from yatt.core.split import (
     BatchTail,
     RoleSpeed,
     choose,
-    predict_moving,
+    predict,
     tail_moves,
 )
 
@@ -63,8 +63,8 @@ def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
     start = allowed[seed % len(allowed)]
     chosen = choose([start], demand, roles, ROLLOUT, 5.0)
     assert chosen in allowed
-    best_s = min(predict_moving(each, demand, roles, ROLLOUT, 5.0) for each in allowed)
-    assert predict_moving(chosen, demand, roles, ROLLOUT, 5.0) <= best_s * (1 + 3 * DEAD_BAND)
+    best_s = min(predict(each, demand, roles, ROLLOUT, 5.0) for each in allowed)
+    assert predict(chosen, demand, roles, ROLLOUT, 5.0) <= best_s * (1 + 3 * DEAD_BAND)
 
 
 def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
@@ -121,7 +121,7 @@ def test_the_genrm_with_the_longest_backlog_is_helped_first():
 @pytest.mark.parametrize(("since", "is_kept"), [(1, True), (3, True), (4, False)])
 def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_kept: bool):
     demand, splits = demand_of(0), [{ROLLOUT: 16 - num, JUDGE: num} for num in range(1, 16)]
-    cost_s = [predict_moving(split, demand, ROLES, ROLLOUT, 15.0) for split in splits]
+    cost_s = [predict(split, demand, ROLES, ROLLOUT, 15.0) for split in splits]
     best = min(range(15), key=lambda i: cost_s[i])
     gains = [1 - cost_s[best] / each_s for each_s in cost_s]
     near = next(i for i in range(15) if DEAD_BAND < gains[i] < UNDO_BAND)
@@ -130,4 +130,4 @@ def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_ke
     if is_kept:
         assert chosen == splits[near]
     else:
-        assert predict_moving(chosen, demand, ROLES, ROLLOUT, 15.0) < cost_s[near] * (1 - DEAD_BAND)
+        assert predict(chosen, demand, ROLES, ROLLOUT, 15.0) < cost_s[near] * (1 - DEAD_BAND)
