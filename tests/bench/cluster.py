@@ -30,6 +30,8 @@ from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slabs import Slabs
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
@@ -46,6 +48,9 @@ START_LIMIT_S = 60.0
 
 class InstantActs:
     """Every phase's own work takes no time: what is left of a phase is the switch."""
+
+    def __init__(self, slabs: Slabs) -> None:
+        self.slabs = slabs
 
     async def run(self, act: phases.Act) -> phases.Acted:
         return phases.Acted(act.seq)
@@ -207,8 +212,9 @@ async def lead(root: Path, num_nodes: int) -> float:
             leader.node, leader.controller.handle, leader.peers, leader.gave_up, supervisor.work
         )
         await ports.ask_all(c.StatusQuery(), START_LIMIT_S)  # every line is up before the clock runs
-        acts = InstantActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Background(Inbox()))  # type: ignore[arg-type]
+        background = Background(Inbox())
+        acts = InstantActs(Slabs(leader.node, ports, NodeLoads(leader.parts.load), leader.events, background))
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, background)  # type: ignore[arg-type]
         before_s = cpu_s()
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason

@@ -19,6 +19,8 @@ from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slabs import Slabs
 from yatt.control.membership.liveness import Liveness
 from yatt.core import phases
 from yatt.core.peer_name import parsed_peer
@@ -34,7 +36,8 @@ MOST_SHARE, MOST_SWITCH_S = 0.2, 0.2
 class PacedActs(cluster.InstantActs):
     """The first iterations at once, to time many switches; then one in `ITERATION_S`, to weigh the leader."""
 
-    def __init__(self) -> None:
+    def __init__(self, slabs: Slabs) -> None:
+        super().__init__(slabs)
         self.used_s = self.passed_s = 0.0
 
     async def run(self, act: phases.Act) -> phases.Acted:
@@ -54,6 +57,7 @@ class LeadingNode(cluster.SimulatedNode):
 
     liveness: Liveness
     writer: BackgroundWriter
+    loads: NodeLoads
 
     def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
         who = parsed_peer(sender, self.node.config.launch.nodes)
@@ -61,6 +65,7 @@ class LeadingNode(cluster.SimulatedNode):
         self.liveness.heard(who[0])
         match body:
             case c.Alive():
+                self.loads.put(*who, body.load)
                 return None
             case c.EventLines():
                 self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
@@ -84,15 +89,17 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
 
     async with cluster.nodes(root, range(1), LeadingNode) as (leader,):
         leader.writer = BackgroundWriter()
-        leader.liveness = Liveness(leader.node, leader.peers, lost)
+        leader.loads, background = NodeLoads(leader.parts.load), Background(Inbox())
+        leader.liveness = Liveness(leader.node, leader.peers, lost, leader.parts.load)
         for index, address in enumerate(await addresses_of(root), 1):
             leader.dial(index, address)
         ports = NodeClients(
             leader.node, leader.controller.handle, leader.peers, leader.gave_up, leader.parts.progress.whole
         )
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
-        beating, acts = asyncio.ensure_future(leader.liveness.run()), PacedActs()
-        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, Background(Inbox()))  # type: ignore[arg-type]
+        beating = asyncio.ensure_future(leader.liveness.run())
+        acts = PacedActs(Slabs(leader.node, ports, leader.loads, leader.events, background))
+        coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, background)  # type: ignore[arg-type]
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
         beating.cancel()

@@ -26,6 +26,7 @@ def relations(config: RunConfig) -> list[Fault]:
         *_sockets(config),
         *_layout(config),
         *_placement(config),
+        *_split(config),
         *_rewards(config),
         *_media(config),
         *_batches(config),
@@ -155,6 +156,58 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
             f"needs at least one slab and rollout at least one; write {len(genrms)} to "
             f"{num_slabs(config) - 1}, or use more nodes or GPUs.",
         )
+
+
+def engine_roles(config: RunConfig) -> tuple[str, ...]:
+    """Returns the roles with engines: rollout, then each GenRM's."""
+    return ("rollout", *(f"genrm:{genrm.name}" for genrm in config.engine_genrms))
+
+
+def _split(config: RunConfig) -> Iterator[Fault]:
+    place, roles = config.placement, engine_roles(config)
+    if place.split == "fixed":
+        for key in ("min_slabs", "max_slabs"):
+            if getattr(place, key):
+                yield (
+                    f"placement.{key}",
+                    "has no effect on a fixed split; remove it, or write split: dynamic.",
+                )
+        return
+    if place.mode == "colocated" or len(roles) == 1:
+        yield (
+            "placement.split",
+            "dynamic moves slabs between rollout and GenRMs, which need a GenRM with an engine and "
+            "placement.mode partial or disaggregated; write split: fixed.",
+        )
+    if config.run.deterministic:
+        yield "placement.split", "dynamic depends on timing (run.deterministic); write fixed."
+    yield from _slab_limits(config, roles)
+
+
+def _slab_limits(config: RunConfig, roles: tuple[str, ...]) -> Iterator[Fault]:
+    place = config.placement
+    for key, limits in (("min_slabs", place.min_slabs), ("max_slabs", place.max_slabs)):
+        for role in limits:
+            if role not in roles:
+                yield (
+                    f"placement.{key}",
+                    f"'{role}' is no role with engines; write one of {', '.join(roles)}.",
+                )
+    for role in roles:
+        least, most = slab_limits(config, role)
+        if most < least:
+            yield "placement.max_slabs", f"{role}: {most} is below min_slabs {least}; write {least} or more."
+    needed, total = sum(slab_limits(config, role)[0] for role in roles), num_slabs(config)
+    if needed > total:
+        yield "placement.min_slabs", f"{needed} slabs in all, but there are {total}; write less."
+    if sum(min(slab_limits(config, role)[1], total) for role in roles) < total:
+        yield "placement.max_slabs", f"leaves some of {total} slabs to nobody; write more."
+
+
+def slab_limits(config: RunConfig, role: str) -> tuple[int, int]:
+    """Returns the fewest and the most slabs that a role may have with a dynamic split."""
+    place = config.placement
+    return place.min_slabs.get(role, 1), place.max_slabs.get(role, num_slabs(config))
 
 
 def _rewards(config: RunConfig) -> Iterator[Fault]:

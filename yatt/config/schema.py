@@ -204,6 +204,17 @@ class PlacementSection:
     genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
     """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards."""
 
+    split: Literal["fixed", "dynamic"] = "fixed"
+    """partial, disaggregated: whether slabs stay with rollout or their GenRM. dynamic: they change, between
+    batches to the split that is predicted to be fastest, and near the end of a batch to GenRMs with a
+    backlog. genrm_slabs is only the beginning."""
+
+    min_slabs: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
+    """dynamic: fewest slabs of a role, `rollout` or `genrm:NAME`; 1 if not written."""
+
+    max_slabs: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
+    """dynamic: most slabs of a role; no limit if not written."""
+
     trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
     """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
 

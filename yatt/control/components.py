@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from yatt.adapters.channel import Channel
 from yatt.control.gpus.arbiter import Arbiter, Holding
+from yatt.control.gpus.engine_meter import EngineMeter
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.supervisor import Supervisor
@@ -17,7 +18,9 @@ from yatt.control.node import Node
 from yatt.control.rollouts.reward_pool import RewardPool
 from yatt.control.rollouts.rooms import RoomAnnouncer
 from yatt.control.rollouts.router import Router
+from yatt.core.placement import ROLLOUT
 from yatt.obs.events import EventLog
+from yatt.records.load import NodeLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,18 @@ class Components:
     rewards: RewardPool
     router: Router
     rooms: RoomAnnouncer
+    meter: EngineMeter
     arbiter: Arbiter
+
+    def load(self) -> NodeLoad:
+        """Returns what this node's engines and requests are doing now."""
+        router, engines, genrms = self.router, self.engines, self.router.genrms
+        return NodeLoad(
+            slabs=engines.loads(), steps=dict(self.meter.steps), costs=dict(self.meter.costs),
+            built=self.meter.built(),
+            num_waiting=router.num_waiting(ROLLOUT) + router.expected + engines.num_waiting(ROLLOUT),
+            num_asked={role: router.num_asked(role) for role in genrms},
+        )  # fmt: skip
 
 
 def build_components(
@@ -56,10 +70,12 @@ def build_components(
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
-    holding = Holding(wake=workers.wake, sleep=workers.sleep)
+    meter = EngineMeter(supervisor, engines)
+    holding = meter.metered(Holding(wake=workers.wake, sleep=workers.sleep))
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
         publications=publications, given_weights=GivenWeights(node, publications.fetched),
-        workers=workers, uploads=uploads, rewards=rewards, router=router, rooms=rooms, arbiter=arbiter,
+        workers=workers, uploads=uploads, rewards=rewards, router=router, rooms=rooms, meter=meter,
+        arbiter=arbiter,
     )  # fmt: skip

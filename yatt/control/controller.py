@@ -23,6 +23,7 @@ from yatt.core.peer_name import parsed_peer
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
+from yatt.records.moves import MoveSlab, SlabMoved
 
 _LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]
@@ -38,6 +39,7 @@ class Controller:
     def __init__(self, node: Node, parts: Components, trainer_node: TrainerNode | None) -> None:
         self._node, self._parts, self._trainer_node = node, parts, trainer_node
         self._tasks: set[asyncio.Task[None]] = set()
+        self._seq = 0  # of the newest barrier
         self.quit = asyncio.Event()
         self.exit_code = EXIT_FAILED
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
@@ -46,7 +48,8 @@ class Controller:
             c.DescribeWeights: parts.given_weights.describe, c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
-            c.GrantSlabs: self._grant_slabs, c.PeerJoined: self._peer_joined, c.Roster: self._admitted,
+            MoveSlab: self._move_slab, c.GrantSlabs: self._grant_slabs,
+            c.PeerJoined: self._peer_joined, c.Roster: self._admitted,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
             **(trainer_node.orders if trainer_node is not None else {}),
         }  # fmt: skip
@@ -84,6 +87,8 @@ class Controller:
                 self._parts.reports.failed(f"{worker.name}: {body.error}", EXIT_USER_MISTAKE)
             case m.Renew():
                 worker.work = body.work
+                if body.steps.steps:
+                    self._parts.meter.stepped(worker, body.steps)
                 self._parts.supervisor.waits(worker, body.waits_for)
                 self._parts.arbiter.renewed(worker, body.token, body.turns + body.work)
             case m.Completed():
@@ -108,7 +113,11 @@ class Controller:
                     self._parts.rewards.ready(worker)
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
-        workers = list(self._parts.supervisor.workers.values())
+        placement = self._node.placement  # engines that a slab may have later start at the first move
+        workers = [
+            worker for worker in self._parts.supervisor.workers.values()
+            if worker.slab is None or worker.role in placement.first_roles_of(worker.slab)
+        ]  # fmt: skip
         await asyncio.gather(*(self._first_start(worker) for worker in workers))
         return m.Done()
 
@@ -132,6 +141,7 @@ class Controller:
 
     async def _switch_slabs(self, order: c.SwitchSlabs) -> m.Message:
         arbiter, holders = self._parts.arbiter, dict(order.holders)
+        self._seq = max(self._seq, order.seq)
         wanted: dict[Slab, str] = {}
         for slab in self._node.slabs:
             role = holders.get(slab.index, "")
@@ -141,6 +151,16 @@ class Controller:
         for slab, role in wanted.items():
             await arbiter.settled(slab, role, self._node.config.launch.phase_timeout_s)
         return m.Done()
+
+    async def _move_slab(self, order: MoveSlab) -> m.Message:
+        if order.seq < self._seq:
+            return SlabMoved(has_moved=False)
+        slab = next(each for each in self._node.slabs if each.index == order.slab)
+        meter, arbiter = self._parts.meter, self._parts.arbiter
+        before_s = meter.spent_s(slab)
+        arbiter.want(slab, order.role)
+        has_moved = await arbiter.settled(slab, order.role, self._node.config.launch.phase_timeout_s)
+        return SlabMoved(has_moved=has_moved, workers_s=meter.spent_s(slab) - before_s)
 
     async def _grant_slabs(self, order: c.GrantSlabs) -> m.Message:
         holders = dict(order.holders)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from yatt.adapters.channel import Answer
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers, Standing
@@ -25,6 +26,7 @@ class PeerMessages:
 
     Attributes:
         inbox: the coordinator's inbox, on the leader.
+        loads: collects what nodes report to the leader.
         controller: carries out orders; set later, since reading the data and the store takes long.
     """
 
@@ -34,6 +36,7 @@ class PeerMessages:
     writer: BackgroundWriter
     sender: EventSender
     inbox: Inbox | None
+    loads: NodeLoads
     controller: "asyncio.Future[Handle]"
 
     def handle(self, sender: str, body: m.Message) -> Answer | Awaitable[Answer]:
@@ -50,6 +53,7 @@ class PeerMessages:
         self.liveness.heard(index)
         match body:
             case c.Alive():
+                self._alive(index, life, body, standing)
                 return None
             case c.EventLines():
                 self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
@@ -60,6 +64,10 @@ class PeerMessages:
             case _ if standing is Standing.NEWCOMER:
                 return m.Failed(error=f"{sender} does not take part yet")
         return self._carry_out(sender, body)
+
+    def _alive(self, index: int, life: int, body: c.Alive, standing: Standing) -> None:
+        if standing is Standing.MEMBER:
+            self.loads.put(index, life, body.load)
 
     def _knocked(self, index: int, life: int, knock: c.Knock, standing: Standing) -> m.Message:
         if self.inbox is None or index in self.node.placement.trainer_nodes or standing is Standing.OVER:

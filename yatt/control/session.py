@@ -32,7 +32,9 @@ from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.leader.phase_work import PhaseWork
+from yatt.control.leader.slabs import Slabs
 from yatt.control.leader.stop_requests import StopRequests
 from yatt.control.membership.deadman import DeadMan, write_heartbeat
 from yatt.control.membership.event_sender import EventSender
@@ -88,13 +90,15 @@ class Session:
         self._events = _event_log(node, to_file if node.is_leader else self._sender)
         self._inbox = Inbox() if node.is_leader else None
         self._reports = FailureReports(self._events, partial(_deliver, node, self._peers, self._inbox))
-        self._liveness = Liveness(node, self._peers, self._inbox.silent if self._inbox else _tell_nobody)
         self.stop_requests = StopRequests(node, self._events, self._inbox)
         self._channel = Channel(
             listening_socket(context, node.endpoint), attempt=node.attempt,
             resend_s=0,  # inside a node messages are lost only by a process's end
         )  # fmt: skip
         self._parts = build_components(node, self._channel, self._peers, self._events, self._reports)
+        self._loads = NodeLoads(self._parts.load)
+        told = self._inbox.silent if self._inbox else _tell_nobody
+        self._liveness = Liveness(node, self._peers, told, self._parts.load)
 
     def give_up(self) -> None:
         """Handles the launcher's signal: ends the lost attempt and removes all leftovers."""
@@ -111,7 +115,7 @@ class Session:
             controller: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
             messages = PeerMessages(
                 node=node, peers=self._peers, liveness=self._liveness, writer=self._writer,
-                sender=self._sender, inbox=self._inbox, controller=controller,
+                sender=self._sender, inbox=self._inbox, loads=self._loads, controller=controller,
             )  # fmt: skip
             progress = self._parts.progress.told_to
             met = await self._unless_given_up(meet(node, self._context, messages.handle, progress))
@@ -182,7 +186,8 @@ class Session:
         num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
         background = Background(inbox)
-        batches = BatchSampling(node, clients, events, background)
+        slabs = Slabs(node, clients, self._loads, events, background)
+        batches = BatchSampling(node, clients, slabs, events, background)
         work = PhaseWork(node, clients, commits, batches, row, num_tokens)
         return Coordinator(node, clients, work, row, events, background)
 

@@ -140,6 +140,16 @@ class Dispatch:
 
     # ---- calls ----------------------------------------------------------------------------------
 
+    def num_waiting(self, pool: str) -> int:
+        """Number of a pool's calls that wait for a server."""
+        return len(self._waiting.get(pool, ()))
+
+    def num_calls(self, pool: str) -> int:
+        """Number of a pool's calls, waiting or running."""
+        return self.num_waiting(pool) + sum(
+            len(self._servers[name].running) for name in self._names.get(pool, ())
+        )
+
     def submit(self, key: str, pool: str, group: str = "", suspicion: int = 0) -> None:
         """Adds a call; its key is unique among the pending calls."""
         assert key not in self._calls, f"call {key} is under way already"

@@ -13,7 +13,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from yatt.records.load import StepSums
+
 LEAST_S = 1e-9
+LEAST_SPREAD = 0.05
+"""Least ratio of the standard deviation of running sequences to their mean for which both numbers of a speed
+are fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,22 @@ class EngineSpeed:
     def tokens_per_s(self, running: int) -> float:
         """Tokens per second of all running sequences together."""
         return running / self.token_s(running)
+
+
+def fitted(sums: StepSums) -> EngineSpeed | None:
+    """Returns the speed that fits measured steps best (least squares, neither number below 0); None: there
+    were none. If almost the same number of sequences ran in all steps, `sequence_s` is 0."""
+    if sums.steps <= 0 or not math.isfinite(sums.seconds + sums.running_seconds):
+        return None
+    mean, mean_s = sums.running / sums.steps, sums.seconds / sums.steps
+    variance = sums.running2 / sums.steps - mean * mean
+    if variance <= (LEAST_SPREAD * mean) ** 2:
+        return EngineSpeed(mean_s, 0.0)
+    sequence_s = max((sums.running_seconds / sums.steps - mean * mean_s) / variance, 0.0)
+    step_s = mean_s - sequence_s * mean
+    if step_s >= 0:
+        return EngineSpeed(step_s, sequence_s)
+    return EngineSpeed(0.0, sums.running_seconds / sums.running2)
 
 
 @dataclass(frozen=True, slots=True)

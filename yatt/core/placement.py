@@ -52,17 +52,31 @@ class Placement:
         sampling: holders while completions are sampled.
         scoring: holders in each scoring phase after sampling, in order; empty if GenRMs score meanwhile.
         training: holders while the trainer works.
+        shared: slabs that change between rollout and GenRMs (`placement.split: dynamic`); `sampling` is how
+            they begin.
     """
 
     slabs: tuple[Slab, ...]
     sampling: Holders
     scoring: tuple[Holders, ...]
     training: Holders
+    shared: frozenset[Slab] = frozenset()
 
-    def roles_of(self, slab: Slab) -> tuple[str, ...]:
-        """Returns every role that holds this slab in some phase."""
+    def first_roles_of(self, slab: Slab) -> tuple[str, ...]:
+        """Returns every role that holds this slab in some phase, before any slab has changed its role."""
         phases = (self.sampling, *self.scoring, self.training)
         return tuple(dict.fromkeys(phase[slab] for phase in phases if slab in phase))
+
+    def roles_of(self, slab: Slab) -> tuple[str, ...]:
+        """Returns every role that may hold this slab in some phase."""
+        more = self.engine_roles if slab in self.shared else ()
+        return tuple(dict.fromkeys((*self.first_roles_of(slab), *more)))
+
+    @cached_property
+    def engine_roles(self) -> tuple[str, ...]:
+        """Rollout and the GenRMs with engines."""
+        found = dict.fromkeys(role for phase in (self.sampling, *self.scoring) for role in phase.values())
+        return tuple(role for role in found if role != TRAINER)
 
     @cached_property
     def slabs_by_node(self) -> dict[int, tuple[Slab, ...]]:
@@ -169,7 +183,8 @@ def place(config: RunConfig) -> Placement:
     judges = engines[len(engines) - config.placement.genrm_slabs :]
     sampling.update({slab: names[i % len(names)] for i, slab in enumerate(judges)})
     training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
-    return Placement(tuple(slabs), sampling, (), training)
+    shared = frozenset(engines if config.placement.split == "dynamic" else ())
+    return Placement(tuple(slabs), sampling, (), training, shared)
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from yatt.core.engine_model import EngineSpeed, finish_times
 
@@ -207,6 +207,8 @@ class BatchTail:
         backlog: tokens that each GenRM still has to make for completions it has, by role.
         split: slabs of each GenRM that work or are on their way.
         switch_s: measured seconds of a move.
+        build_s: the same where the GenRM's engine is not built yet.
+        unbuilt: slabs without a GenRM's engine, by role.
     """
 
     running: Mapping[str, int]
@@ -214,24 +216,55 @@ class BatchTail:
     backlog: Mapping[str, float]
     split: Split
     switch_s: float
+    build_s: float = 0.0
+    unbuilt: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def is_unbuilt(self, slab: str, role: str) -> bool:
+        """Whether the role has no engine on this slab yet."""
+        return slab in self.unbuilt.get(role, ())
 
 
-def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) -> list[tuple[str, str]]:
-    """Returns moves (slab, GenRM's role), emptiest slab first; none before the tail of the batch."""
+@dataclass(frozen=True, slots=True)
+class TailMove:
+    """A slab that goes to a GenRM whose backlog takes `backlog_s` with the slabs that it has, and `after_s`
+    with this one."""
+
+    slab: str
+    role: str
+    backlog_s: float
+    after_s: float
+
+
+def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) -> list[TailMove]:
+    """Returns moves to GenRMs, slabs with a built engine first, then the emptiest; none before the tail of
+    the batch."""
     speed = roles[rollout]
     if tail.num_waiting:
         return []
-    left = [(num, name) for name, num in tail.running.items()]
-    heapq.heapify(left)
-    alive, split, moves = sum(tail.running.values()), dict(tail.split), list[tuple[str, str]]()
-    while len(left) > speed.least:
-        is_tail = _fits(alive, (len(left) - 1) * speed.engines, speed.speed)
+    alive, split, moves = sum(tail.running.values()), dict(tail.split), list[TailMove]()
+    given, queues = set[str](), dict[str, list[tuple[bool, int, str]]]()
+    while (num_left := len(tail.running) - len(given)) > speed.least:
+        is_tail = _fits(alive, (num_left - 1) * speed.engines, speed.speed)
         role, backlog_s = _worst(tail, split, roles)
-        if not is_tail or not _is_worth(backlog_s, tail.switch_s):
+        if not is_tail or not role:
             break
-        moves.append((heapq.heappop(left)[1], role))
+        if role not in queues:
+            queues[role] = [(tail.is_unbuilt(name, role), num, name) for name, num in tail.running.items()]
+            heapq.heapify(queues[role])
+        is_unbuilt, _, name = _next_slab(queues[role], given)
+        if not _is_worth(backlog_s, tail.build_s if is_unbuilt else tail.switch_s):
+            break
+        given.add(name)
         split[role] += 1
+        moves.append(TailMove(name, role, backlog_s, backlog_s * (split[role] - 1) / split[role]))
     return moves
+
+
+def _next_slab(queue: list[tuple[bool, int, str]], given: set[str]) -> tuple[bool, int, str]:
+    """Takes the first slab from a heap that is not given away yet."""
+    while queue[0][2] in given:
+        heapq.heappop(queue)
+    return heapq.heappop(queue)
 
 
 def _worst(tail: BatchTail, split: Split, roles: Mapping[str, RoleSpeed]) -> tuple[str, float]:

@@ -38,6 +38,7 @@ from yatt.errors import (
 )
 from yatt.paths import RunPaths
 from yatt.records import message as m
+from yatt.records.load import StepSums
 
 IDLE_WAIT_S = 0.05
 _LOG = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class EngineWorker:
         self._may_stay = True
         self._failed_turns = self._vouched = 0
         self._building_until_s = 0.0
+        self._requests: set[str] = set()  # in the engine
+        self._steps = StepSums()
 
     def beat(self) -> m.Renew:
         """The content of a heartbeat. Work includes tensors of new weights. The build of an engine reports no
@@ -72,7 +75,9 @@ class EngineWorker:
         if clock.monotonic_s() < self._building_until_s:
             self._vouched += 1
         work = self._link.work + self._vouched + tensors_taken()
-        return m.Renew(token=self._link.lease.held, turns=self._link.turns, work=work)
+        return m.Renew(
+            token=self._link.lease.held, turns=self._link.turns, work=work, steps=self._steps
+        )  # fmt: skip
 
     def serve(self, controller: int) -> None:
         """Executes orders until Stop, or until the parent process with this pid has ended."""
@@ -106,6 +111,7 @@ class EngineWorker:
                 return self._sleep()
             case m.Sample():
                 self._woken().add(body)
+                self._requests.add(body.request_id)
                 return None
             case m.Abort():
                 self._tell(self._woken().abort(body.request_ids))
@@ -164,9 +170,12 @@ class EngineWorker:
             Exception: the last error of `MOST_FAILED_TURNS` failed steps in a row; the engine is unusable.
         """
         assert self._engine is not None, "a busy engine has been built"
+        most = 1 if self._plan.options.deterministic else self._plan.options.max_num_seqs
+        running, began_s = min(len(self._requests), most), clock.monotonic_s()
         try:
             self._tell(self._engine.step())
             self._failed_turns = 0
+            self._steps = self._steps.plus(running, clock.monotonic_s() - began_s)
         except Exception as error:
             _LOG.exception("a turn of the engine failed")
             self._failed_turns += 1
@@ -177,6 +186,7 @@ class EngineWorker:
 
     def _tell(self, completed: list[m.Completed]) -> None:
         for each in completed:
+            self._requests.discard(each.request_id)
             self._link.send(each)
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from yatt.records.load import NodeLoad
 from yatt.records.message import (
     Completed,
     Done,
@@ -239,7 +240,10 @@ class SyncWeights(Order[Done], frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Keep-alive message between the leader and every other controller, once per second."""
+    """Keep-alive message between the leader and every other controller, once per second; to the leader with
+    what the node's engines do."""
+
+    load: NodeLoad = NodeLoad()
 
 
 class PeerLost(Message, frozen=True, kw_only=True):

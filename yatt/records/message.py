@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from yatt.records.episode import MediaRef as MediaRef, Turn as Turn
+from yatt.records.load import StepSums
 from yatt.records.order import (
     Done as Done,
     Failed as Failed,
@@ -68,12 +69,13 @@ class Hello(Message, frozen=True, kw_only=True):
 
 class Renew(Message, frozen=True, kw_only=True):
     """A holder's heartbeat: `turns` and `work` of its main loop (`yatt.adapters.worker_link`); `waits_for` is
-    the error of a store that it waits for."""
+    the error of a store that it waits for; `steps`: an engine's, since its process began."""
 
     token: int
     turns: int
     work: int
     waits_for: str = ""
+    steps: StepSums = StepSums()
 
 
 class Wake(Order[Done], frozen=True, kw_only=True):
@@ -128,13 +130,15 @@ class Abort(Order[Done], frozen=True, kw_only=True):
 
 
 LOST = "lost"
+MOVED = "moved"
 
 
 class Completed(Message, frozen=True, kw_only=True):
     """The tokens that the engine sampled.
 
     `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
-    engine failed, the request is to be sent again).
+    engine failed, the request is to be sent again); moved, which only a controller writes (the engine was put
+    to sleep: the request goes on elsewhere with these tokens).
     """
 
     request_id: str

@@ -207,8 +207,8 @@ class SimulatedBatch:
             split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
             switch_s=self._setting.switch_s,
         )
-        for name, role in tail_moves(tail, self._setting.roles, ROLLOUT):
-            self._move(name, role)
+        for move in tail_moves(tail, self._setting.roles, ROLLOUT):
+            self._move(move.slab, move.role)
         self._at(self._now_s + self._setting.decide_s, "decide")
 
     def _move(self, name: str, role: str) -> None:

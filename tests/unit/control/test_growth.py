@@ -18,6 +18,7 @@ from yatt.core.placement import ROLLOUT, place
 from yatt.core.prompts import InOrder
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
+from yatt.records.load import NodeLoad
 
 FEW, MANY = 100, 1600
 
@@ -32,7 +33,7 @@ def node_of(kind, index: int = 0) -> Node:
 def test_hearing_of_a_node_costs_the_same_among_few_and_many() -> None:
     def calls(num: int) -> int:
         node = node_of(disaggregated(num, 1, 1))
-        liveness = Liveness(node, Peers(), lambda index, life, silence_s: None)
+        liveness = Liveness(node, Peers(), lambda index, life, silence_s: None, NodeLoad)
         return num_calls(lambda: [liveness.heard(index) for index in range(1, 50)])
 
     assert calls(MANY) == calls(FEW)

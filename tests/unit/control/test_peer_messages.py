@@ -12,6 +12,7 @@ from tests.unit.control.test_peers import Lines
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.channel import Answer
 from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
@@ -21,6 +22,7 @@ from yatt.core.placement import place
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_EXCLUDED, EXIT_FAILED, EXIT_USER_MISTAKE
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
+from yatt.records.load import NodeLoad
 
 KNOCK = c.Knock(address="tcp://b")
 
@@ -40,8 +42,9 @@ class Desk:
         controller: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         controller.set_result(self.carry_out)
         self.messages = PeerMessages(
-            node=node, peers=self.peers, liveness=Liveness(node, self.peers, lambda *_: None),
-            writer=None, sender=None, inbox=self.inbox if index == 0 else None, controller=controller,
+            node=node, peers=self.peers, liveness=Liveness(node, self.peers, lambda *_: None, NodeLoad),
+            writer=None, sender=None, inbox=self.inbox if index == 0 else None, loads=NodeLoads(NodeLoad),
+            controller=controller,
         )  # type: ignore[arg-type] # fmt: skip
 
     async def carry_out(self, sender: str, body: m.Message) -> m.Message:

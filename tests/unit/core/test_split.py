@@ -101,7 +101,8 @@ def tail_of(running: dict[str, int], **more: object) -> BatchTail:
     ],
 )
 def test_slabs_move_only_in_the_tail_and_for_a_backlog(tail: BatchTail, moved: list[str]):
-    assert tail_moves(tail, ROLES, ROLLOUT) == [(name, JUDGE) for name in moved]
+    moves = tail_moves(tail, ROLES, ROLLOUT)
+    assert [(move.slab, move.role) for move in moves] == [(name, JUDGE) for name in moved]
 
 
 def test_moves_stop_when_the_backlog_is_shared_out():
@@ -115,7 +116,7 @@ def test_the_genrm_with_the_longest_backlog_is_helped_first():
     tail = tail_of(
         {f"s{i}": 0 for i in range(3)}, backlog={JUDGE: 2e4, CRITIC: 5e4}, split={JUDGE: 1, CRITIC: 1}
     )
-    assert [role for _, role in tail_moves(tail, roles, ROLLOUT)] == [CRITIC, CRITIC]
+    assert [move.role for move in tail_moves(tail, roles, ROLLOUT)] == [CRITIC, CRITIC]
 
 
 @pytest.mark.parametrize(("since", "is_kept"), [(1, True), (3, True), (4, False)])

@@ -97,6 +97,7 @@ class Arbiter:
         if role != self._leases[slab].wanted:
             self._events.emit("lease.request", slab=slab.name, holder=role)
         self._step(slab, rules.Want(role))
+        self._announce()  # who waits for another role is overtaken
 
     def renewed(self, worker: Worker, token: int, progress: int) -> None:
         """Handles a worker's heartbeat. The lease is renewed when all workers of the holder sent one."""
@@ -126,8 +127,9 @@ class Arbiter:
         if not rest:
             self._step(worker.slab, rules.Died(worker.role))
 
-    async def settled(self, slab: Slab, role: str, deadline_s: float) -> None:
-        """Waits until the slab is free (role '') or `role` is awake on it.
+    async def settled(self, slab: Slab, role: str, deadline_s: float) -> bool:
+        """Waits until the slab is free (role '') or `role` is awake on it; returns False if another role is
+        wanted meanwhile.
 
         Raises:
             WorkerFailed: the slab is quarantined.
@@ -145,6 +147,7 @@ class Arbiter:
                 del self._settling[settled]
         if self._leases[slab].stage is Stage.QUARANTINED:
             raise WorkerFailed(f"slab {slab.name} is quarantined: {self._leases[slab].cause}")
+        return self._leases[slab].wanted == role
 
     def _unsettled(self, slab: Slab, role: str, waited_s: float) -> str:
         lease = self._leases[slab]
@@ -155,7 +158,9 @@ class Arbiter:
 
     def _is_settled(self, slab: Slab, role: str) -> bool:
         stage = self._leases[slab].stage
-        return stage is Stage.QUARANTINED or (self.is_awake(slab, role) if role else stage is Stage.FREE)
+        if stage is Stage.QUARANTINED or self._leases[slab].wanted != role:
+            return True
+        return self.is_awake(slab, role) if role else stage is Stage.FREE
 
     def _step(self, slab: Slab, event: rules.Event) -> None:
         before = self._leases[slab]

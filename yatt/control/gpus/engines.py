@@ -3,7 +3,8 @@
 This is the second of two stages (`yatt.core.dispatch`). The router of a trainer node assigns each request to
 a node (`yatt.control.rollouts.router`); `LocalEngines` assigns it to an engine. If an engine dies, its
 requests fail, and the router sends them again with the same seed. If an engine is put to sleep, its requests
-are returned: the router sends them again without counting a retry.
+are returned: completions go on elsewhere with the tokens that they have, other requests are sent again
+without counting a retry.
 """
 
 import asyncio
@@ -17,9 +18,10 @@ import msgspec
 from yatt.adapters.channel import Channel
 from yatt.config.schema import RunConfig
 from yatt.core.dispatch import Dispatch
-from yatt.core.placement import Slab
+from yatt.core.placement import ROLLOUT, Slab
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.load import SlabLoad
 
 ABORTED = "abort"
 AHEAD = 1.25
@@ -52,6 +54,8 @@ class _Request:
     sample: m.Sample
     future: "asyncio.Future[m.Completed]"
     engine: str = ""
+    is_aborted: bool = False
+    """Whether its sender has aborted it."""
 
 
 class LocalEngines:
@@ -61,6 +65,7 @@ class LocalEngines:
         self.channel, self._config = channel, config
         self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
+        self._leaving: dict[str, str] = {}  # role by address: engines that fall asleep
         self._requests: dict[str, _Request] = {}
         self._useful: set[str] = set()  # addresses of engines that have completed a request
         self._num_of: Counter[tuple[str, str]] = Counter()  # number of requests by role and requesting node
@@ -87,20 +92,41 @@ class LocalEngines:
         self._changed(role)
         await self._pump()
 
-    def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
-        """Removes an engine that sleeps or has ended, and returns its requests to their senders."""
+    def drain(self, address: str) -> None:
+        """Gives an engine no more requests, because it is put to sleep. It returns those that it has with
+        their tokens; then `remove` it."""
         engine = self._engines.pop(address, None)
         if engine is None:
             return
-        kind = WorkerFailed if is_blamed else Bounced
+        self._leaving[address] = engine.role
         for key in self._dispatch.leave(address):
-            self._end(key, error=kind(f"{address} {why}"))
+            self._dispatch.done(key)
+        self._room_fell(engine.role)
+
+    def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
+        """Removes an engine that sleeps or has ended, and returns its requests to their senders. An engine
+        that ends while it is put to sleep was killed for that, so no request is the cause."""
+        role = self._leaving.pop(address, "")
+        kind = WorkerFailed if is_blamed and not role else Bounced
+        if (engine := self._engines.pop(address, None)) is not None:
+            self._dispatch.leave(address)
+        for key, request in [*self._requests.items()]:
+            if request.engine != address:
+                continue
+            if request.is_aborted:
+                self._end(key, completed=nothing_yet(key))
+            else:
+                self._end(key, error=kind(f"{address} {why}"))
+        if engine is not None:
+            self._room_fell(engine.role)
+
+    def _room_fell(self, role: str) -> None:
         self.version += 1
-        self._changed(engine.role)
-        if not self.room(engine.role):  # waiting requests may find room on another node
-            waiting = [k for k, r in self._requests.items() if r.role == engine.role and not r.engine]
+        self._changed(role)
+        if not self.room(role):  # waiting requests may find room on another node
+            waiting = [k for k, r in self._requests.items() if r.role == role and not r.engine]
             for key in waiting:
-                self._end(key, error=Bounced(f"no engine of {engine.role} is left here"))
+                self._end(key, error=Bounced(f"no engine of {role} is left here"))
 
     def bury(self, address: str) -> bool:
         """Removes an engine's process from the records. Returns whether it ever completed a request."""
@@ -116,6 +142,18 @@ class LocalEngines:
         """Returns the number of requests that this node's awake engines of a role run at once."""
         return sum(engine_room(self._config, role) for e in self._engines.values() if e.role == role)
 
+    def loads(self) -> tuple[SlabLoad, ...]:
+        """Returns the number of requests on each slab with an awake engine."""
+        found = {(e.slab.index, e.role): 0 for e in self._engines.values()}
+        for request in self._requests.values():
+            if (engine := self._engines.get(request.engine)) is not None:
+                found[engine.slab.index, engine.role] += 1
+        return tuple(SlabLoad(slab, role, num) for (slab, role), num in found.items())
+
+    def num_waiting(self, role: str) -> int:
+        """Returns the number of requests on this node that no engine has yet."""
+        return sum(r.role == role and not r.engine for r in self._requests.values())
+
     def num_under_way(self, role: str, but: str) -> int:
         """Returns the number of requests of a role on this node, other than those of node `but`."""
         return self._num_all[role] - self._num_of[role, but]
@@ -127,9 +165,20 @@ class LocalEngines:
             return
         if body.finish_reason == m.LOST:
             self._end(body.request_id, error=WorkerFailed(f"{address}: {body.error}"))
+        elif body.finish_reason == ABORTED and not request.is_aborted and address in self._leaving:
+            self._returned(request, body)
         else:
             self._useful.add(address)
             self._end(body.request_id, completed=body)
+
+    def _returned(self, request: _Request, body: m.Completed) -> None:
+        """Handles a request whose engine is put to sleep. A completion keeps its tokens; a verdict is short,
+        and a part of it could not be continued in its structure."""
+        key = body.request_id
+        if request.role == ROLLOUT:
+            self._end(key, completed=msgspec.structs.replace(body, finish_reason=m.MOVED))
+        else:
+            self._end(key, error=Bounced(f"{request.engine} was put to sleep"))
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
         """Runs one request in a local engine of `role`.
@@ -161,6 +210,7 @@ class LocalEngines:
                 continue
             if request_ids and asked not in request_ids:
                 continue
+            request.is_aborted = True
             if request.engine:
                 ids.setdefault(request.engine, []).append(key)
             else:

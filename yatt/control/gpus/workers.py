@@ -118,9 +118,11 @@ class Workers:
         self._granted[slab] = 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
-            self._engines.remove(worker.address, "was put to sleep")
+            self._engines.drain(worker.address)
         limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
         await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
+        for worker in workers:  # what it had returned was sent before its answer
+            self._engines.remove(worker.address, "was put to sleep")
 
     def forget(self, worker: Worker, how: str) -> None:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion

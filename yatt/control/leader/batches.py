@@ -10,7 +10,9 @@ from yatt.config.schema import RunConfig
 from yatt.control.leader.background import Background
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.sampling_track import SamplingTrack, TrackWork
+from yatt.control.leader.slabs import Slabs
 from yatt.control.node import Node
+from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, Holders
 from yatt.core.prompts import share
 from yatt.core.sampling_track import TrackRules
@@ -52,10 +54,13 @@ class BatchSampling:
 
     Attributes:
         track: the sampling track, which the training track waits for.
+        slabs: the table of slabs.
     """
 
-    def __init__(self, node: Node, clients: NodeClients, events: EventLog, background: Background) -> None:
-        self._node, self._clients, self._events = node, clients, events
+    def __init__(
+        self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog, background: Background
+    ) -> None:
+        self._node, self._clients, self._events, self.slabs = node, clients, events, slabs
         self._sampled: dict[int, Batch] = {}
         work = TrackWork(sample=self._sample, load=self._load)
         self.track = SamplingTrack(track_rules(node.config), work, background)
@@ -64,10 +69,15 @@ class BatchSampling:
         """Returns what is new of a sampled batch."""
         return self._sampled.pop(iteration)
 
-    async def advance(self, iteration: int, holders: Holders) -> Batch:
-        """Makes every trainer node sample and score as far as the roles of `holders` can."""
+    async def score(self, iteration: int, scoring: int) -> Batch:
+        """Makes every trainer node score as far as the engines of a scoring phase can."""
         began_s, batch = clock.monotonic_s(), Batch()
-        batch.add(await self._advance(iteration, holders), clock.monotonic_s() - began_s)
+        self.slabs.begin_sampling(Phase.SCORE, scoring)
+        try:
+            advanced = await self._advance(iteration, self._node.placement.scoring[scoring])
+        finally:
+            self.slabs.end_sampling()
+        batch.add(advanced, clock.monotonic_s() - began_s)
         return batch
 
     async def _advance(self, iteration: int, holders: Holders) -> list[c.Advanced]:
@@ -90,9 +100,11 @@ class BatchSampling:
         began_s, is_ahead = clock.monotonic_s(), bool(self._node.config.rollout.ahead)
         if is_ahead:
             self._events.emit("batch.begin", iteration=iteration, policy_version=version)
+        self.slabs.begin_sampling()
         try:
             advanced = await self._advance(iteration, self._node.placement.sampling)
         finally:
+            self.slabs.end_sampling()
             seconds = clock.monotonic_s() - began_s
             if is_ahead:
                 self._events.emit("batch.end", iteration=iteration, seconds=round(seconds, 6))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from yatt import clock
 from yatt.control.leader.background import Background
-from yatt.control.leader.members import Members, holders_on
+from yatt.control.leader.members import Members
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -45,7 +45,8 @@ class Coordinator:
     ) -> None:  # fmt: skip
         self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
         self._program, self._background, self._inbox = program_of(node), background, background.inbox
-        self._members = Members(node, clients, events, background)
+        self._slabs = work.slabs
+        self._members = Members(node, clients, work.slabs, events, background)
         self._acting_seq = 0
         self._is_stopping = False
         self._began_s = clock.monotonic_s()
@@ -71,6 +72,7 @@ class Coordinator:
     def _enter(self, state: RunState) -> None:
         """Emits events when the phase or its part changes, and accounts for the time before."""
         before, self.state = self.state, state
+        self._slabs.seq = state.seq
         is_same = before is not None and (before.phase, before.scoring) == (state.phase, state.scoring)
         if before is not None and is_same and before.part is state.part:
             return
@@ -120,6 +122,7 @@ class Coordinator:
         Waits for a limited time, and does not fail: a trainer node without an answer may be dead, and its
         loss is the next event.
         """
+        self._slabs.stop()
         if is_act:
             self._acting_seq = 0
         if not self._work.track.stop() and not is_act:
@@ -129,7 +132,7 @@ class Coordinator:
             await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
 
     async def _order(self, order: phases.PhaseOrder) -> None:
-        mine = holders_on(self._node, order.node, order.phase, order.scoring)
+        mine = self._slabs.holders_on(order.node, order.phase, order.scoring)
         body = SwitchSlabs(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: the phase does not wait for it

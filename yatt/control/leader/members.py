@@ -12,10 +12,10 @@ from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.control.leader.background import Background
 from yatt.control.leader.node_clients import NodeClients
+from yatt.control.leader.slabs import Slabs
 from yatt.control.node import Node
 from yatt.core import phases
 from yatt.core.phases import Phase
-from yatt.core.placement import Holders
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -27,8 +27,11 @@ RECORD_S = 20.0
 class Members:
     """Carries out what `yatt.core.phases` decides about nodes."""
 
-    def __init__(self, node: Node, clients: NodeClients, events: EventLog, background: Background) -> None:
+    def __init__(
+        self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog, background: Background
+    ) -> None:
         self._node, self._clients, self._events, self._background = node, clients, events, background
+        self._slabs = slabs
         self._inbox = background.inbox
         self._writing: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -45,6 +48,7 @@ class Members:
     async def _exclude(self, lost: phases.Exclude) -> None:
         """Excludes a process of a node everywhere, and writes a record for the start of the next attempt."""
         await self._clients.exclude(lost.node, lost.life, lost.why)
+        self._slabs.gone(lost.node)
         silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
         content = {
@@ -64,7 +68,7 @@ class Members:
         _LOG.info("node%d has come back (life %d) and starts its workers", index, life)
         self._background.spawn(self._write(index, _returned(index, life, "preparing")))
         try:
-            holders = holders_on(self._node, index, Phase.PUBLISH, 0)
+            holders = self._slabs.holders_on(index, Phase.PUBLISH)
             await self._clients.prepare(index, life, holders)
         except (WorkerFailed, DeadlineExceeded) as error:
             self._inbox.gave_up(index, life, str(error))
@@ -74,6 +78,7 @@ class Members:
     def _admit(self, newcomer: phases.Admit) -> None:
         index, life = newcomer.node, newcomer.life
         self._clients.admit(index, life)
+        self._slabs.back(index)
         self._background.spawn(self._clients.introduce(index, life))
         self._events.emit("node.joined", node=index, life=life)
         self._background.spawn(self._write(index, _returned(index, life, "joined")))
@@ -99,19 +104,3 @@ def _returned(index: int, life: int, state: str) -> dict[str, Any]:
     """Returns the record of a node whose later life is 'preparing' or has 'joined'."""
     why = "ended, and was started again"
     return {"node": index, "life": life - 1, state: life, "goes_on": True, "why": why}
-
-
-def holders_of(node: Node, phase: Phase, scoring: int) -> Holders:
-    """Returns the roles that hold the slabs in a phase."""
-    if phase is Phase.SCORE:
-        return node.placement.scoring[scoring]
-    if phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT):
-        return node.placement.sampling
-    return node.placement.training
-
-
-def holders_on(node: Node, index: int, phase: Phase, scoring: int) -> tuple[tuple[int, str], ...]:
-    """Returns (slab, role) of one node's slabs in a phase."""
-    holders = holders_of(node, phase, scoring)
-    slabs = node.placement.slabs_by_node[index]
-    return tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)

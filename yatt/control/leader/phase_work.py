@@ -13,6 +13,7 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Manifest
 from yatt.control.gpus.publications import added
+from yatt.control.leader.batch_load import BatchLoad
 from yatt.control.leader.batches import Batch, BatchSampling
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
@@ -46,7 +47,8 @@ class PhaseWork:
     ) -> None:  # fmt: skip
         self._node, self._clients, self._events = node, clients, commits.events
         self._commits, self._vocab_size, self._row = commits, vocab_size, row
-        self._batches, self.track = batches, batches.track
+        self._batches, self.track, self.slabs = batches, batches.track, batches.slabs
+        self._load = BatchLoad(node, batches.slabs, commits.events)
         self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
@@ -70,11 +72,14 @@ class PhaseWork:
             case Phase.SCORE:
                 return Acted(act.seq, again=await self._score(act))
             case _:
+                began_s = clock.monotonic_s()
                 plain = {
                     Phase.PUBLISH: self._publish, Phase.VALIDATE: self._validate,
                     Phase.TRAIN: self._train, Phase.SAVE: self._save, Phase.EXPORT: self._export,
                 }  # fmt: skip
                 await plain[act.phase](act.iteration)
+                if act.phase in (Phase.TRAIN, Phase.SAVE, Phase.PUBLISH):
+                    self._load.trained(clock.monotonic_s() - began_s)
         return Acted(act.seq)
 
     async def end(self, end: phases.End) -> None:
@@ -104,6 +109,7 @@ class PhaseWork:
         written = await self._patiently(partial(read_rows, paths.metrics))
         self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
+        self.slabs.resumed(found.row)
         self._events.emit(
             "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes,
             is_local=found.is_local,
@@ -115,6 +121,7 @@ class PhaseWork:
         return await call_in_thread(partial(patiently, work))
 
     async def _publish(self, policy_version: int) -> None:
+        await self.slabs.ready()
         await self.track.may_publish()
         probe = self._probe(policy_version)
         order = c.PublishOrder(policy_version=policy_version, probe=probe)
@@ -163,15 +170,15 @@ class PhaseWork:
 
     async def _score(self, act: phases.Act) -> bool:
         """Scores the batch with engines that take turns; returns whether groups are missing at the end."""
-        scoring = self._node.placement.scoring
-        batch = await self._batches.advance(act.iteration, scoring[act.scoring])
+        batch = await self._batches.score(act.iteration, act.scoring)
         self._use(batch)
-        return act.scoring + 1 >= len(scoring) and batch.num_missing > 0
+        return act.scoring + 1 >= len(self._node.placement.scoring) and batch.num_missing > 0
 
     def _use(self, batch: Batch) -> None:
         self._groups = batch.groups
         self._row.count(batch.counters)
         self._row.sampled(batch.seconds)
+        self._load.sampled(batch.counters, batch.seconds)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -179,6 +186,7 @@ class PhaseWork:
         config, began_s = self._node.config, clock.monotonic_s()
         groups = [self._groups[number] for number in sorted(self._groups)]
         facts = tuple(fact for group in groups for fact in group.samples)
+        load = self._load.batch_over(iteration, groups)
         parallel = config.trainer
         tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
         dp_size = self._node.placement.world_size // (
@@ -197,7 +205,7 @@ class PhaseWork:
         await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
-        self._row.values["placement/cost_ratio"] = self._cost().b
+        self._row.values.update(load, **{"placement/cost_ratio": self._cost().b})
         self._groups = {}
 
     def _cost(self) -> Cost:

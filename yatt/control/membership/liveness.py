@@ -13,6 +13,7 @@ from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.core import liveness as rules
 from yatt.records.cluster import Alive
+from yatt.records.load import NodeLoad
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 1.0
@@ -24,10 +25,14 @@ class Liveness:
     Args:
         on_lost: called once for each process of a peer without a message for `launch.node_silence_s`, with
             index, life and seconds.
+        load: returns what this node's engines do, for the leader.
     """
 
-    def __init__(self, node: Node, peers: Peers, on_lost: Callable[[int, int, float], None]) -> None:
-        self._node, self._peers, self._on_lost = node, peers, on_lost
+    def __init__(
+        self, node: Node, peers: Peers, on_lost: Callable[[int, int, float], None],
+        load: Callable[[], NodeLoad],
+    ) -> None:  # fmt: skip
+        self._node, self._peers, self._on_lost, self._load = node, peers, on_lost, load
         self._began_s = clock.monotonic_s()
         self._watched = self._watch()
         self._heard: set[int] = set()  # since the last tick
@@ -66,7 +71,7 @@ class Liveness:
         while True:
             partners = set(self._watched.silences)
             for index in (partners - self._peers.lost) | self._peers.newcomers.keys():
-                await self._peers.tell(index, Alive())
+                await self._peers.tell(index, Alive() if self._node.is_leader else Alive(load=self._load()))
             await asyncio.sleep(PERIOD_S)
             now_s = clock.monotonic_s()
             heard, self._heard = self._heard, set()

@@ -93,6 +93,10 @@ class Episodes:
         """Aborts the policy's requests; their completions return with the tokens so far."""
         await self._router.abort(ROLLOUT)
 
+    def expect(self, num_groups: int) -> None:
+        """Tells the router how many groups are about to be opened."""
+        self._router.expected = num_groups * self._section.n
+
     async def extend(self, subject: Subject, may_sample: Callable[[], bool]) -> None:
         """Continues one sample as far as it is allowed to sample. A failure is noted in the sample."""
         sample, where = subject.sample, subject.place
@@ -106,7 +110,8 @@ class Episodes:
             sample.fail_by_machines(f"{where}: {error}", deterministic=self._run.deterministic)
 
     async def _complete(self, subject: Subject) -> bool:
-        """Requests the rest of the policy's turn; returns whether the turn has ended."""
+        """Requests the rest of the policy's turn; returns whether the sample may go on at once: the turn has
+        ended, or its engine was put to sleep."""
         sample = subject.sample
         completed = await self._router.complete(ROLLOUT, self._request(subject))
         if completed.finish_reason == "error":  # refused: the engine cannot run it
@@ -114,6 +119,8 @@ class Episodes:
             return False
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
         subject.counters["rollout/tokens"] += len(completed.token_ids) // 4
+        if completed.finish_reason == m.MOVED:
+            return True
         if completed.finish_reason == ABORTED:
             if self._section.oversample > 1:
                 subject.counters[key_of(sample.num_tokens, "cut")] += 1

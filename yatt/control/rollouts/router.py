@@ -16,6 +16,7 @@ from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.core.dispatch import Dispatch
+from yatt.core.placement import ROLLOUT
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
 
@@ -36,9 +37,11 @@ class Router:
         self._waiting: dict[str, _Waiting] = {}
         self._keys = itertools.count(1)
         self._versions: dict[tuple[str, int], int] = {}
+        self.expected = 0
+        """Number of requests to rollout that are about to come."""
         for role, pool in node.placement.pools.items():
             for index in pool - peers.lost:
-                slabs = node.placement.num_slabs[role][index]
+                slabs = 0 if node.placement.shared else node.placement.num_slabs[role][index]
                 self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
         if node.is_trainer_node:
             local.subscribe(self._local_room)
@@ -54,6 +57,19 @@ class Router:
         self._versions[role, index] = version
         self._dispatch.serve(_place(role, index), role, room, elsewhere)
         self._pump()
+
+    @property
+    def genrms(self) -> tuple[str, ...]:
+        """The roles of GenRMs with engines."""
+        return tuple(role for role in sorted(self._node.placement.pools) if role != ROLLOUT)
+
+    def num_waiting(self, role: str) -> int:
+        """Returns the number of this node's requests to a role that no node has yet."""
+        return self._dispatch.num_waiting(role)
+
+    def num_asked(self, role: str) -> int:
+        """Returns the number of this node's requests to a role that are not answered."""
+        return self._dispatch.num_calls(role)
 
     def _lose(self, index: int) -> None:
         """Handles a lost node: its requests are sent elsewhere without counting a retry."""

@@ -52,9 +52,8 @@ class Sampler:
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota, self._in_order = Quota(target=0), InOrder((), ())
         self._due, self._sampled = set[int](), set[int]()  # to complete now; without scores only
-        self._drops = Drops()
         self._policy_version = self._iteration = 0
-        self._breaking_off, self._counters = False, GroupCounters()
+        self._drops, self._breaking_off, self._counters = Drops(), False, GroupCounters()
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -97,8 +96,8 @@ class Sampler:
     def show(self, numbers: set[int], iteration: int) -> None:
         """Writes a few of an iteration's completions, with their verdicts, for the report."""
         groups, limit = self._accepted.of(numbers), self._node.config.logging.samples_per_iteration
-        tokenizer, rows = self._episodes.tokenizer, self._rows
-        for line in shown_samples(iteration, groups, rows, self._scorer, tokenizer, limit):
+        tokenizer = self._episodes.tokenizer
+        for line in shown_samples(iteration, groups, self._rows, self._scorer, tokenizer, limit):
             self._writer.append(self._node.paths.samples, line)
 
     # ---- one phase ------------------------------------------------------------------------------
@@ -114,8 +113,7 @@ class Sampler:
         if order.iteration != self._iteration:
             self._begin_iteration(order)
             await self._use_kept(order)
-        may_open = ROLLOUT in order.roles
-        config = self._node.config
+        may_open, config = ROLLOUT in order.roles, self._node.config
         self._quota = Quota(
             target=order.target, accepted=len(self._accepted), dropped=self._quota.dropped,
             in_flight=len(self._unfinished), is_patient=config.run.deterministic,
@@ -149,16 +147,16 @@ class Sampler:
     def _begin_iteration(self, order: c.Advance) -> None:
         """Resets the count of dropped groups, and restarts completions that are too old to be trained on."""
         self._accepted.take_reported()
-        self._iteration, self._policy_version = order.iteration, order.policy_version
+        self._iteration, now = order.iteration, order.policy_version
+        self._policy_version, oldest = now, now - self._node.config.rollout.max_policy_age
         self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
-        oldest = order.policy_version - self._node.config.rollout.max_policy_age
         for number, group in [*self._accepted.waiting(), *self._unfinished.items()]:
-            if group.restart_older(oldest, order.policy_version):
+            if group.restart_older(oldest, now):
                 self._counters.of(number)["rollout/restarted_groups"] += 1
                 self._accepted.remove(number)
                 self._unfinished[number] = group
         self._sampled = {n for n, group in self._unfinished.items() if group.is_sampled()}
-        self._due = due(self._unfinished, order.policy_version, order.policy_version - oldest)
+        self._due = due(self._unfinished, now, now - oldest)
 
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader about this phase; resets the counters."""
@@ -214,6 +212,7 @@ class Sampler:
     async def _open(self) -> list[PromptGroup]:
         """Opens the groups of the quota, in threads: a whole data epoch may have to be tokenised."""
         opened, reused, skipped = list[PromptGroup](), list[int](), 0
+        self._episodes.expect(self._quota.num_to_open())
         while len(opened) < self._quota.num_to_open() or self._next_number <= self.kept.last:
             group, row, kept = await self._source.open(number := self._next_number)
             self._next_number += self._num_shards
@@ -229,6 +228,7 @@ class Sampler:
             self._unfinished[number], self._rows[number] = group, row
             self._in_order.opened(number)
         self._quota = self._quota.opened(len(opened))
+        self._episodes.expect(0)
         self._tell(reused, [group.number for group in opened])
         return opened
 

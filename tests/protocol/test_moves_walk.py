@@ -1,0 +1,223 @@
+"""All orders of events of shared slabs, with nodes that are slow, lost and back; planted mistakes must be
+caught."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from yatt.core import moves as core
+from yatt.core.moves import MoveRules, Moves, OrderMove
+from yatt.core.placement import Slab
+
+A, B = "rollout", "genrm:judge"
+SLABS = tuple(Slab(node, index, (index,)) for node in (0, 1) for index in (0, 1))
+RULES = MoveRules(least={A: 1, B: 1}, most={A: 4, B: 2})
+START = Moves(table={SLABS[0]: A, SLABS[1]: A, SLABS[2]: A, SLABS[3]: B})
+Step = Callable[[Moves, core.MoveEvent, MoveRules], core.Result]
+
+
+@dataclass(frozen=True)
+class World:
+    """The leader's state, what nodes hold, and orders that are under way: (slab, role, number of the
+    opening)."""
+
+    moves: Moves
+    held: tuple[str, ...]
+    orders: frozenset[tuple[Slab, str, int]] = frozenset()
+    opening: int = 0
+    losses: int = 0
+    overtaken: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        moves, table = self.moves, tuple(self.moves.table[slab] for slab in SLABS)
+        late = frozenset((slab, role, number == self.opening) for slab, role, number in self.orders)
+        return table, moves.moving, moves.lost, moves.is_open, self.held, late, self.losses, self.overtaken
+
+
+def lives(world: World, slab: Slab) -> bool:
+    return slab.node not in world.moves.lost
+
+
+class Walk:
+    """Visits every reachable world; `faults` has what is wrong in them."""
+
+    def __init__(self, step: Step, most_losses: int = 1) -> None:
+        self._step, self._most_losses = step, most_losses
+        self.faults: set[str] = set()
+        self.num_worlds = 0
+
+    def run(self) -> "Walk":
+        """Ends with the first fault."""
+        seen, left = set[object](), deque([World(START, tuple(START.table[slab] for slab in SLABS))])
+        while left and not self.faults:
+            world = left.popleft()
+            if world.key in seen:
+                continue
+            seen.add(world.key)
+            self._check(world)
+            left += self._following(world)
+        self.num_worlds = len(seen)
+        return self
+
+    def _after(self, world: World, event: core.MoveEvent) -> World:
+        before = world.moves
+        after, orders = self._step(before, event, RULES)
+        for order in orders:
+            self._check_order(before, after, order, event)
+        sent = {(order.slab, order.role, world.opening) for order in orders}
+        return replace(world, moves=after, orders=world.orders | sent)
+
+    def _following(self, world: World) -> list[World]:
+        found = [self._after(world, core.MoveWanted(slab, role)) for slab in SLABS for role in (A, B)]
+        if world.moves.is_open:
+            found.append(self._after(world, core.TableClosed()))
+        else:  # a barrier has given every slab to the table's role before
+            at = tuple(world.moves.table[s] if lives(world, s) else "" for s in SLABS)
+            opened = self._after(replace(world, held=at), core.TableOpened())
+            found.append(replace(opened, opening=world.opening + 1))
+        found += [self._delivered(world, order) for order in world.orders]
+        if not world.overtaken:
+            once = replace(world, overtaken=1)
+            found += [self._delivered(once, order, is_overtaken=True) for order in world.orders]
+        return found + self._nodes(world)
+
+    def _delivered(self, world: World, order: tuple[Slab, str, int], *, is_overtaken: bool = False) -> World:
+        """The node carries out an order, unless a later phase has begun, or another order takes its place;
+        then the leader hears of it."""
+        slab, role, number = order
+        without = replace(world, orders=world.orders - {order})
+        if not lives(world, slab):
+            return without
+        has_moved = world.moves.is_open and number == world.opening and not is_overtaken
+        if has_moved:
+            at = SLABS.index(slab)
+            without = replace(without, held=(*world.held[:at], role, *world.held[at + 1 :]))
+        return self._after(without, core.MoveAnswered(slab, has_moved))
+
+    def _nodes(self, world: World) -> list[World]:
+        if not world.moves.lost and world.losses < self._most_losses:
+            gone = replace(world, losses=world.losses + 1)
+            return [self._after(_emptied(gone, node), core.NodeGone(node)) for node in (0, 1)]
+        return [
+            replace(back, held=tuple(
+                back.moves.table[s] if s.node == node and s not in back.moves.moving else held
+                for s, held in zip(SLABS, back.held, strict=True)
+            ))
+            for node in world.moves.lost
+            for back in [self._after(world, core.NodeBack(node))]
+        ]  # fmt: skip
+
+    # ---- what must hold -------------------------------------------------------------------------
+
+    def _check(self, world: World) -> None:
+        moves = world.moves
+        for role in (A, B):
+            can_be_repaired = not world.orders or any(len(moves.there(other)) > 1 for other in (A, B))
+            if len(moves.of(role)) < 1 and can_be_repaired:
+                self.faults.add(f"{role} has no slab, and none is ordered to it")
+        now = [(slab, number) for slab, _, number in world.orders if number == world.opening]
+        if len(set(now)) < len(now):
+            self.faults.add("two orders for one slab are under way")
+        for slab, held in zip(SLABS, world.held, strict=True):
+            is_settled = moves.is_open and lives(world, slab) and slab not in moves.moving
+            if is_settled and held != moves.table[slab]:
+                self.faults.add("a settled slab is not where the table says")
+
+    def _check_order(self, before: Moves, after: Moves, order: OrderMove, event: core.MoveEvent) -> None:
+        if not before.is_open:
+            self.faults.add("an order while the table is closed")
+        if order.slab.node in after.lost:
+            self.faults.add("an order to a lost node")
+        if not isinstance(event, core.MoveWanted):
+            return  # a repair
+        if len(before.there(before.table[order.slab])) < 2:
+            self.faults.add("a move takes the last slab that is there")
+        if len(after.of(order.role)) > RULES.most[order.role]:
+            self.faults.add("a move gives a role too many slabs")
+
+
+def _emptied(world: World, node: int) -> World:
+    held = tuple("" if s.node == node else held for s, held in zip(SLABS, world.held, strict=True))
+    return replace(world, held=held, orders=frozenset(o for o in world.orders if o[0].node != node))
+
+
+def test_no_order_of_events_breaks_the_rules():
+    walk = Walk(core.step).run()
+    assert not walk.faults
+    assert walk.num_worlds > 1000
+
+
+def ignores_floor(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    return core.step(moves, event, replace(rules, least={A: 0, B: 0}))
+
+
+def ignores_ceiling(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    return core.step(moves, event, replace(rules, most={A: 4, B: 4}))
+
+
+def forgets_what_moves(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    after, orders = core.step(moves, event, rules)
+    return replace(after, moving=frozenset()), orders
+
+
+def counts_what_comes_as_there(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if not isinstance(event, core.MoveWanted):
+        return core.step(moves, event, rules)
+    settled = replace(moves, moving=moves.moving & {event.slab})
+    after, orders = core.step(settled, event, rules)
+    return replace(after, moving=after.moving | moves.moving), orders
+
+
+def moves_when_closed(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.MoveWanted):
+        after, orders = core.step(replace(moves, is_open=True), event, rules)
+        return replace(after, is_open=moves.is_open), orders
+    return core.step(moves, event, rules)
+
+
+def orders_lost_nodes(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.MoveWanted):
+        after, orders = core.step(replace(moves, lost=frozenset()), event, rules)
+        return replace(after, lost=moves.lost), orders
+    return core.step(moves, event, rules)
+
+
+def never_repairs(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.NodeGone):
+        moving = frozenset(slab for slab in moves.moving if slab.node != event.node)
+        return replace(moves, lost=moves.lost | {event.node}, moving=moving), ()
+    return core.step(moves, event, rules)
+
+
+def takes_overtaken_orders_for_done(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    is_answer = isinstance(event, core.MoveAnswered)
+    return core.step(moves, replace(event, has_moved=True) if is_answer else event, rules)
+
+
+def forgets_the_table(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    after, orders = core.step(moves, event, rules)
+    if isinstance(event, core.TableOpened):
+        return replace(after, table=START.table), orders
+    return after, orders
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        ignores_floor, ignores_ceiling, forgets_what_moves, counts_what_comes_as_there, moves_when_closed,
+        orders_lost_nodes, never_repairs, takes_overtaken_orders_for_done, forgets_the_table,
+    ],
+)  # fmt: skip
+def test_planted_mistakes_are_caught(mistaken: Step):
+    assert Walk(mistaken).run().faults
+
+
+def test_a_new_table_changes_as_few_slabs_as_possible_and_prefers_engines_that_are_built():
+    table = dict.fromkeys(SLABS, A)
+    built = frozenset({(SLABS[1], B)})
+    after = core.assigned(table, {A: 2, B: 2}, built)
+    assert [slab for slab in SLABS if after[slab] == B] == [SLABS[1], SLABS[3]]
+    assert core.assigned(after, {A: 2, B: 2}, frozenset()) == after

@@ -1,0 +1,62 @@
+"""The event of each batch's load: speeds, lengths and idle time. `yatt simulate` reads it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from yatt.control.leader.measured import BatchLengths, room_of
+from yatt.control.leader.slabs import Slabs
+from yatt.control.node import Node
+from yatt.obs.events import EventLog
+from yatt.records import cluster as c
+
+_DROPPED = ("rollout/dropped_groups", "rollout/failed_groups")
+
+
+class BatchLoad:
+    """Measures each batch when it is trained on."""
+
+    def __init__(self, node: Node, slabs: Slabs, events: EventLog) -> None:
+        self._node, self._slabs, self._events = node, slabs, events
+        self._num_dropped = self._sampled_s = 0.0
+        self._trained_s = self._trained_before_s = 0.0
+
+    def sampled(self, counters: dict[str, float], seconds: float) -> None:
+        """Adds a part of the batch."""
+        self._num_dropped += sum(counters.get(name, 0.0) for name in _DROPPED)
+        self._sampled_s += seconds
+
+    def trained(self, seconds: float) -> None:
+        """Adds time in which the training track trains, saves, publishes or loads weights."""
+        self._trained_s += seconds
+
+    def batch_over(self, iteration: int, groups: Sequence[c.GroupFact]) -> dict[str, float]:
+        """Emits the event; returns metrics. The next batch is sampled by what was measured."""
+        facts = [fact for group in groups for fact in group.samples]
+        num_groups = len(groups) + int(self._num_dropped)
+        lengths = tuple(fact.num_completion_tokens for fact in facts)
+        batch = BatchLengths(lengths=lengths, num_samples=num_groups * self._node.config.rollout.n)
+        measured, held_s = self._slabs.measured, self._slabs.held.take()
+        measured.batch_over(batch)
+        counts = self._slabs.counts()
+        roles = {role: self._role(role, num, held_s.get(role, 0.0)) for role, num in counts.items()}
+        self._events.emit(
+            "batch.load", iteration=iteration, seconds=round(self._sampled_s, 6),
+            num_samples=batch.num_samples, lengths=batch.quantiles(), verdicts=measured.tokens, roles=roles,
+            switch_s=round(measured.switch_s()[0], 6), train_s=round(self._trained_s, 6),
+            kept=len(groups) / max(num_groups, 1),
+        )  # fmt: skip
+        self._num_dropped = self._sampled_s = self._trained_s = 0.0
+        self._slabs.batch_over()
+        idle = {
+            f"placement/idle/{role}": each["idle"] for role, each in roles.items() if each["idle"] is not None
+        }
+        return {**self._slabs.metrics(), **idle}
+
+    def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
+        measured = self._slabs.measured
+        speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
+        return {
+            "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
+            "room": room_of(self._node.config, role), "engines": 1, "slabs": num_slabs,
+            "idle": round(max(0.0, 1 - busy_s / held_s), 6) if held_s else None,
+        }  # fmt: skip

@@ -1,0 +1,124 @@
+"""What was measured of the last batches: the engines' speeds, lengths, and the cost of a move."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from yatt.config.check import engine_roles, slab_limits
+from yatt.config.schema import RunConfig
+from yatt.control.leader.node_loads import NodeLoads
+from yatt.core.engine_model import EngineSpeed, fitted
+from yatt.core.placement import ROLLOUT
+from yatt.core.split import BatchDemand, RoleSpeed
+from yatt.records.load import StepSums, SwitchCost
+
+QUANTILES = 20
+"""Number of equal parts into which the lengths in an event are cut."""
+
+MOST_LENGTHS = 4096
+"""Number of lengths that the policy looks at, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLengths:
+    """A batch's completions.
+
+    Attributes:
+        lengths: the policy's tokens of each completion of the groups that were kept.
+        num_samples: number of all completions, those of dropped groups included.
+    """
+
+    lengths: tuple[int, ...]
+    num_samples: int
+
+    def quantiles(self) -> list[int]:
+        """Returns the shortest and longest length, and those between `QUANTILES` equal parts."""
+        ordered = sorted(self.lengths)
+        return [ordered[(len(ordered) - 1) * part // QUANTILES] for part in range(QUANTILES + 1)]
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Speeds and lengths, from the loads that nodes report."""
+
+    config: RunConfig
+    loads: NodeLoads
+    speeds: dict[str, EngineSpeed] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    """Mean tokens of verdicts per completion, by role, in the last batch."""
+
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of engines' steps in the last batch, by role."""
+
+    batch: BatchLengths | None = None
+    overhead_s: float = 0.0
+    """Seconds of the last move in which no engine slept or woke."""
+
+    _before: Mapping[str, StepSums] = field(default_factory=dict)
+
+    def batch_over(self, batch: BatchLengths) -> None:
+        """Measures from the batch before to this one."""
+        now = self.loads.steps()
+        for role, sums in now.items():
+            new = sums - self._before.get(role, StepSums())
+            self.busy_s[role] = new.seconds
+            if (speed := fitted(new)) is not None:
+                self.speeds[role] = speed
+            if role != ROLLOUT and batch.num_samples:
+                self.tokens[role] = new.running / batch.num_samples
+        self.batch, self._before = batch, now
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every role was measured."""
+        roles = engine_roles(self.config)
+        has_speeds = all(role in self.speeds for role in roles)
+        return self.batch is not None and has_speeds and all(role in self.tokens for role in roles[1:])
+
+    def roles(self) -> dict[str, RoleSpeed]:
+        """Returns the roles of the policy."""
+        return {role: self._role(role) for role in engine_roles(self.config)}
+
+    def _role(self, role: str) -> RoleSpeed:
+        least, most = slab_limits(self.config, role)
+        room = room_of(self.config, role)
+        return RoleSpeed(speed=self.speeds[role], room=room, least=least, most=most)
+
+    def demand(self) -> BatchDemand:
+        """Returns what the next batch is expected to ask for: the same as the last one."""
+        assert self.batch is not None, "asked for once it is known"
+        every = sorted(self.batch.lengths)
+        step = -(-len(every) // MOST_LENGTHS)
+        seen = [float(length) for length in every[::-1][::step]][::-1]
+        verdicts = {role: [mean] * len(seen) for role, mean in self.tokens.items()}
+        return BatchDemand(completions=seen, verdicts=verdicts, num_samples=self.batch.num_samples)
+
+    def switch_s(self) -> tuple[float, float]:
+        """Returns the seconds of a move from rollout to a GenRM: with an engine that sleeps, and with one
+        that has to be built. What was not measured counts as the other one."""
+        costs = [load.costs for load in self.loads.now().values()]
+        sleep_s = _median(each.get(ROLLOUT, SwitchCost()).sleep_s for each in costs)
+        judges = [cost for each in costs for role, cost in each.items() if role != ROLLOUT]
+        wake_s, build_s = _median(c.wake_s for c in judges), _median(c.build_s for c in judges)
+        fixed_s = sleep_s + self.overhead_s
+        return fixed_s + (wake_s or build_s), fixed_s + (build_s or wake_s)
+
+    def backlog(self) -> dict[str, float]:
+        """Returns the tokens that each GenRM still has to make for the questions that it has."""
+        asked: dict[str, float] = dict.fromkeys(engine_roles(self.config)[1:], 0.0)
+        for load in self.loads.now().values():
+            for role, num in load.num_asked.items():
+                asked[role] = asked.get(role, 0.0) + num * self.tokens.get(role, 0.0)
+        return asked
+
+
+def room_of(config: RunConfig, role: str) -> int:
+    """Returns the number of sequences that one engine of a role runs at once."""
+    genrm = next((g for g in config.genrms if role == f"genrm:{g.name}"), None)
+    return genrm.max_num_seqs if genrm is not None else config.rollout.max_num_seqs
+
+
+def _median(values: Iterable[float]) -> float:
+    """The median of what was measured; 0 if nothing was."""
+    known = [value for value in values if value > 0]
+    return statistics.median(known) if known else 0.0

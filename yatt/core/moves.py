@@ -1,0 +1,190 @@
+"""Which shared slab changes its role, and when: the leader's rules, as a pure state machine.
+
+The *table* has the role of each shared slab: the one that holds it, or that it was ordered to. A node carries
+out an order in its own time (`yatt.core.lease`) and answers when the new role's engines are awake. Moves are
+ordered only while the table is *open*. Where the trainer uses the same slabs it is open while a batch is
+sampled; afterwards the barriers of the phases give each slab to the table's role.
+
+- A slab with an order that is not answered is not ordered again. If it was overtaken by another order, and
+  the table is open, it is sent again: the table decides.
+- A move leaves its former role at least its floor of slabs that are there, and gives no role more than its
+  ceiling.
+- If a lost node leaves a role below its floor, a slab of the role that can best spare one is ordered to it,
+  as soon as there is one that does not move already.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from yatt.core.placement import Slab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRules:
+    """Fewest and most slabs of each engine role."""
+
+    least: Mapping[str, int]
+    most: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """The leader's state.
+
+    Attributes:
+        table: the role of each shared slab, those of lost nodes included.
+        moving: slabs with an order that is not answered.
+        lost: nodes that take no part.
+    """
+
+    table: Mapping[Slab, str]
+    moving: frozenset[Slab] = frozenset()
+    lost: frozenset[int] = frozenset()
+    is_open: bool = False
+
+    def there(self, role: str) -> list[Slab]:
+        """Slabs that this role holds now."""
+        return [slab for slab in self.of(role) if slab not in self.moving]
+
+    def of(self, role: str) -> list[Slab]:
+        """Slabs that this role holds, or that were ordered to it."""
+        return [slab for slab, holder in self.table.items() if holder == role and slab.node not in self.lost]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOpened:
+    """Slabs may move."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableClosed:
+    """No slab may move any more; orders that are under way are refused or without effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWanted:
+    """The policy wants this slab to change to `role`."""
+
+    slab: Slab
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAnswered:
+    """The slab's order is over: the role holds it, or another order has overtaken this one."""
+
+    slab: Slab
+    has_moved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """The node takes no part any more."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBack:
+    """The node takes part again, with the table's roles."""
+
+    node: int
+
+
+MoveEvent = TableOpened | TableClosed | MoveWanted | MoveAnswered | NodeGone | NodeBack
+
+
+@dataclass(frozen=True, slots=True)
+class OrderMove:
+    """Order the slab's node to give it to `role`."""
+
+    slab: Slab
+    role: str
+    former: str = field(compare=False, default="")
+
+
+Result = tuple[Moves, tuple[OrderMove, ...]]
+
+
+def step(moves: Moves, event: MoveEvent, rules: MoveRules) -> Result:
+    """Handles an event: returns the next state and the orders. Ignores what is not allowed."""
+    match event:
+        case TableOpened():
+            return replace(moves, is_open=True), ()
+        case TableClosed():
+            return replace(moves, is_open=False), ()
+        case MoveWanted(slab, role):
+            return _moved(moves, slab, role) if may_move(moves, slab, role, rules) else (moves, ())
+        case MoveAnswered(slab, has_moved):
+            return _answered(moves, slab, rules, has_moved=has_moved)
+        case NodeGone(node):
+            moving = frozenset(slab for slab in moves.moving if slab.node != node)
+            return _repaired(replace(moves, lost=moves.lost | {node}, moving=moving), rules)
+        case NodeBack(node):
+            return _repaired(replace(moves, lost=moves.lost - {node}), rules)
+
+
+def may_move(moves: Moves, slab: Slab, role: str, rules: MoveRules) -> bool:
+    """Whether this slab may be ordered to `role` now."""
+    former = moves.table.get(slab, role)
+    if not moves.is_open or former == role or slab in moves.moving or slab.node in moves.lost:
+        return False
+    return len(moves.there(former)) > rules.least[former] and len(moves.of(role)) < rules.most[role]
+
+
+def planned(moves: Moves, table: Mapping[Slab, str]) -> Moves:
+    """Returns the state with another table, which the barriers of the next phases carry out."""
+    assert not moves.is_open, "an open table changes by orders"
+    return replace(moves, table={**moves.table, **table})
+
+
+def _answered(moves: Moves, slab: Slab, rules: MoveRules, *, has_moved: bool) -> Result:
+    if slab not in moves.moving:
+        return moves, ()
+    if not has_moved and moves.is_open:
+        return moves, (OrderMove(slab, moves.table[slab]),)
+    return _repaired(replace(moves, moving=moves.moving - {slab}), rules)
+
+
+def _moved(moves: Moves, slab: Slab, role: str) -> Result:
+    former = moves.table[slab]
+    after = replace(moves, table={**moves.table, slab: role})
+    if not moves.is_open:
+        return after, ()
+    return replace(after, moving=moves.moving | {slab}), (OrderMove(slab, role, former),)
+
+
+def _repaired(moves: Moves, rules: MoveRules) -> Result:
+    """Gives slabs to roles that are below their floor."""
+    orders: list[OrderMove] = []
+    for role in sorted(rules.least):
+        while len(moves.of(role)) < rules.least[role] and (slab := _spare(moves, rules)) is not None:
+            moves, ordered = _moved(moves, slab, role)
+            orders += ordered
+    return moves, tuple(orders)
+
+
+def _spare(moves: Moves, rules: MoveRules) -> Slab | None:
+    """Returns a slab of the role that is farthest above its floor; None if no role is above it."""
+    spare = {role: len(moves.there(role)) - least for role, least in rules.least.items()}
+    role = max(sorted(spare), key=lambda each: spare[each])
+    return max(moves.there(role)) if spare[role] > 0 else None
+
+
+def assigned(
+    table: Mapping[Slab, str], split: Mapping[str, int], built: frozenset[tuple[Slab, str]]
+) -> dict[Slab, str]:
+    """Returns a table with this many slabs of each role that changes as few slabs as possible.
+
+    Args:
+        built: slabs and roles whose engine is built: preferred, since it need not be built first.
+    """
+    after = dict(table)
+    over = {role: sum(holder == role for holder in table.values()) - num for role, num in split.items()}
+    for role in sorted(split):
+        for _ in range(-over[role]):
+            given = [slab for slab, holder in after.items() if over[holder] > 0]
+            slab = max(given, key=lambda each: ((each, role) in built, each))
+            over[after[slab]] -= 1
+            after[slab] = role
+    return after
