@@ -29,12 +29,14 @@ class World:
     opening: int = 0
     losses: int = 0
     overtaken: int = 0
+    unfit: int = 0
 
     @property
     def key(self) -> tuple[object, ...]:
         moves, table = self.moves, tuple(self.moves.table[slab] for slab in SLABS)
         late = frozenset((slab, role, number == self.opening) for slab, role, number in self.orders)
-        return table, moves.moving, moves.lost, moves.is_open, self.held, late, self.losses, self.overtaken
+        counts = self.losses, self.overtaken, self.unfit
+        return table, moves.moving, moves.unfit, moves.lost, moves.is_open, self.held, late, counts
 
 
 def lives(world: World, slab: Slab) -> bool:
@@ -82,7 +84,22 @@ class Walk:
         if not world.overtaken:
             once = replace(world, overtaken=1)
             found += [self._delivered(once, order, is_overtaken=True) for order in world.orders]
+        if not world.unfit:
+            once = replace(world, unfit=1)
+            found += [
+                self._failed(once, order) for order in world.orders if order[1] != START.table[order[0]]
+            ]
         return found + self._nodes(world)
+
+    def _failed(self, world: World, order: tuple[Slab, str, int]) -> World:
+        """The node cannot build the role's engine; it takes the slab's first role again."""
+        slab, role, number = order
+        without = replace(world, orders=world.orders - {order})
+        if not world.moves.is_open or number != world.opening or not lives(world, slab):
+            return self._delivered(world, order)
+        at = SLABS.index(slab)
+        held = (*world.held[:at], START.table[slab], *world.held[at + 1 :])
+        return self._after(replace(without, held=held), core.MoveFailed(slab, role, START.table[slab]))
 
     def _delivered(self, world: World, order: tuple[Slab, str, int], *, is_overtaken: bool = False) -> World:
         """The node carries out an order, unless a later phase has begun, or another order takes its place;
@@ -129,6 +146,8 @@ class Walk:
     def _check_order(self, before: Moves, after: Moves, order: OrderMove, event: core.MoveEvent) -> None:
         if not before.is_open:
             self.faults.add("an order while the table is closed")
+        if (order.slab, order.role) in after.unfit:
+            self.faults.add("an order to a role that has no engine there")
         if order.slab.node in after.lost:
             self.faults.add("an order to a lost node")
         if not isinstance(event, core.MoveWanted):
@@ -197,6 +216,19 @@ def takes_overtaken_orders_for_done(moves: Moves, event: core.MoveEvent, rules: 
     return core.step(moves, replace(event, has_moved=True) if is_answer else event, rules)
 
 
+def forgets_what_is_unfit(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.MoveFailed):
+        return core.step(moves, core.MoveAnswered(event.slab, has_moved=True), rules)
+    return core.step(moves, event, rules)
+
+
+def orders_unfit_slabs(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.MoveWanted):
+        after, orders = core.step(replace(moves, unfit=frozenset()), event, rules)
+        return replace(after, unfit=moves.unfit), orders
+    return core.step(moves, event, rules)
+
+
 def forgets_the_table(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
     after, orders = core.step(moves, event, rules)
     if isinstance(event, core.TableOpened):
@@ -209,6 +241,7 @@ def forgets_the_table(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> 
     [
         ignores_floor, ignores_ceiling, forgets_what_moves, counts_what_comes_as_there, moves_when_closed,
         orders_lost_nodes, never_repairs, takes_overtaken_orders_for_done, forgets_the_table,
+        forgets_what_is_unfit, orders_unfit_slabs,
     ],
 )  # fmt: skip
 def test_planted_mistakes_are_caught(mistaken: Step):

@@ -8,6 +8,7 @@ from yatt.control.gpus.engine_meter import EngineMeter
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
 from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.uploads import Uploads
 from yatt.control.gpus.weight_segments import GivenWeights
 from yatt.control.gpus.workers import Workers
@@ -40,6 +41,7 @@ class Components:
     router: Router
     rooms: RoomAnnouncer
     meter: EngineMeter
+    unfit: UnfitEngines
     arbiter: Arbiter
 
     def load(self) -> NodeLoad:
@@ -47,7 +49,7 @@ class Components:
         router, engines, genrms = self.router, self.engines, self.router.genrms
         return NodeLoad(
             slabs=engines.loads(), steps=dict(self.meter.steps), costs=dict(self.meter.costs),
-            built=self.meter.built(),
+            built=self.meter.built(), unfit=self.unfit.found(),
             num_waiting=router.num_waiting(ROLLOUT) + router.expected + engines.num_waiting(ROLLOUT),
             num_asked={role: router.num_asked(role) for role in genrms},
         )  # fmt: skip
@@ -65,7 +67,8 @@ def build_components(
     engines = LocalEngines(channel, node.config)
     progress = Progress(supervisor.work)
     publications = Publications(node, peers, events, progress)
-    workers = Workers(node, supervisor, engines, publications, events, reports.failed)
+    unfit = UnfitEngines(node, events, reports.failed)
+    workers = Workers(node, supervisor, engines, publications, unfit, events)
     uploads = Uploads(node, supervisor, channel, events)
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     router = Router(node, engines, peers, progress)
@@ -73,9 +76,11 @@ def build_components(
     meter = EngineMeter(supervisor, engines)
     holding = meter.metered(Holding(wake=workers.wake, sleep=workers.sleep))
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
+    unfit.subscribe(arbiter.give_back)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
         publications=publications, given_weights=GivenWeights(node, publications.fetched),
         workers=workers, uploads=uploads, rewards=rewards, router=router, rooms=rooms, meter=meter,
+        unfit=unfit,
         arbiter=arbiter,
     )  # fmt: skip

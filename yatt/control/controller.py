@@ -23,7 +23,7 @@ from yatt.core.peer_name import parsed_peer
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
-from yatt.records.moves import MoveSlab, SlabMoved
+from yatt.records.moves import LoadAnswer, LoadQuery, MoveSlab, SlabMoved
 
 _LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]
@@ -48,7 +48,7 @@ class Controller:
             c.DescribeWeights: parts.given_weights.describe, c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
-            MoveSlab: self._move_slab, c.GrantSlabs: self._grant_slabs,
+            MoveSlab: self._move_slab, LoadQuery: self._load, c.GrantSlabs: self._grant_slabs,
             c.PeerJoined: self._peer_joined, c.Roster: self._admitted,
             c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
             **(trainer_node.orders if trainer_node is not None else {}),
@@ -156,11 +156,16 @@ class Controller:
         if order.seq < self._seq:
             return SlabMoved(has_moved=False)
         slab = next(each for each in self._node.slabs if each.index == order.slab)
-        meter, arbiter = self._parts.meter, self._parts.arbiter
-        before_s = meter.spent_s(slab)
-        arbiter.want(slab, order.role)
-        has_moved = await arbiter.settled(slab, order.role, self._node.config.launch.phase_timeout_s)
-        return SlabMoved(has_moved=has_moved, workers_s=meter.spent_s(slab) - before_s)
+        meter, arbiter, unfit = self._parts.meter, self._parts.arbiter, self._parts.unfit
+        before_s, has_moved = meter.spent_s(slab), False
+        if (slab, order.role) not in unfit:
+            arbiter.want(slab, order.role)
+            has_moved = await arbiter.settled(slab, order.role, self._node.config.launch.phase_timeout_s)
+        is_unfit = (slab, order.role) in unfit
+        return SlabMoved(has_moved=has_moved, is_unfit=is_unfit, workers_s=meter.spent_s(slab) - before_s)
+
+    async def _load(self, _: LoadQuery) -> m.Message:
+        return LoadAnswer(node=self._node.index, life=self._node.life, load=self._parts.load())
 
     async def _grant_slabs(self, order: c.GrantSlabs) -> m.Message:
         holders = dict(order.holders)

@@ -9,6 +9,8 @@ sampled; afterwards the barriers of the phases give each slab to the table's rol
   the table is open, it is sent again: the table decides.
 - A move leaves its former role at least its floor of slabs that are there, and gives no role more than its
   ceiling.
+- Where a role's engine cannot be built, the slab has its first role again, and is not ordered to that role
+  any more.
 - If a lost node leaves a role below its floor, a slab of the role that can best spare one is ordered to it,
   as soon as there is one that does not move already.
 """
@@ -34,11 +36,13 @@ class Moves:
     Attributes:
         table: the role of each shared slab, those of lost nodes included.
         moving: slabs with an order that is not answered.
+        unfit: slabs and roles whose engine cannot be built there.
         lost: nodes that take no part.
     """
 
     table: Mapping[Slab, str]
     moving: frozenset[Slab] = frozenset()
+    unfit: frozenset[tuple[Slab, str]] = frozenset()
     lost: frozenset[int] = frozenset()
     is_open: bool = False
 
@@ -78,6 +82,15 @@ class MoveAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """The role's engine cannot be built on this slab; its node gives the slab to `first` again."""
+
+    slab: Slab
+    role: str
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGone:
     """The node takes no part any more."""
 
@@ -91,7 +104,7 @@ class NodeBack:
     node: int
 
 
-MoveEvent = TableOpened | TableClosed | MoveWanted | MoveAnswered | NodeGone | NodeBack
+MoveEvent = TableOpened | TableClosed | MoveWanted | MoveAnswered | MoveFailed | NodeGone | NodeBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,8 @@ def step(moves: Moves, event: MoveEvent, rules: MoveRules) -> Result:
             return _moved(moves, slab, role) if may_move(moves, slab, role, rules) else (moves, ())
         case MoveAnswered(slab, has_moved):
             return _answered(moves, slab, rules, has_moved=has_moved)
+        case MoveFailed():
+            return _repaired(_without(moves, event), rules)
         case NodeGone(node):
             moving = frozenset(slab for slab in moves.moving if slab.node != node)
             return _repaired(replace(moves, lost=moves.lost | {node}, moving=moving), rules)
@@ -128,6 +143,8 @@ def may_move(moves: Moves, slab: Slab, role: str, rules: MoveRules) -> bool:
     """Whether this slab may be ordered to `role` now."""
     former = moves.table.get(slab, role)
     if not moves.is_open or former == role or slab in moves.moving or slab.node in moves.lost:
+        return False
+    if (slab, role) in moves.unfit:
         return False
     return len(moves.there(former)) > rules.least[former] and len(moves.of(role)) < rules.most[role]
 
@@ -146,6 +163,16 @@ def _answered(moves: Moves, slab: Slab, rules: MoveRules, *, has_moved: bool) ->
     return _repaired(replace(moves, moving=moves.moving - {slab}), rules)
 
 
+def _without(moves: Moves, event: MoveFailed) -> Moves:
+    """Returns the state in which the slab has its first role again, if the table has it with the unfit
+    one."""
+    unfit = moves.unfit | {(event.slab, event.role)}
+    if moves.table.get(event.slab) != event.role:
+        return replace(moves, unfit=unfit)
+    table = {**moves.table, event.slab: event.first}
+    return replace(moves, unfit=unfit, table=table, moving=moves.moving - {event.slab})
+
+
 def _moved(moves: Moves, slab: Slab, role: str) -> Result:
     former = moves.table[slab]
     after = replace(moves, table={**moves.table, slab: role})
@@ -158,23 +185,28 @@ def _repaired(moves: Moves, rules: MoveRules) -> Result:
     """Gives slabs to roles that are below their floor."""
     orders: list[OrderMove] = []
     for role in sorted(rules.least):
-        while len(moves.of(role)) < rules.least[role] and (slab := _spare(moves, rules)) is not None:
+        while len(moves.of(role)) < rules.least[role] and (slab := _spare(moves, role, rules)) is not None:
             moves, ordered = _moved(moves, slab, role)
             orders += ordered
     return moves, tuple(orders)
 
 
-def _spare(moves: Moves, rules: MoveRules) -> Slab | None:
-    """Returns a slab of the role that is farthest above its floor; None if no role is above it."""
+def _spare(moves: Moves, wanted: str, rules: MoveRules) -> Slab | None:
+    """Returns a slab of the role that is farthest above its floor; None if no role above it has a fit one."""
     spare = {role: len(moves.there(role)) - least for role, least in rules.least.items()}
-    role = max(sorted(spare), key=lambda each: spare[each])
-    return max(moves.there(role)) if spare[role] > 0 else None
+    for role in sorted(spare, key=lambda each: (-spare[each], each)):
+        fit = [slab for slab in moves.there(role) if (slab, wanted) not in moves.unfit]
+        if spare[role] > 0 and fit:
+            return max(fit)
+    return None
 
 
 def assigned(
-    table: Mapping[Slab, str], split: Mapping[str, int], built: frozenset[tuple[Slab, str]]
-) -> dict[Slab, str]:
-    """Returns a table with this many slabs of each role that changes as few slabs as possible.
+    table: Mapping[Slab, str], split: Mapping[str, int], built: frozenset[tuple[Slab, str]],
+    unfit: frozenset[tuple[Slab, str]] = frozenset(),
+) -> dict[Slab, str]:  # fmt: skip
+    """Returns a table with this many slabs of each role that changes as few slabs as possible; with fewer,
+    if no more are fit.
 
     Args:
         built: slabs and roles whose engine is built: preferred, since it need not be built first.
@@ -183,7 +215,11 @@ def assigned(
     over = {role: sum(holder == role for holder in table.values()) - num for role, num in split.items()}
     for role in sorted(split):
         for _ in range(-over[role]):
-            given = [slab for slab, holder in after.items() if over[holder] > 0]
+            given = [
+                slab for slab, holder in after.items() if over[holder] > 0 and (slab, role) not in unfit
+            ]  # fmt: skip
+            if not given:
+                break
             slab = max(given, key=lambda each: ((each, role) in built, each))
             over[after[slab]] -= 1
             after[slab] = role

@@ -89,6 +89,8 @@ class EngineWorker:
             elif is_busy:
                 self._link.work += 1
                 self._turn()
+                if self._engine is not None and not self._engine.is_busy:
+                    self._link.send(self.beat())  # a batch may be over: its steps are counted now
         if self._engine is not None:
             self._engine.close()
 

@@ -70,6 +70,7 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         steps: of this node's engines, by role.
         costs: by role.
         built: slabs (index, role) whose engine is built, awake or asleep.
+        unfit: the same for engines that could not be built.
         num_waiting: requests to rollout that no engine has, and those that are about to come.
         num_asked: this node's requests to each GenRM that are not answered, by role.
     """
@@ -78,5 +79,6 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     steps: dict[str, StepSums] = {}
     costs: dict[str, SwitchCost] = {}
     built: tuple[tuple[int, str], ...] = ()
+    unfit: tuple[tuple[int, str], ...] = ()
     num_waiting: int = 0
     num_asked: dict[str, int] = {}

@@ -1,15 +1,18 @@
-"""Orders that give a slab to another role while a phase acts."""
+"""Orders about slabs that change between rollout and GenRMs while a phase acts."""
 
+from yatt.records.load import NodeLoad
 from yatt.records.order import Message, Order
 
 
 class SlabMoved(Message, frozen=True, kw_only=True):
     """Whether the slab is with the role now; if not, another order has overtaken this one.
 
-    `workers_s`: seconds of it in which engines fell asleep and woke.
+    `is_unfit`: the role's engine cannot be built there; the slab has its first role again. `workers_s`:
+    seconds of it in which engines fell asleep and woke.
     """
 
     has_moved: bool
+    is_unfit: bool = False
     workers_s: float = 0.0
 
 
@@ -20,3 +23,15 @@ class MoveSlab(Order[SlabMoved], frozen=True, kw_only=True):
     seq: int
     slab: int
     role: str
+
+
+class LoadAnswer(Message, frozen=True, kw_only=True):
+    """What the engines of a node do, and the life of its controller."""
+
+    node: int
+    life: int
+    load: NodeLoad
+
+
+class LoadQuery(Order[LoadAnswer], frozen=True, kw_only=True):
+    """Request for the newest sums of a node's engines; they come with keep-alive messages too."""

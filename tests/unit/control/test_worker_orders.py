@@ -12,6 +12,7 @@ from tests.unit.core.test_placement import config as colocated
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.gpus.workers import MAX_WAKE_FAILURES, Workers
 from yatt.control.membership.peers import Peers
@@ -59,9 +60,9 @@ class Bench:
         self.supervisor = Supervisor(self.node, events)
         self.engines = LocalEngines(self.socket, config)  # type: ignore[arg-type]
         self.publications = Publications(self.node, Peers(), events, Progress(int))
+        unfit = UnfitEngines(self.node, events, lambda error, code: self.failures.append((error, code)))
         self.workers = Workers(
-            self.node, self.supervisor, self.engines, self.publications, events,
-            lambda error, code: self.failures.append((error, code)),
+            self.node, self.supervisor, self.engines, self.publications, unfit, events
         )  # fmt: skip
         for worker in self.supervisor.workers.values():  # as if each had started and said Hello
             worker.starts, worker.is_starting = 1, True

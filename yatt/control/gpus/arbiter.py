@@ -99,6 +99,12 @@ class Arbiter:
         self._step(slab, rules.Want(role))
         self._announce()  # who waits for another role is overtaken
 
+    def give_back(self, slab: Slab, role: str, first: str) -> None:
+        """Wants the role that the slab had first, unless something else is wanted in place of `role`
+        already."""
+        if self._leases[slab].wanted == role:
+            self.want(slab, first)
+
     def renewed(self, worker: Worker, token: int, progress: int) -> None:
         """Handles a worker's heartbeat. The lease is renewed when all workers of the holder sent one."""
         slab = worker.slab

@@ -7,7 +7,7 @@ rollout engines, and add engines to the routing table.
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from yatt.adapters.channel import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications, added
 from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
@@ -62,20 +63,21 @@ class Workers:
 
     Args:
         publications: the weights that rollout engines load.
-        failed: called with (error, exit code) for a failure that this node cannot recover from.
+        unfit: takes failures of engines whose slab can go back to another role, and reports others.
     """
 
     def __init__(
         self, node: Node, supervisor: Supervisor, engines: LocalEngines, publications: Publications,
-        events: EventLog, failed: Callable[[str, int], None],
+        unfit: UnfitEngines, events: EventLog,
     ) -> None:  # fmt: skip
         self._node, self._supervisor, self._channel = node, supervisor, engines.channel
-        self._engines, self._events, self._failed = engines, events, failed
-        self._publications = publications
+        self._engines, self._events, self._failed = engines, events, unfit.report
+        self._publications, self._unfit = publications, unfit
         self._loaded: dict[str, int] = {}  # by address: the policy version that it loaded last
         self._taking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tokens: dict[str, int] = {}
-        self._granted: dict[Slab, int] = {}  # the token that is granted now; 0 once it is taken back
+        self._granted: dict[Slab, tuple[str, int]] = {}  # role and token; ("", 0) once it is taken back
+        self._waking: set[str] = set()  # names of workers that are being started or woken
         self._failures: dict[str, int] = {}
         self._deaths: Counter[str] = Counter()  # by name: ends in a row
         self._died_s: dict[str, float] = {}
@@ -110,12 +112,12 @@ class Workers:
 
     async def wake(self, slab: Slab, role: str, token: int) -> None:
         """Wakes every worker of `role` on the slab, after the arbiter's grant."""
-        self._granted[slab] = token
+        self._granted[slab] = role, token
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
 
     async def sleep(self, slab: Slab, role: str, token: int) -> None:
         """Puts the workers of `role` on the slab to sleep, at the arbiter's request."""
-        self._granted[slab] = 0
+        self._granted[slab] = "", 0
         workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
         for worker in workers:
             self._engines.drain(worker.address)
@@ -127,6 +129,8 @@ class Workers:
     def forget(self, worker: Worker, how: str) -> None:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion
         is a failure, since more restarts would not help."""
+        if worker.name in self._waking:
+            self._gives_back(worker, f"ended: {how}")
         self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
         self._channel.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
         was_useful = self._engines.bury(worker.address)
@@ -207,12 +211,22 @@ class Workers:
         )
 
     async def _wake(self, worker: Worker, token: int) -> None:
-        await self._supervisor.start(worker)
-        await self._guarded(worker, self._bring_up(worker, token))
+        self._waking.add(worker.name)
+        try:
+            await self._supervisor.start(worker)
+            await self._guarded(worker, self._bring_up(worker, token))
+        finally:
+            self._waking.discard(worker.name)
+
+    def _gives_back(self, worker: Worker, error: str) -> bool:
+        """Whether a failed worker's slab goes to another role; not if the slab was taken from it
+        meanwhile."""
+        is_its = worker.slab is not None and self._granted.get(worker.slab, ("", 0))[0] == worker.role
+        return is_its and self._unfit.failed(worker, error)
 
     async def _bring_up(self, worker: Worker, token: int) -> None:
         await self._supervisor.ready(worker)
-        if worker.slab is not None and self._granted.get(worker.slab) != token:
+        if worker.slab is not None and self._granted.get(worker.slab) != (worker.role, token):
             return  # the slab was taken back while the process started; another role may hold it now
         self._tokens[worker.name] = token
         await self.order(worker, m.Wake())
@@ -225,6 +239,7 @@ class Workers:
             if worker.role != TRAINER:
                 assert worker.slab is not None, "engines live on slabs"
                 await self._engines.add(worker.address, worker.role, worker.slab, token)
+                self._unfit.proved(worker.slab, worker.role)
         self._failures.pop(worker.name, None)
 
     async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:
@@ -235,6 +250,10 @@ class Workers:
         except SyncMismatch as error:
             self._failed(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
+            if self._gives_back(worker, str(error)):
+                if worker.address == address:
+                    self._supervisor.end(worker)
+                return
             is_own = not self._supervisor.was_killed(address)  # else `forget` counts the failure
             count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
             if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:

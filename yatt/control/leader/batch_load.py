@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from yatt.control.leader.measured import BatchLengths, room_of
+from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs import Slabs
 from yatt.control.node import Node
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
+from yatt.records.moves import LoadQuery
 
 _DROPPED = ("rollout/dropped_groups", "rollout/failed_groups")
 
@@ -15,8 +17,8 @@ _DROPPED = ("rollout/dropped_groups", "rollout/failed_groups")
 class BatchLoad:
     """Measures each batch when it is trained on."""
 
-    def __init__(self, node: Node, slabs: Slabs, events: EventLog) -> None:
-        self._node, self._slabs, self._events = node, slabs, events
+    def __init__(self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog) -> None:
+        self._node, self._clients, self._slabs, self._events = node, clients, slabs, events
         self._num_dropped = self._sampled_s = 0.0
         self._trained_s = self._trained_before_s = 0.0
 
@@ -29,8 +31,14 @@ class BatchLoad:
         """Adds time in which the training track trains, saves, publishes or loads weights."""
         self._trained_s += seconds
 
-    def batch_over(self, iteration: int, groups: Sequence[c.GroupFact]) -> dict[str, float]:
-        """Emits the event; returns metrics. The next batch is sampled by what was measured."""
+    async def batch_over(self, iteration: int, groups: Sequence[c.GroupFact]) -> dict[str, float]:
+        """Emits the event; returns metrics. The next batch is sampled by what was measured.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded: a trainer node failed.
+        """
+        for answer in await self._clients.ask_all(LoadQuery()):
+            self._slabs.loads.put(answer.node, answer.life, answer.load)
         facts = [fact for group in groups for fact in group.samples]
         num_groups = len(groups) + int(self._num_dropped)
         lengths = tuple(fact.num_completion_tokens for fact in facts)

@@ -1,5 +1,6 @@
 """The leader's own work in each phase, from metadata: orders to the nodes, and their combined answers."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +49,7 @@ class PhaseWork:
         self._node, self._clients, self._events = node, clients, commits.events
         self._commits, self._vocab_size, self._row = commits, vocab_size, row
         self._batches, self.track, self.slabs = batches, batches.track, batches.slabs
-        self._load = BatchLoad(node, batches.slabs, commits.events)
+        self._load = BatchLoad(node, clients, batches.slabs, commits.events)
         self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
@@ -186,7 +187,7 @@ class PhaseWork:
         config, began_s = self._node.config, clock.monotonic_s()
         groups = [self._groups[number] for number in sorted(self._groups)]
         facts = tuple(fact for group in groups for fact in group.samples)
-        load = self._load.batch_over(iteration, groups)
+        load = asyncio.ensure_future(self._load.batch_over(iteration, groups))
         parallel = config.trainer
         tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
         dp_size = self._node.placement.world_size // (
@@ -205,7 +206,7 @@ class PhaseWork:
         await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
-        self._row.values.update(load, **{"placement/cost_ratio": self._cost().b})
+        self._row.values.update(await load, **{"placement/cost_ratio": self._cost().b})
         self._groups = {}
 
     def _cost(self) -> Cost:

@@ -13,6 +13,7 @@ from yatt import clock
 from yatt.adapters.thread_call import call_in_thread
 from yatt.config.check import engine_roles, slab_limits
 from yatt.control.leader.background import Background
+from yatt.control.leader.held_time import HeldTime
 from yatt.control.leader.measured import Measurements
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
@@ -34,13 +35,14 @@ class Slabs:
 
     Attributes:
         seq: of the leader's state, which fences orders.
+        loads: what nodes report.
         measured: speeds and lengths.
     """
 
     def __init__(
         self, node: Node, clients: NodeClients, loads: NodeLoads, events: EventLog, background: Background
     ) -> None:
-        self._node, self._clients, self._loads = node, clients, loads
+        self._node, self._clients, self.loads = node, clients, loads
         self._events, self._background = events, background
         placement, config = node.placement, node.config
         limits = {role: slab_limits(config, role) for role in engine_roles(config)}
@@ -98,7 +100,7 @@ class Slabs:
 
     def gone(self, index: int) -> None:
         """Handles a lost node."""
-        self._loads.gone(index)
+        self.loads.gone(index)
         self._splits.clear()
         self._step(core.NodeGone(index))
 
@@ -144,6 +146,7 @@ class Slabs:
         if self._choosing is not None:
             await self._choosing
             self._choosing = None
+        self._hear_unfit()
         if self._chosen and not self._moves.is_open:
             self._plan(self._chosen)
         self._chosen = {}
@@ -174,13 +177,13 @@ class Slabs:
 
     def _assigned(self, split: Mapping[str, int]) -> dict[Slab, str]:
         live = {slab: role for slab, role in self._moves.table.items() if slab.node not in self._moves.lost}
-        return core.assigned(live, split, self._built())
+        return core.assigned(live, split, self._built(), self._moves.unfit)
 
     def _plan(self, split: Mapping[str, int]) -> None:
         self._moves = core.planned(self._moves, self._assigned(split))
 
     def _built(self) -> frozenset[tuple[Slab, str]]:
-        loads, by_node = self._loads.now(), self._node.placement.slabs_by_node
+        loads, by_node = self.loads.now(), self._node.placement.slabs_by_node
         return frozenset(
             (by_node[index][slab], role) for index, load in loads.items() for slab, role in load.built
         )
@@ -190,6 +193,7 @@ class Slabs:
     async def _decide_again(self) -> None:
         while self._moves.is_open:
             await asyncio.sleep(DECIDE_S)
+            self._hear_unfit()
             if self._sampling and self._moves.is_open and self.measured.is_known:
                 self._decide()
         self._is_deciding = False
@@ -207,7 +211,7 @@ class Slabs:
             self._want(slabs[move.slab], move.role, about)
 
     def _tail(self) -> BatchTail:
-        loads, built = self._loads.now(), self._built()
+        loads, built = self.loads.now(), self._built()
         there = {slab for slab in self._moves.there(ROLLOUT)}
         by_node = self._node.placement.slabs_by_node
         running = {
@@ -261,7 +265,19 @@ class Slabs:
             "slab.moved", slab=slab.name, after=order.role, has_moved=moved.has_moved,
             seconds=round(seconds, 6), workers_s=round(moved.workers_s, 6),
         )  # fmt: skip
-        self._step(core.MoveAnswered(slab, moved.has_moved))
+        if moved.is_unfit:
+            self._step(core.MoveFailed(slab, order.role, self._node.placement.sampling[slab]))
+        else:
+            self._step(core.MoveAnswered(slab, moved.has_moved))
+
+    def _hear_unfit(self) -> None:
+        """Handles engines that could not be built at a barrier."""
+        by_node, first = self._node.placement.slabs_by_node, self._node.placement.sampling
+        for index, load in self.loads.now().items():
+            for number, role in load.unfit:
+                slab = by_node[index][number]
+                if (slab, role) not in self._moves.unfit:
+                    self._step(core.MoveFailed(slab, role, first[slab]))
 
     def metrics(self) -> dict[str, float]:
         """Returns the split, and the number of moves since the last call; nothing if the split is fixed."""
@@ -270,25 +286,3 @@ class Slabs:
         found: dict[str, float] = {f"placement/slabs/{role}": num for role, num in self.split().items()}
         found["placement/moves"], self._num_moves = self._num_moves, 0
         return found
-
-
-class HeldTime:
-    """Time for which roles have held slabs while batches were sampled."""
-
-    def __init__(self) -> None:
-        self._counts: Mapping[str, int] = {}
-        self._since_s = clock.monotonic_s()
-        self._held_s: dict[str, float] = {}
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """Begins a time in which roles hold so many slabs."""
-        now_s = clock.monotonic_s()
-        for role, num in self._counts.items():
-            self._held_s[role] = self._held_s.get(role, 0.0) + num * (now_s - self._since_s)
-        self._counts, self._since_s = counts, now_s
-
-    def take(self) -> dict[str, float]:
-        """Returns slab-seconds by role since the last call."""
-        self.count(self._counts)
-        held, self._held_s = self._held_s, {}
-        return held

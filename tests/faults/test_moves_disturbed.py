@@ -1,0 +1,134 @@
+"""Faults in the middle of a move, at each of its states: no slab has two holders, no token is lost or made
+twice, and the run goes on in the same attempt."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.oversampling import balance_of
+from tests.faults.test_lost_nodes import controller
+from tests.moving_slabs import JUDGE, double_holders, moving_run
+from tests.runs import RunFile, kill, rows, start, wait_for, yatt
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+ITERATIONS = 4
+Event = dict[str, Any]
+
+
+def events(run: RunFile, *kinds: str) -> list[Event]:
+    path = run.run_dir / "events.jsonl"
+    found = rows(path) if path.exists() else []
+    return [event for event in found if not kinds or event["kind"] in kinds]
+
+
+def first(run: RunFile, kind: str, holds: Callable[[Event], bool] = lambda _: True) -> Event:
+    """The first such event, waited for."""
+    return wait_for(
+        lambda: next((event for event in events(run, kind) if holds(event)), None), timeout_s=120, what=kind
+    )
+
+
+def process_of(run: RunFile, name: str) -> int:
+    """The newest process of a worker."""
+    found = [e for e in events(run, "worker.start") if e["worker"].rpartition(".")[0] == name]
+    return found[-1]["pid"]
+
+
+def finished(run: RunFile, process: Any) -> list[Event]:
+    said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    found = events(run)
+    assert double_holders(found) == []
+    assert len([e for e in found if e["kind"] == "attempt.start"]) >= 1
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
+    return found
+
+
+def moving(tmp_path: Path) -> tuple[RunFile, Any, Event]:
+    """A run at the moment when its first slab was ordered to the GenRM."""
+    run = moving_run(tmp_path, "disaggregated", ITERATIONS)
+    process = start("run", str(run.write()))
+    return run, process, first(run, "slab.move")
+
+
+def attempts(found: list[Event]) -> set[int]:
+    return {event["attempt"] for event in found}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_engine_that_should_sleep_is_killed_or_stands_still(tmp_path: Path, number: signal.Signals):
+    run, process, move = moving(tmp_path)
+    kill(process_of(run, f"rollout-{move['slab']}"), number)
+    found = finished(run, process)
+    assert attempts(found) == {1}
+    moved = [e for e in found if e["kind"] == "slab.moved" and e["slab"] == move["slab"]]
+    assert moved[0]["has_moved"], "a dead holder has released its slab"
+
+
+def test_the_engine_that_should_wake_is_killed_so_the_slab_goes_back(tmp_path: Path):
+    run, process, move = moving(tmp_path)
+    name = f"genrm-judge-{move['slab']}"
+    begun = first(run, "worker.start", lambda e: e["worker"].startswith(name))
+    kill(begun["pid"])
+    found = finished(run, process)
+    assert attempts(found) == {1}
+    (unfit,) = [e for e in found if e["kind"] == "engine.unfit"]
+    assert (unfit["slab"], unfit["holder"], unfit["first"]) == (move["slab"], JUDGE, "rollout")
+    later = [e for e in found if e["kind"] == "slab.move" and e["t"] > unfit["t"]]
+    assert move["slab"] not in {e["slab"] for e in later if e["after"] == JUDGE}, "it is not tried again"
+    grants = [e["holder"] for e in found if e["kind"] == "lease.grant" and e["slab"] == move["slab"]]
+    assert grants == ["rollout", JUDGE, "rollout"]
+
+
+def test_an_engine_that_has_moved_is_killed_and_started_again(tmp_path: Path):
+    run, process, _ = moving(tmp_path)
+    moved = first(run, "slab.moved", lambda e: e["has_moved"])
+    kill(process_of(run, f"genrm-judge-{moved['slab']}"))
+    found = finished(run, process)
+    assert attempts(found) == {1}
+    name = f"genrm-judge-{moved['slab']}"
+    starts = [e for e in found if e["kind"] == "worker.start" and e["worker"].startswith(name)]
+    assert len(starts) == 2
+
+
+def test_the_node_of_a_move_is_lost_and_comes_back(tmp_path: Path):
+    run, process, move = moving(tmp_path)
+    kill(controller(run, int(move["slab"][1])))
+    found = finished(run, process)
+    assert attempts(found) == {1}
+    lost = [e["node"] for e in found if e["kind"] == "node.lost"]
+    assert len(lost) == 1
+
+
+def test_a_run_that_is_stopped_in_a_move_continues_with_its_last_split(tmp_path: Path):
+    run, process, _ = moving(tmp_path)
+    stopped = yatt("cancel", str(run.run_dir))
+    assert stopped.returncode == 0, stopped.stderr
+    process.communicate(timeout=120)
+    again = yatt("resume", str(run.run_dir))
+    assert again.returncode == 0, again.stdout + again.stderr
+    found = events(run)
+    assert double_holders(found) == []
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    splits = [row["placement/slabs/rollout"] for row in trained]
+    assert len(splits) == ITERATIONS
+
+
+def test_moves_in_partial_placement_end_with_the_batch(tmp_path: Path):
+    """The trainer gets its slabs back, whatever moves; and the processes of both kinds of engines share a
+    slab."""
+    run = moving_run(tmp_path, "partial", ITERATIONS)
+    found = finished(run, start("run", str(run.write())))
+    assert attempts(found) == {1}
+    by_slab: dict[str, list[str]] = {}
+    for event in found:
+        if event["kind"] == "lease.grant":
+            by_slab.setdefault(event["slab"], []).append(event["holder"])
+    assert any({"rollout", JUDGE} <= set(holders) for holders in by_slab.values())
+    assert all(holders.count("trainer") >= ITERATIONS for holders in by_slab.values())
