@@ -40,6 +40,7 @@ class Controller:
         self._node, self._parts, self._trainer_node = node, parts, trainer_node
         self._tasks: set[asyncio.Task[None]] = set()
         self._seq = 0  # of the newest barrier
+        self._moving: dict[Slab, str] = {}  # slabs that are moved now, and the role that gets them
         self.quit = asyncio.Event()
         self.exit_code = EXIT_FAILED
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
@@ -145,6 +146,8 @@ class Controller:
         wanted: dict[Slab, str] = {}
         for slab in self._node.slabs:
             role = holders.get(slab.index, "")
+            if self._moving.get(slab) == role:
+                continue  # its order brings it there; engines that are built take long
             kept = arbiter.lease(slab).holder == role and arbiter.lease(slab).stage is Stage.HELD
             wanted[slab] = role if order.part == "enter" or kept else ""
             arbiter.want(slab, wanted[slab])
@@ -160,7 +163,11 @@ class Controller:
         before_s, has_moved = meter.spent_s(slab), False
         if (slab, order.role) not in unfit:
             arbiter.want(slab, order.role)
-            has_moved = await arbiter.settled(slab, order.role, self._node.config.launch.phase_timeout_s)
+            self._moving[slab] = order.role
+            try:
+                has_moved = await arbiter.settled(slab, order.role, self._node.config.launch.phase_timeout_s)
+            finally:
+                self._moving.pop(slab, None)
         is_unfit = (slab, order.role) in unfit
         return SlabMoved(has_moved=has_moved, is_unfit=is_unfit, workers_s=meter.spent_s(slab) - before_s)
 

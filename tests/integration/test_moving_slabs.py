@@ -1,0 +1,90 @@
+"""Slabs that change between rollout and a GenRM in whole runs: no token is lost or made twice, whatever
+moves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.oversampling import balance_of
+from tests.moving_slabs import JUDGE, double_holders, moving_run
+from tests.runs import RunFile, rows, yatt
+from tests.tiny_models import make_qwen3
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ITERATIONS = 5
+
+
+def finished(run: RunFile) -> list[dict[str, Any]]:
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = rows(run.run_dir / "events.jsonl")
+    assert double_holders(events) == []
+    assert not [e for e in events if e["kind"] in ("engine.unfit", "lease.expire", "failure.report")]
+    return events
+
+
+@pytest.mark.parametrize(("place", "ahead"), [("partial", 0), ("disaggregated", 0), ("disaggregated", 1)])
+def test_from_a_bad_split_slabs_go_where_the_work_is(tmp_path: Path, place: str, ahead: int):
+    run = moving_run(tmp_path, place, ITERATIONS)
+    run.settings["rollout"]["ahead"] = ahead
+    events = finished(run)
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    judges = [row[f"placement/slabs/{JUDGE}"] for row in trained]
+    assert judges[0] == 1 and judges[-1] >= 3, judges
+    assert all(0 <= row[f"placement/idle/{role}"] <= 1 for row in trained for role in ("rollout", JUDGE))
+    loads = [event for event in events if event["kind"] == "batch.load"]
+    assert [event["iteration"] for event in loads] == list(range(1, ITERATIONS + 1))
+    speeds = loads[-1]["roles"]
+    assert speeds["rollout"]["step_s"] == pytest.approx(0.004, rel=0.5)
+    assert speeds[JUDGE]["step_s"] == pytest.approx(0.01, rel=0.5)
+    completions = sum(event["num_samples"] for event in loads)
+    assert completions == ITERATIONS * 64
+    assert max(loads[0]["lengths"]) <= 480 and loads[0]["lengths"] == sorted(loads[0]["lengths"])
+
+
+def test_floors_and_ceilings_hold(tmp_path: Path):
+    run = moving_run(tmp_path, "disaggregated", ITERATIONS)
+    run.settings["placement"].update(min_slabs={"rollout": 3}, max_slabs={JUDGE: 2})
+    events = finished(run)
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    assert max(row[f"placement/slabs/{JUDGE}"] for row in trained) == 2
+    assert min(row["placement/slabs/rollout"] for row in trained) >= 3
+    assert {(e["slab"], e["has_moved"]) for e in events if e["kind"] == "slab.moved"}, "one has moved"
+
+
+def test_a_fixed_split_moves_nothing_and_is_measured_too(tmp_path: Path):
+    run = moving_run(tmp_path, "partial", 2, split="fixed")
+    events = finished(run)
+    kinds = {event["kind"] for event in events}
+    assert not kinds & {"slab.move", "slab.moved", "split.choose"} and "batch.load" in kinds
+    starts = [e["worker"] for e in events if e["kind"] == "worker.start" and "genrm" in e["worker"]]
+    assert len(starts) == 1, "engines of other roles are not started"
+
+
+def test_real_engines_move_three_times(tmp_path: Path):
+    judge = make_qwen3(tmp_path / "judge", tied=False, seed=1)
+    section = {"name": "judge", "model": judge, "dtype": "float32", "template": "{prompt}{completion}",
+               "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "max_tokens": 128,
+               "max_num_seqs": 1, "retries": 0, "temperature": 1.0, "on_unparsable": "score",
+               "kv_cache_bytes": 32 << 20, "enforce_eager": True}  # fmt: skip
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "launch": {"nodes": 2, "gpus_per_node": 1, "engine_gpus_per_node": 5, "start_timeout_s": 300},
+        "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True, "n": 4,
+                    "max_response_tokens": 48, "max_num_seqs": 8},
+        "genrms": [section],
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1, "split": "dynamic"},
+        "trainer": {"total_iterations": 4, "train_batch_size": 16, "mini_batch_size": 16,
+                    "max_tokens_per_micro_batch": 512},
+        "checkpoint": {"save_every": 4}, "sync": {"probe_prompts": 2},
+    })  # fmt: skip
+    events = finished(run)
+    moved = [e for e in events if e["kind"] == "slab.moved" and e["has_moved"]]
+    assert len(moved) >= 3
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
+    checks = [e for e in events if e["kind"] == "weights.check"]
+    assert {e["policy_version"] for e in checks} == set(range(5)), "the engines that stay take every version"
