@@ -215,11 +215,11 @@ def test_the_baseline_sinks_when_a_former_attempts_process_goes(make, gpus):
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
     bench = make()
     memory_check = GpuMemoryCheck(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
-    assert memory_check.check(bench.slab, TRAINER).clean
+    assert memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
     (gpus / "gpu0" / "leak").unlink()
-    assert memory_check.check(bench.slab, TRAINER).clean
+    assert memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
-    assert not memory_check.check(bench.slab, TRAINER).clean
+    assert not memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
 
 
 def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):

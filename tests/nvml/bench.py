@@ -80,7 +80,8 @@ class Bench:
         for worker in self.supervisor.workers.values():
             worker.argv = (user,)
         self.arbiter = Arbiter(
-            self.node, self.supervisor, events, Holding(wake=self._wake, sleep=self._sleep),
+            self.node, self.supervisor, events,
+            Holding(wake=self._wake, sleep=self._sleep, restart=self._restart, take_back=lambda _: None),
             lambda error, _: self.quarantined.append(error.partition(" is quarantined: ")[2]),
         )  # fmt: skip
 
@@ -96,12 +97,17 @@ class Bench:
 
     async def _wake(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
-            await self.supervisor.start(worker)
-            await hold(self.orders, worker.child.pid, self.awake)
+            await self._restart(worker, token)
+
+    async def _restart(self, worker, token):
+        await self.supervisor.start(worker)
+        worker.is_asleep = False
+        await hold(self.orders, worker.child.pid, self.awake)
 
     async def _sleep(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
             await hold(self.orders, worker.child.pid, self.asleep[role])
+            worker.is_asleep = True
 
     async def _watch_exits(self):
         while True:

@@ -56,7 +56,9 @@ def build_components(
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
-    holding = Holding(wake=workers.wake, sleep=workers.sleep)
+    holding = Holding(
+        wake=workers.wake, sleep=workers.sleep, restart=workers.restart, take_back=workers.take_back
+    )
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
