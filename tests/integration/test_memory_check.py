@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
+from tests.nvml.bench import JUDGE, LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
 from yatt.control.gpus.memory_check import GpuMemoryCheck
@@ -220,6 +220,67 @@ def test_the_baseline_sinks_when_a_former_attempts_process_goes(make, gpus):
     assert memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
     assert not memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
+
+
+@pytest.mark.parametrize("hidden", ["", "pids"])
+def test_engines_of_one_gpu_and_of_two_take_turns_on_the_same_slab(make, gpus, monkeypatch, hidden):
+    if hidden:
+        monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: False)
+
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            for role in (TRAINER, ROLLOUT, JUDGE, TRAINER, ROLLOUT, JUDGE):
+                await bench.give(role)
+            started = {event["worker"] for event in bench.told("worker.start")}
+            engines = {"rollout-n0s0e0.1", "rollout-n0s0e1.1", "genrm-judge-n0s0.1"}
+            assert started == {"trainer-n0r0.1", "trainer-n0r1.1", *engines}
+            assert not bench.told("worker.end") and not bench.told("lease.not_free")
+
+    asyncio.run(scenario())
+
+
+async def with_memory_that_stays(bench, gpus, engine):
+    """Kills one of two engines; its device memory is not free yet."""
+    for role in (TRAINER, ROLLOUT):
+        await bench.give(role)
+    stuck = gpus / "gpu1" / f"stuck-{engine.child.pid}"
+    stuck.write_text(str(AWAKE))
+    bench.supervisor.end(engine)
+    while engine.child is not None:
+        await asyncio.sleep(0.01)
+    return stuck
+
+
+def test_an_engine_of_two_is_started_again_only_once_its_gpu_is_free(make, gpus):
+    async def scenario():
+        async with make(device="0,1", wide=True, memory_check_s=20.0).running() as bench:
+            neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            stuck = await with_memory_that_stays(bench, gpus, engine)
+            pid = neighbour.child.pid
+            await asyncio.sleep(0.5)
+            assert engine.starts == 1 and not engine.is_running
+            stuck.unlink()
+            while engine.child is None:
+                await asyncio.sleep(0.01)
+            assert (neighbour.child.pid, neighbour.starts, engine.starts) == (pid, 1, 2)
+            assert (bench.arbiter.lease(bench.slab).stage, len(bench.told("lease.grant"))) == (Stage.HELD, 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the_slab(make, gpus):
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            _, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            await with_memory_that_stays(bench, gpus, engine)
+            while not bench.quarantined:
+                await asyncio.sleep(0.01)
+            (expired,) = bench.told("lease.expire")
+            assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
+            assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
+            assert engine.starts == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):
