@@ -15,6 +15,7 @@ import pytest
 from tests.nvml.bench import JUDGE, LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
+from yatt.control.gpus.arbiter import Holding
 from yatt.control.gpus.memory_check import GpuMemoryCheck
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
@@ -279,6 +280,34 @@ def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the
             assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
             assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
             assert engine.starts == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_taken_back(make):
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            fall_asleep = bench.arbiter._holding.sleep
+
+            async def sleep(slab, role, token):
+                if role != ROLLOUT:
+                    return await fall_asleep(slab, role, token)
+                await hold(bench.orders, neighbour.child.pid, bench.asleep[role])
+                neighbour.is_asleep = True
+                await asyncio.sleep(600)
+
+            bench.arbiter._holding = Holding(
+                wake=bench._wake, sleep=sleep, restart=bench._restart, take_back=lambda _: None
+            )
+            await bench.give(JUDGE)
+            assert [event["worker"] for event in bench.told("worker.end")] == [engine.name + ".1"]
+            assert bench.told("lease.expire")[0]["cause"] == "rollout did not release within 2 s"
+            assert not bench.told("lease.not_free"), "what the neighbour keeps asleep is known"
+            await bench.give(ROLLOUT)
+            assert (neighbour.starts, engine.starts) == (1, 2)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
