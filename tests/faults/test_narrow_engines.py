@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.faults.test_lost_samples import events, finish
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, kill, rows, start, wait_for, yatt
+from tests.runs import RunFile, environment, kill, rows, start, wait_for, yatt
+from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.tiny_models import make_scripted_model
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -113,6 +115,27 @@ def test_an_engine_that_stands_still_is_ended_alone(tmp_path: Path, wide: RunFil
         (f"{FIRST}.1", True)
     ]
     assert started(run) == ["genrm-judge-n0s0.1", f"{FIRST}.1", f"{FIRST}.2", f"{SECOND}.1"]
+    check_as_wide(run, wide)
+
+
+def test_a_slab_is_taken_back_while_an_engine_of_it_cannot_begin(tmp_path: Path, wide: RunFile) -> None:
+    """The others finish the batch, the trainer gets the slab, and the engine is back when it can begin."""
+    run = run_file(tmp_path / "still")
+    python = tmp_path / "venv/bin/python"
+    put_interpreter(python)
+    process = subprocess.Popen(
+        [str(python), "-m", "yatt.cli.main", "run", str(run.write())],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    sampling(run, 0)
+    victim = pid_of(run, SECOND)
+    with interpreter_that_stands_still(python) as lease:
+        assert kill(victim)
+        wait_for(lambda: len(grants(run)) > 3, timeout_s=40, what="the trainer to get the slab")
+        assert f"{SECOND}.2" not in started(run)
+        lease.release()
+    finish(process)
+    assert started(run) == ["genrm-judge-n0s0.1", f"{FIRST}.1", f"{SECOND}.1", f"{SECOND}.2"]
     check_as_wide(run, wide)
 
 

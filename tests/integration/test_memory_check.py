@@ -280,6 +280,8 @@ def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the
             assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
             assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
             assert engine.starts == 1
+            told = [event["cause"] for event in bench.told("lease.not_free")]
+            assert told and all(cause.startswith("on slab n0s0 there is process") for cause in told)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

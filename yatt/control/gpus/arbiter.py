@@ -216,7 +216,7 @@ class Arbiter:
             case rules.Give(role, token):
                 self._grant(slab, role, token)
             case rules.Measure():
-                self._prove(slab)
+                self._step(slab, self._checked(slab, self.lease(slab), slab.gpus))
             case rules.Terminate(role):
                 self._end(slab, role, END)
             case rules.Kill(role):
@@ -234,16 +234,15 @@ class Arbiter:
         if not rules.is_live(self.lease(slab), lease.token):
             return
         worker = self._supervisor.of(lease.holder, slab)[action.index]
+        engine = self._slabs[slab].engines[action.index]
         match action.action:
             case rules.Terminate():
-                cause = self._slabs[slab].engines[action.index].cause
-                self._events.emit("engine.expire", worker=worker.address, cause=cause)
+                self._events.emit("engine.expire", worker=worker.address, cause=engine.cause)
                 self._processes.signal([worker], END)
             case rules.Kill():
                 self._processes.signal([worker], signal.SIGKILL)
             case rules.Measure():
-                checked = self._processes.measured(slab, worker.role, worker.gpus)
-                self._step(slab, OfEngine(action.index, checked))
+                self._step(slab, OfEngine(action.index, self._checked(slab, engine, worker.gpus)))
             case rules.Give():
                 self._spawn(self._holding.restart(worker, lease.token))
 
@@ -261,12 +260,12 @@ class Arbiter:
         if not workers:
             self._all_ended(slab, role)
 
-    def _prove(self, slab: Slab) -> None:
+    def _checked(self, slab: Slab, lease: SlabLease, gpus: tuple[int, ...]) -> rules.MemoryChecked:
         """Runs a memory check, and emits an event if memory is not free that should be."""
-        checked = self._processes.measured(slab, self.lease(slab).wanted, slab.gpus)
-        if not checked.clean and checked.detail != self.lease(slab).cause:
+        checked = self._processes.measured(slab, lease.wanted, gpus)
+        if not checked.clean and checked.detail != lease.cause:
             self._events.emit("lease.not_free", slab=slab.name, cause=checked.detail)
-        self._step(slab, checked)
+        return checked
 
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
