@@ -127,9 +127,12 @@ class Workers:
 
     async def sleep(self, slab: Slab, role: str, token: int) -> None:
         """Puts the workers of `role` on the slab to sleep, at the arbiter's request. A process that is being
-        started has nothing on the slab, and is not waited for."""
+        started has nothing on the slab and is not waited for; if it has not begun, its start is abandoned."""
         self.take_back(slab)
-        workers = [w for w in self._supervisor.of(role, slab) if w.is_running and w.hello.is_set()]
+        running = [w for w in self._supervisor.of(role, slab) if w.is_running]
+        workers = [w for w in running if w.hello.is_set()]
+        for worker in running:
+            worker.is_unwanted = worker.child is None and not worker.hello.is_set()
         for worker in workers:
             self._engines.remove(worker.address, "was put to sleep")
         limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
