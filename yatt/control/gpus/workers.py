@@ -132,7 +132,7 @@ class Workers:
         running = [w for w in self._supervisor.of(role, slab) if w.is_running]
         workers = [w for w in running if w.hello.is_set()]
         for worker in running:
-            worker.is_unwanted = worker.child is None and not worker.hello.is_set()
+            worker.is_unwanted |= worker.child is None and not worker.hello.is_set()
         for worker in workers:
             self._engines.remove(worker.address, "was put to sleep")
         limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
