@@ -230,7 +230,7 @@ def test_engines_of_one_gpu_and_of_two_take_turns_on_the_same_slab(make, gpus, m
 
     async def scenario():
         async with make(device="0,1", wide=True).running() as bench:
-            for role in (TRAINER, ROLLOUT, JUDGE, TRAINER, ROLLOUT, JUDGE):
+            for role in (TRAINER, JUDGE, ROLLOUT, TRAINER, ROLLOUT, JUDGE):
                 await bench.give(role)
             started = {event["worker"] for event in bench.told("worker.start")}
             engines = {"rollout-n0s0e0.1", "rollout-n0s0e1.1", "genrm-judge-n0s0.1"}
@@ -280,8 +280,48 @@ def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the
             assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
             assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
             assert engine.starts == 1
+            assert bench.taken_back == [bench.slab] * 2, (
+                "from the trainer, and when the holder was terminated"
+            )
             told = [event["cause"] for event in bench.told("lease.not_free")]
             assert told and all(cause.startswith("on slab n0s0 there is process") for cause in told)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
+    """The ends of both are handled after each other, and the first one already gives the slab again."""
+
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            started = []
+
+            async def restart(worker, token):
+                started.append((worker.name, token))
+                await restart_one(worker, token)
+
+            restart_one, bench._restart = bench._restart, restart
+            bench.arbiter._holding = Holding(
+                wake=bench._wake,
+                sleep=lambda *_: asyncio.sleep(600),
+                restart=restart,
+                take_back=lambda _: None,
+            )
+            exits = []
+            bench.supervisor.exits.put_nowait = exits.append
+            bench.arbiter.want(bench.slab, "")
+            bench.arbiter.want(bench.slab, ROLLOUT)
+            engines = bench.supervisor.of(ROLLOUT, bench.slab)
+            for engine in engines:
+                bench.supervisor.end(engine)
+            while len(exits) < 2:
+                await asyncio.sleep(0.01)
+            for engine, _ in exits:
+                bench.arbiter.died(engine)
+            await bench.arbiter.settled(bench.slab, ROLLOUT, LIMIT_S)
+            assert started == [(engine.name, 3) for engine in engines]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

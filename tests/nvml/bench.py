@@ -72,7 +72,7 @@ class Bench:
             launch={"scratch_dir": short_folder(), "gpus_per_node": num_gpus},
         )  # fmt: skip
         config = load_resolved(paths.config)
-        self.orders, self.lines, self.quarantined = orders, [], []
+        self.orders, self.lines, self.quarantined, self.taken_back = orders, [], [], []
         self.awake = awake
         self.node = Node(
             config=config, paths=paths, placement=place(config), attempt=1, index=0,
@@ -88,7 +88,7 @@ class Bench:
             worker.argv = (user,)
         self.arbiter = Arbiter(
             self.node, self.supervisor, events,
-            Holding(wake=self._wake, sleep=self._sleep, restart=self._restart, take_back=lambda _: None),
+            Holding(self._wake, self._sleep, self._restart, self.taken_back.append),
             lambda error, _: self.quarantined.append(error.partition(" is quarantined: ")[2]),
         )  # fmt: skip
 

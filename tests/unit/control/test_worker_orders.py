@@ -153,8 +153,9 @@ def test_one_of_two_engines_is_woken_again_under_the_token_of_both_while_it_coun
         assert all(bench.engines.is_awake(w.address) for w in bench.supervisor.of(ROLLOUT, bench.slab))
         bench.workers.take_back(bench.slab)
         bench.socket.orders.clear()
+        second.is_starting = False
         await bench.workers.restart(second, 7)
-        assert not bench.socket.orders
+        assert not bench.socket.orders and not second.is_running and second.starts == 1
 
     asyncio.run(scene(Bench(narrow=True)))
 
@@ -176,6 +177,22 @@ def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_is_no_failure_o
         assert not bench.engines.room(ROLLOUT), "it takes no requests"
 
     asyncio.run(scene(Bench(narrow=True)))
+
+
+def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_gets_it_no_requests() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.publish(4)
+        answer = bench.socket.answers[m.LoadWeights]
+
+        def load(order: m.LoadWeights) -> m.Message:
+            bench.workers.take_back(bench.slab)
+            return answer(order)
+
+        bench.socket.answers[m.LoadWeights] = load
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        assert not bench.engines.room(ROLLOUT) and not bench.failures
+
+    asyncio.run(scene(Bench()))
 
 
 def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:
