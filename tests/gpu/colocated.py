@@ -21,6 +21,7 @@ TOLD = (
     "lease.release",
     "lease.expire",
     "lease.not_free",
+    "engine.expire",
     "worker.end",
     "weights.check",
 )

@@ -115,14 +115,14 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
     (engine,) = supervisor.of(ROLLOUT, slab)
     engine.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]
     memory_check = SlotMemoryCheck(node, supervisor)
-    assert not memory_check.check(slab, TRAINER).clean, (
+    assert not memory_check.check(slab, TRAINER, slab.gpus).clean, (
         "it said nothing at its Hello, so nothing is allowed to it"
     )
     memory_check.learn(engine)
-    assert memory_check.check(slab, TRAINER).clean
+    assert memory_check.check(slab, TRAINER, slab.gpus).clean
     fork(worker)
-    grown = memory_check.check(slab, TRAINER)
+    grown = memory_check.check(slab, TRAINER, slab.gpus)
     assert not grown.clean and f"{engine.name} (pid {worker.pid}) keeps" in grown.detail
     assert memory_check.offenders(slab, TRAINER) == [engine]
     memory_check.learn(engine)
-    assert memory_check.check(slab, TRAINER).clean, "anew at each sleep"
+    assert memory_check.check(slab, TRAINER, slab.gpus).clean, "anew at each sleep"

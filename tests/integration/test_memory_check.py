@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvml.bench import LIMIT_S, MIB, Bench, hold, stranger
+from tests.nvml.bench import JUDGE, LIMIT_S, MIB, Bench, hold, stranger
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
+from yatt.control.gpus.arbiter import Holding
 from yatt.control.gpus.memory_check import GpuMemoryCheck
 from yatt.core.lease import Stage
 from yatt.core.placement import ROLLOUT, TRAINER
@@ -215,11 +216,142 @@ def test_the_baseline_sinks_when_a_former_attempts_process_goes(make, gpus):
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
     bench = make()
     memory_check = GpuMemoryCheck(bench.node, bench.supervisor, Nvml(("0",)), sees_pids=True)
-    assert memory_check.check(bench.slab, TRAINER).clean
+    assert memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
     (gpus / "gpu0" / "leak").unlink()
-    assert memory_check.check(bench.slab, TRAINER).clean
+    assert memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
     (gpus / "gpu0" / "leak").write_text(str(5000 * MIB))
-    assert not memory_check.check(bench.slab, TRAINER).clean
+    assert not memory_check.check(bench.slab, TRAINER, bench.slab.gpus).clean
+
+
+@pytest.mark.parametrize("hidden", ["", "pids"])
+def test_engines_of_one_gpu_and_of_two_take_turns_on_the_same_slab(make, gpus, monkeypatch, hidden):
+    if hidden:
+        monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: False)
+
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            for role in (TRAINER, JUDGE, ROLLOUT, TRAINER, ROLLOUT, JUDGE):
+                await bench.give(role)
+            started = {event["worker"] for event in bench.told("worker.start")}
+            engines = {"rollout-n0s0e0.1", "rollout-n0s0e1.1", "genrm-judge-n0s0.1"}
+            assert started == {"trainer-n0r0.1", "trainer-n0r1.1", *engines}
+            assert not bench.told("worker.end") and not bench.told("lease.not_free")
+
+    asyncio.run(scenario())
+
+
+async def with_memory_that_stays(bench, gpus, engine):
+    """Kills one of two engines; its device memory is not free yet."""
+    for role in (TRAINER, ROLLOUT):
+        await bench.give(role)
+    stuck = gpus / "gpu1" / f"stuck-{engine.child.pid}"
+    stuck.write_text(str(AWAKE))
+    bench.supervisor.end(engine)
+    while engine.child is not None:
+        await asyncio.sleep(0.01)
+    return stuck
+
+
+def test_an_engine_of_two_is_started_again_only_once_its_gpu_is_free(make, gpus):
+    async def scenario():
+        async with make(device="0,1", wide=True, memory_check_s=20.0).running() as bench:
+            neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            stuck = await with_memory_that_stays(bench, gpus, engine)
+            pid = neighbour.child.pid
+            await asyncio.sleep(0.5)
+            assert engine.starts == 1 and not engine.is_running
+            stuck.unlink()
+            while engine.child is None:
+                await asyncio.sleep(0.01)
+            assert (neighbour.child.pid, neighbour.starts, engine.starts) == (pid, 1, 2)
+            assert (bench.arbiter.lease(bench.slab).stage, len(bench.told("lease.grant"))) == (Stage.HELD, 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the_slab(make, gpus):
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            _, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            await with_memory_that_stays(bench, gpus, engine)
+            while not bench.quarantined:
+                await asyncio.sleep(0.01)
+            (expired,) = bench.told("lease.expire")
+            assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
+            assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
+            assert engine.starts == 1
+            assert bench.taken_back == [bench.slab] * 2, (
+                "from the trainer, and when the holder was terminated"
+            )
+            told = [event["cause"] for event in bench.told("lease.not_free")]
+            assert told and all(cause.startswith("on slab n0s0 there is process") for cause in told)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
+    """The ends of both are handled after each other, and the first one already gives the slab again."""
+
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            started = []
+
+            async def restart(worker, token):
+                started.append((worker.name, token))
+                await restart_one(worker, token)
+
+            restart_one, bench._restart = bench._restart, restart
+            bench.arbiter._holding = Holding(
+                wake=bench._wake,
+                sleep=lambda *_: asyncio.sleep(600),
+                restart=restart,
+                take_back=lambda _: None,
+            )
+            exits = []
+            bench.supervisor.exits.put_nowait = exits.append
+            bench.arbiter.want(bench.slab, "")
+            bench.arbiter.want(bench.slab, ROLLOUT)
+            engines = bench.supervisor.of(ROLLOUT, bench.slab)
+            for engine in engines:
+                bench.supervisor.end(engine)
+            while len(exits) < 2:
+                await asyncio.sleep(0.01)
+            for engine, _ in exits:
+                bench.arbiter.died(engine)
+            await bench.arbiter.settled(bench.slab, ROLLOUT, LIMIT_S)
+            assert started == [(engine.name, 3) for engine in engines]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_taken_back(make):
+    async def scenario():
+        async with make(device="0,1", wide=True).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
+            fall_asleep = bench.arbiter._holding.sleep
+
+            async def sleep(slab, role, token):
+                if role != ROLLOUT:
+                    return await fall_asleep(slab, role, token)
+                await hold(bench.orders, neighbour.child.pid, bench.asleep[role])
+                neighbour.is_asleep = True
+                await asyncio.sleep(600)
+
+            bench.arbiter._holding = Holding(
+                wake=bench._wake, sleep=sleep, restart=bench._restart, take_back=lambda _: None
+            )
+            await bench.give(JUDGE)
+            assert [event["worker"] for event in bench.told("worker.end")] == [engine.name + ".1"]
+            assert bench.told("lease.expire")[0]["cause"] == "rollout did not release within 2 s"
+            assert not bench.told("lease.not_free"), "what the neighbour keeps asleep is known"
+            await bench.give(ROLLOUT)
+            assert (neighbour.starts, engine.starts) == (1, 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):

@@ -49,6 +49,25 @@ def test_colocated_with_tensor_parallel_trainer_and_real_judge(tmp_path: Path) -
     assert holders == {"trainer", "rollout", "genrm:judge"}
 
 
+def test_two_narrow_engines_take_turns_with_a_judge_on_both_slots(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {
+        "launch": {"nodes": 1, "gpus_per_node": 2},
+        "run": {"deterministic": False},
+        "rollout": {"engine": "vllm", **SMALL},
+        "genrms": [{**judge(tmp_path), "tp_size": 2}],
+        "trainer": {"total_iterations": 2},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    written = finished(run)
+    assert [row["training/global_step"] for row in written] == [1, 2]
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written)
+    assert all(row["genrm/judge/asked"] >= 16 for row in written)
+    events = rows(run.run_dir / "events.jsonl")
+    loaded = {(e["worker"], e["policy_version"]) for e in events if e["kind"] == "weights.check"}
+    assert loaded == {(f"rollout-n0s0e{index}.1", version) for index in range(2) for version in range(3)}
+    assert not [e for e in events if e["kind"] in ("lease.expire", "engine.expire", "lease.not_free")]
+
+
 def test_disaggregated_with_real_engines_on_nodes_of_their_own(tmp_path: Path) -> None:
     run = RunFile(tmp_path, {
         "launch": {"nodes": 3},

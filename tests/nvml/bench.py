@@ -16,11 +16,12 @@ from yatt.config.load import load_resolved
 from yatt.control.gpus.arbiter import Arbiter, Holding
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.core.placement import ROLLOUT, TRAINER, genrm_role, place
 from yatt.obs.events import EventLog
 
 MIB = 1 << 20
 LIMIT_S = 20.0
+JUDGE = genrm_role("judge")
 
 
 async def hold(orders, pid, size):
@@ -40,7 +41,8 @@ def short_folder() -> str:
 
 
 class Bench:
-    """Args: `orders` is where processes are told; `user` the module they run; `lease` its section."""
+    """Args: `orders` is where processes are told; `user` the module they run; `lease` its section. With
+    `wide` there are two GPUs, and a GenRM that needs both."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Bench:
         awake=4096 * MIB,
         asleep=0,
         cpus=(),
+        wide=False,
         **lease,
     ):
         timing = {
@@ -61,26 +64,31 @@ class Bench:
             "memory_check_s": 0.6,
             "slack_bytes": 64 * MIB,
         }
+        num_gpus = 2 if wide else 1
+        judge = {"name": "judge", "model": "/models/judge", "template": "{prompt}", "tp_size": 2,
+                 "verdict": {"pattern": "([0-9])"}}  # fmt: skip
         paths = make_run(
-            tmp_path, lease={**timing, **lease}, launch={"scratch_dir": short_folder(), "gpus_per_node": 1}
-        )
+            tmp_path, lease={**timing, **lease}, genrms=[judge] if wide else [],
+            launch={"scratch_dir": short_folder(), "gpus_per_node": num_gpus},
+        )  # fmt: skip
         config = load_resolved(paths.config)
-        self.orders, self.lines, self.quarantined = orders, [], []
+        self.orders, self.lines, self.quarantined, self.taken_back = orders, [], [], []
         self.awake = awake
         self.node = Node(
             config=config, paths=paths, placement=place(config), attempt=1, index=0,
-            host="127.0.0.1", device="cuda", devices=visible_devices(device, 1),
+            host="127.0.0.1", device="cuda", devices=visible_devices(device, num_gpus),
             cpus=cpus,
         )  # fmt: skip
         self.node.scratch.mkdir()
         self.slab = self.node.slabs[0]
-        self.asleep = {TRAINER: asleep, ROLLOUT: asleep}
+        self.asleep = {TRAINER: asleep, ROLLOUT: asleep, JUDGE: asleep}
         events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
         self.supervisor = Supervisor(self.node, events)
         for worker in self.supervisor.workers.values():
             worker.argv = (user,)
         self.arbiter = Arbiter(
-            self.node, self.supervisor, events, Holding(wake=self._wake, sleep=self._sleep),
+            self.node, self.supervisor, events,
+            Holding(self._wake, self._sleep, self._restart, self.taken_back.append),
             lambda error, _: self.quarantined.append(error.partition(" is quarantined: ")[2]),
         )  # fmt: skip
 
@@ -96,12 +104,17 @@ class Bench:
 
     async def _wake(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
-            await self.supervisor.start(worker)
-            await hold(self.orders, worker.child.pid, self.awake)
+            await self._restart(worker, token)
+
+    async def _restart(self, worker, token):
+        await self.supervisor.start(worker)
+        worker.is_asleep = False
+        await hold(self.orders, worker.child.pid, self.awake)
 
     async def _sleep(self, slab, role, token):
         for worker in self.supervisor.of(role, slab):
             await hold(self.orders, worker.child.pid, self.asleep[role])
+            worker.is_asleep = True
 
     async def _watch_exits(self):
         while True:

@@ -110,11 +110,24 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
             "trainer.virtual_pipeline_model_parallel_size",
             "interleaving needs pipeline_model_parallel_size above 1; write 1.",
         )
-    gpus = node_gpus(config)[-1]
+    yield from _widths(config)
+
+
+def _widths(config: RunConfig) -> Iterator[Fault]:
+    """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
+    gpus, slab = node_gpus(config)[-1], slab_gpus(config)
     named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
+    widest = next(key for key, size in _engine_sizes(config) if size == slab)
+    fitting = ", ".join(str(each) for each in range(1, slab + 1) if slab % each == 0)
     for key, size in _engine_sizes(config):
         if gpus % size:
             yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
+        elif slab % size:
+            yield (
+                key,
+                f"{size} does not divide {widest} {slab}: engines of this kind would not fill a slab, which "
+                f"has {slab} GPUs; write one of {fitting}, or another {widest}.",
+            )
 
 
 def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
@@ -125,8 +138,15 @@ def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
 
 
 def slab_gpus(config: RunConfig) -> int:
-    """Returns the GPUs per slab: the smallest set that one engine of any kind can use."""
+    """Returns the GPUs per slab: the smallest set that one engine of any kind can use. It is as wide as the
+    widest engine; narrower ones are on it side by side."""
     return max(size for _, size in _engine_sizes(config))
+
+
+def engines_per_slab(config: RunConfig, role: str) -> int:
+    """Returns the number of engines that a role has on one slab."""
+    sizes = {f"genrm:{genrm.name}": genrm.tp_size for genrm in config.engine_genrms}
+    return slab_gpus(config) // sizes.get(role, config.rollout.tp_size)
 
 
 def num_slabs(config: RunConfig) -> int:

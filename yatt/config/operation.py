@@ -239,7 +239,8 @@ class LeaseSection:
     """Interval at which a holder's workers renew the lease."""
 
     ttl_s: Annotated[float, SECONDS] = 10.0
-    """Time without a renewal after which a holder loses its lease."""
+    """Time without a renewal after which a holder loses its lease. Of several engines on a slab, each loses
+    its own."""
 
     stall_s: Annotated[float, SECONDS] = 600.0
     """Time without progress after which a holder loses its lease even if it renews."""

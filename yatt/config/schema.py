@@ -157,7 +157,8 @@ class RolloutSection:
     """Inference library. auto: vllm if it can be imported, else transformers. scripted: protocol tests."""
 
     tp_size: Annotated[int, COUNT] = 1
-    """GPUs per engine (tensor parallelism)."""
+    """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
+    larger, several engines are side by side."""
 
     max_num_seqs: Annotated[int, COUNT] = 256
     """Maximum number of requests that an engine runs at the same time."""
@@ -202,7 +203,8 @@ class PlacementSection:
     rollout phase. disaggregated: some nodes only train, the others only run engines."""
 
     genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
-    """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards."""
+    """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards. A slab
+    has as many GPUs as the largest tp_size."""
 
     split: Literal["fixed", "dynamic"] = "fixed"
     """partial, disaggregated: whether slabs stay with rollout or their GenRM. dynamic: they change, between

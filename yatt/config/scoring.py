@@ -251,7 +251,8 @@ class GenRMSection:
     """Type of the engine's weights."""
 
     tp_size: Annotated[int, COUNT] = 1
-    """GPUs per engine (tensor parallelism)."""
+    """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
+    larger, several engines are side by side."""
 
     max_num_seqs: Annotated[int, COUNT] = 256
     """Maximum number of sequences that one engine runs at the same time."""

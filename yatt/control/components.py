@@ -74,7 +74,9 @@ def build_components(
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
     meter = EngineMeter(supervisor, engines)
-    holding = meter.metered(Holding(wake=workers.wake, sleep=workers.sleep))
+    holding = meter.metered(
+        Holding(wake=workers.wake, sleep=workers.sleep, restart=workers.restart, take_back=workers.take_back)
+    )
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     unfit.subscribe(arbiter.give_back)
     return Components(

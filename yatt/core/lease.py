@@ -94,9 +94,16 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Every process of `role` on this slab has ended and is reaped."""
+    """Every process of `role` that was awake on this slab has ended and is reaped."""
 
     role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The holder cannot continue as a whole, and is to be terminated."""
+
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Want | Beat | Released | Died | MemoryChecked | Tick
+Event = Want | Beat | Released | Died | Broken | MemoryChecked | Tick
 
 # ---- actions ------------------------------------------------------------------------------------
 
@@ -183,6 +190,8 @@ def step(lease: SlabLease, event: Event, now_s: float, timing: Timing) -> Result
         case Died(role):
             gone = role == lease.holder and lease.stage is not Stage.QUARANTINED
             return _prove(lease, now_s) if gone else (lease, ())
+        case Broken(cause):
+            return _terminate(lease, cause, now_s) if is_live(lease, lease.token) else (lease, ())
         case MemoryChecked(clean, detail):
             return _after_check(lease, clean=clean, detail=detail, now_s=now_s)
         case Tick():
@@ -284,8 +293,7 @@ def _tick(lease: SlabLease, now_s: float, timing: Timing) -> Result:
         if not lost and not overdue:
             return lease, ()
         cause = lost or f"{lease.holder} did not release within {timing.release_s:g} s"
-        ended = replace(lease, stage=Stage.TERMINATED, since_s=now_s, cause=cause)
-        return ended, (Terminate(lease.holder),)
+        return _terminate(lease, cause, now_s)
     waited_s = now_s - lease.since_s
     if lease.stage is Stage.TERMINATED and waited_s >= timing.term_s:
         return replace(lease, stage=Stage.KILLED, since_s=now_s), (Kill(lease.holder),)
@@ -294,6 +302,11 @@ def _tick(lease: SlabLease, now_s: float, timing: Timing) -> Result:
     if lease.stage is Stage.CHECKING:
         return _keep_checking(lease, waited_s, now_s, timing)
     return lease, ()
+
+
+def _terminate(lease: SlabLease, cause: str, now_s: float) -> Result:
+    ended = replace(lease, stage=Stage.TERMINATED, since_s=now_s, cause=cause)
+    return ended, (Terminate(lease.holder),)
 
 
 def _lost(lease: SlabLease, now_s: float, timing: Timing) -> str:

@@ -1,8 +1,9 @@
 """The placement: a table of the role that holds each slab in each phase.
 
-A slab is the smallest set of a node's GPUs that one engine of either kind can use; on a node that only
-trains it is the whole node. Only this module and the rules of the config depend on the placement mode.
-Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
+A slab is the smallest set of a node's GPUs that one engine of any kind can use; on a node that only trains
+it is the whole node. A role whose engines need fewer GPUs has several of them side by side on each of its
+slabs. Only this module and the rules of the config depend on the placement mode. Roles are ``trainer``,
+``rollout`` and ``genrm:NAME``.
 
 The *trainer nodes* are the nodes with trainer ranks. They have the data shards, the prompt groups made from
 them, validation, and all state of a checkpoint. Engine nodes only run engines, have no state, and may be
@@ -11,7 +12,8 @@ lost. Trainer nodes are the first nodes, so a trainer node's index is also the n
 
 import bisect
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
@@ -52,6 +54,7 @@ class Placement:
         sampling: holders while completions are sampled.
         scoring: holders in each scoring phase after sampling, in order; empty if GenRMs score meanwhile.
         training: holders while the trainer works.
+        engine_gpus: number of GPUs of one engine of each engine role.
         shared: slabs that change between rollout and GenRMs (`placement.split: dynamic`); `sampling` is how
             they begin.
     """
@@ -60,6 +63,7 @@ class Placement:
     sampling: Holders
     scoring: tuple[Holders, ...]
     training: Holders
+    engine_gpus: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[Slab] = frozenset()
 
     def first_roles_of(self, slab: Slab) -> tuple[str, ...]:
@@ -77,6 +81,24 @@ class Placement:
         """Rollout and the GenRMs with engines."""
         found = dict.fromkeys(role for phase in (self.sampling, *self.scoring) for role in phase.values())
         return tuple(role for role in found if role != TRAINER)
+
+    def engines_on(self, slab: Slab, role: str) -> tuple[tuple[int, ...], ...]:
+        """Returns the GPUs of each engine of a role on a slab that this role can hold, in order."""
+        size = self.engine_gpus.get(role, len(slab.gpus))
+        return tuple(slab.gpus[first : first + size] for first in range(0, len(slab.gpus), size))
+
+    def num_engines_on(self, slab: Slab) -> dict[str, int]:
+        """Maps each engine role that can hold the slab to the number of its engines there."""
+        return {r: len(self.engines_on(slab, r)) for r in self.roles_of(slab) if r != TRAINER}
+
+    @cached_property
+    def num_engines(self) -> dict[str, Counter[int]]:
+        """Maps each engine role to the number of its engines per node, on all slabs that it can hold."""
+        counts: dict[str, Counter[int]] = {role: Counter() for role in self.pools}
+        for slab in self.slabs:
+            for role, count in self.num_engines_on(slab).items():
+                counts[role][slab.node] += count
+        return counts
 
     @cached_property
     def slabs_by_node(self) -> dict[int, tuple[Slab, ...]]:
@@ -173,10 +195,12 @@ def place(config: RunConfig) -> Placement:
             Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
         ]
     names = [genrm_role(genrm.name) for genrm in config.engine_genrms]
+    sizes = {ROLLOUT: config.rollout.tp_size}
+    sizes.update((genrm_role(genrm.name), genrm.tp_size) for genrm in config.engine_genrms)
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
         training = dict.fromkeys(slabs, TRAINER)
-        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training)
+        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training, sizes)
     engines = [slab for slab in slabs if not (disaggregated and slab.node < trainers)]
     assert len(engines) == num_slabs(config), "check.num_slabs counts the same slabs"
     sampling = dict.fromkeys(slabs, TRAINER) | dict.fromkeys(engines, ROLLOUT)
@@ -184,7 +208,7 @@ def place(config: RunConfig) -> Placement:
     sampling.update({slab: names[i % len(names)] for i, slab in enumerate(judges)})
     training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
     shared = frozenset(engines if config.placement.split == "dynamic" else ())
-    return Placement(tuple(slabs), sampling, (), training, shared)
+    return Placement(tuple(slabs), sampling, (), training, sizes, shared)
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "lease.release": {"slab": str},
     "lease.expire": _SLAB,
     "lease.not_free": _SLAB,
+    "engine.expire": {"worker": str, "cause": str},
     "lease.quarantine": _SLAB,
     "node.joined": {"node": int, "life": int},
     "node.lost": {"node": int, "why": str, "goes_on": bool},

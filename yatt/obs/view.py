@@ -210,8 +210,9 @@ def _release(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _expire(view: RunView, event: dict[str, Any]) -> None:
-    view.holders.pop(event["slab"], None)
-    view.news.append(f"lease of slab {event['slab']} expired: {event['cause']}")
+    view.holders.pop(event.get("slab", ""), None)
+    whose = event.get("worker") or f"slab {event['slab']}"
+    view.news.append(f"lease of {whose} expired: {event['cause']}")
 
 
 def _unproven(view: RunView, event: dict[str, Any]) -> None:
@@ -228,7 +229,7 @@ def _node_lost(view: RunView, event: dict[str, Any]) -> None:
     view.holders = {
         slab: role for slab, role in view.holders.items() if not slab.startswith(f"n{index}s")
     }  # fmt: skip
-    its = re.compile(rf"-n{index}([rs]\d+)?$")
+    its = re.compile(rf"-n{index}([rs]\d+(e\d+)?)?$")
     view.workers = {name: state for name, state in view.workers.items() if not its.search(name)}
     then = "the run continues without it" if event["goes_on"] else "the run cannot continue without it"
     view.news.append(f"node{index} {event['why']}: {then}")
@@ -373,6 +374,7 @@ _FOLDS = {
     "lease.release": _release,
     "lease.expire": _expire,
     "lease.not_free": _unproven,
+    "engine.expire": _expire,
     "lease.quarantine": _quarantine,
     "node.joined": lambda view, event: view.news.append(f"node{event['node']} takes part again"),
     "node.lost": _node_lost,

@@ -124,6 +124,13 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            "launch: {gpus_per_node: 24}\nrollout: {tp_size: 3}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}', tp_size: 8}]\ntrainer:\n",
+            "rollout.tp_size: 3 does not divide genrms[0].tp_size 8: engines of this kind would not fill a "
+            "slab, which has 8 GPUs; write one of 1, 2, 4, 8, or another genrms[0].tp_size.",
+        ),
+        (
+            "trainer:\n",
             "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
             "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
             "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab",

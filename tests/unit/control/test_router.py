@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.control.engine_stand_in import Engines, completion
-from tests.unit.core.test_placement import config as colocated
-from yatt.control.gpus.engines import LocalEngines
+from tests.unit.core.test_placement import config as colocated, disaggregated, widths
+from yatt.control.gpus.engines import LocalEngines, engine_room
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -144,3 +144,18 @@ def test_a_request_that_nobody_waits_for_any_more_is_aborted_in_its_engine() -> 
 
     (abort,) = asyncio.run(scene())
     assert len(abort.request_ids) == 1
+
+
+def test_before_a_node_has_reported_its_room_each_of_its_engines_counts() -> None:
+    """Of two slabs of two GPUs, one has two rollout engines of one GPU."""
+    config = widths(disaggregated(2, 1, 1, engine_gpus=4, genrms=1, slabs=1), 1, 2)
+    config = replace(config, rollout=replace(config.rollout, max_num_seqs=8))
+    node = Node(
+        config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
+        device="cpu",
+    )  # fmt: skip
+    local = LocalEngines(Engines(lambda _, __: None), config)  # type: ignore[arg-type]
+    router = Router(node, local, Peers(), Progress(int))
+    for number in range(100):
+        router._dispatch.submit(str(number), ROLLOUT)
+    assert len(router._dispatch.assign()) == 2 * engine_room(config, ROLLOUT) == 20

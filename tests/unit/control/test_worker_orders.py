@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.control.engine_stand_in import Engines
-from tests.unit.core.test_placement import config as colocated
+from tests.unit.core.test_placement import config as colocated, widths
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
@@ -24,6 +24,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
+JUDGE = "genrm:g0"
 LOGPROBS = (m.pack_floats([-1.0, -2.0]),)
 
 
@@ -48,8 +49,10 @@ class Socket(Engines):
 
 
 class Bench:
-    def __init__(self) -> None:
-        config = colocated(1, 1, 0, 0)
+    """Args: `narrow` puts two rollout engines on the slab."""
+
+    def __init__(self, *, narrow: bool = False) -> None:
+        config = widths(colocated(1, 2, 1, 0), 1, 2) if narrow else colocated(1, 1, 0, 0)
         self.node = Node(
             config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
             device="cpu",
@@ -101,6 +104,96 @@ def test_it_sleeps_under_the_token_that_is_taken_back_and_gets_no_requests_meanw
     asyncio.run(scene(bench))
     assert bench.kinds() == [("Wake", 7), ("Sleep", 7)]
     assert not bench.engines.is_awake(bench.worker(ROLLOUT).address)
+
+
+def test_of_two_engines_one_that_ends_or_is_being_started_delays_no_sleep() -> None:
+    async def scene(bench: Bench) -> None:
+        first, second = bench.supervisor.of(ROLLOUT, bench.slab)
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+
+        def sleep(_: m.Sleep) -> m.Message:
+            if not first.is_asleep:
+                return m.Done()
+            second.is_starting = False  # as if its process had ended
+            return m.Failed(error="ended", exit_code=1)
+
+        bench.socket.answers[m.Sleep] = sleep
+        await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+        assert (first.is_asleep, second.is_asleep) == (True, False)
+        second.is_starting = True
+        second.hello.clear()
+        await bench.workers.wake(bench.slab, JUDGE, 8)
+        bench.socket.answers[m.Sleep] = lambda _: m.Done()
+        await bench.workers.sleep(bench.slab, ROLLOUT, 8)
+        assert bench.kinds()[-2:] == [("Wake", 8), ("Sleep", 8)], "one of them has nothing on its GPU"
+
+    asyncio.run(scene(Bench(narrow=True)))
+
+
+def test_a_sleep_that_a_running_engine_refuses_is_an_error() -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        bench.socket.answers[m.Sleep] = lambda _: m.Failed(error="no", exit_code=1)
+        with pytest.raises(WorkerFailed):
+            await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+
+    asyncio.run(scene(Bench(narrow=True)))
+
+
+def test_one_of_two_engines_is_woken_again_under_the_token_of_both_while_it_counts() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.publish(4)
+        _, second = bench.supervisor.of(ROLLOUT, bench.slab)
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        bench.workers.forget(second, "killed")
+        bench.socket.orders.clear()
+        await bench.workers.restart(second, 7)
+        assert [(to, *kind) for (to, _, _), kind in zip(bench.socket.orders, bench.kinds(), strict=True)] == [
+            (second.address, "Wake", 7), (second.address, "LoadWeights", 7),
+        ]  # fmt: skip
+        assert all(bench.engines.is_awake(w.address) for w in bench.supervisor.of(ROLLOUT, bench.slab))
+        bench.workers.take_back(bench.slab)
+        bench.socket.orders.clear()
+        second.is_starting = False
+        await bench.workers.restart(second, 7)
+        assert not bench.socket.orders and not second.is_running and second.starts == 1
+
+    asyncio.run(scene(Bench(narrow=True)))
+
+
+def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_is_no_failure_of_the_engine() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.publish(4)
+        ended: list[str] = []
+        bench.supervisor.end = lambda worker: ended.append(worker.name)  # type: ignore[method-assign]
+
+        def load(_: m.LoadWeights) -> m.Message:
+            bench.workers.take_back(bench.slab)
+            return m.Failed(error="this worker is not awake", exit_code=1)
+
+        bench.socket.answers[m.LoadWeights] = load
+        for _ in range(MAX_WAKE_FAILURES):
+            await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        assert not ended and not bench.failures
+        assert not bench.engines.room(ROLLOUT), "it takes no requests"
+
+    asyncio.run(scene(Bench(narrow=True)))
+
+
+def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_gets_it_no_requests() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.publish(4)
+        answer = bench.socket.answers[m.LoadWeights]
+
+        def load(order: m.LoadWeights) -> m.Message:
+            bench.workers.take_back(bench.slab)
+            return answer(order)
+
+        bench.socket.answers[m.LoadWeights] = load
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        assert not bench.engines.room(ROLLOUT) and not bench.failures
+
+    asyncio.run(scene(Bench()))
 
 
 def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:

@@ -139,7 +139,40 @@ def test_the_split_counts_from_the_last_node() -> None:
     assert [role for _, role in sorted(placement.sampling.items())] == [ROLLOUT] * 3 + ["genrm:g0"]
 
 
+def widths(wanted: RunConfig, rollout: int, *genrms: int) -> RunConfig:
+    """The config with these numbers of GPUs per engine."""
+    sections = tuple(replace(g, tp_size=size) for g, size in zip(wanted.genrms, genrms, strict=True))
+    return replace(wanted, rollout=replace(wanted.rollout, tp_size=rollout), genrms=sections)
+
+
 def test_an_engine_of_two_gpus_makes_slabs_of_two() -> None:
-    wanted = config(1, 4, 1, 0)
-    wanted = replace(wanted, rollout=replace(wanted.rollout, tp_size=2))
-    assert [slab.gpus for slab in place(wanted).slabs] == [(0, 1), (2, 3)]
+    placement = place(widths(config(1, 4, 1, 0), 2, 1))
+    assert [slab.gpus for slab in placement.slabs] == [(0, 1), (2, 3)]
+    assert [placement.engines_on(slab, ROLLOUT) for slab in placement.slabs] == [((0, 1),), ((2, 3),)]
+    assert [placement.engines_on(slab, "genrm:g0") for slab in placement.slabs] == [
+        ((0,), (1,)),
+        ((2,), (3,)),
+    ]
+
+
+SIZES = st.sampled_from([1, 2, 4, 8])
+
+
+@given(st.integers(1, 3), SIZES, SIZES, st.tuples(SIZES, SIZES), st.integers(0, 4))
+def test_engines_side_by_side_fill_every_slab_and_have_no_gpu_in_common(
+    nodes: int, gpus: int, rollout: int, genrms: tuple[int, int], slabs: int
+) -> None:
+    wanted = widths(config(nodes, gpus, 2, slabs), rollout, *genrms)
+    if relations(wanted):
+        return
+    placement = place(wanted)
+    sizes = {ROLLOUT: rollout, "genrm:g0": genrms[0], "genrm:g1": genrms[1]}
+    counts: dict[str, Counter[int]] = {role: Counter() for role in sizes}
+    for slab in placement.slabs:
+        for role in set(placement.roles_of(slab)) - {TRAINER}:
+            engines = placement.engines_on(slab, role)
+            assert [gpu for own in engines for gpu in own] == list(slab.gpus), "in order, each GPU once"
+            assert {len(own) for own in engines} == {sizes[role]}
+            assert placement.num_engines_on(slab)[role] == len(engines)
+            counts[role][slab.node] += len(engines)
+    assert placement.num_engines == counts

@@ -43,3 +43,21 @@ def test_a_worker_that_cannot_be_started_is_told_of_once() -> None:
     view, news = told(delay, delay)
     assert news == ["rollout-n0s0.2 cannot be started: no memory"]
     assert view.workers["rollout-n0s0"] == "cannot be started yet"
+
+
+def test_one_of_several_engines_that_expires_is_named_and_the_slab_keeps_its_holder() -> None:
+    view, news = told(
+        {"kind": "lease.grant", "slab": "n0s0", "holder": "rollout"},
+        {"kind": "engine.expire", "worker": "rollout-n0s0e1.1", "cause": "rollout was not heard of for 10 s"},
+    )
+    assert news == ["lease of rollout-n0s0e1.1 expired: rollout was not heard of for 10 s"]
+    assert view.holders == {"n0s0": "rollout"}
+
+
+def test_the_engines_of_a_lost_node_are_not_shown_any_more() -> None:
+    names = ("rollout-n1s0e0.1", "rollout-n1s0e1.1", "genrm-judge-n1s0.1", "rollout-n11s0e1.1")
+    view, _ = told(
+        *({"kind": "worker.start", "worker": name, "pid": 5} for name in names),
+        {"kind": "node.lost", "node": 1, "why": "is gone", "goes_on": True},
+    )
+    assert list(view.workers) == ["rollout-n11s0e1"]

@@ -1,4 +1,4 @@
-"""Carries out the decisions of `yatt.core.lease` for each slab of one node.
+"""Carries out the decisions of `yatt.core.lease` and `yatt.core.shared_slab` for each slab of one node.
 
 The decisions are pure. This module has their effects: release requests, signals, memory checks. Tokens rise
 within an attempt. Workers do not outlive their controller, so tokens of two attempts are never compared.
@@ -7,20 +7,21 @@ within an attempt. Workers do not outlive their controller, so tokens of two att
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.deadline import while_moving
 from yatt.adapters.process import END
-from yatt.control.gpus.memory_check import memory_check_for
+from yatt.control.gpus.settling import Settling
+from yatt.control.gpus.slab_processes import SlabProcesses
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core import lease as rules
+from yatt.core import lease as rules, shared_slab as sharing
 from yatt.core.lease import SlabLease, Stage, Timing
 from yatt.core.liveness import AwakeClock
-from yatt.core.placement import Slab
+from yatt.core.placement import TRAINER, Slab
+from yatt.core.shared_slab import ForEngine, OfEngine, SharedSlab
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -33,18 +34,15 @@ class Holding:
 
     Attributes:
         wake: wakes `role`'s workers on the slab under the token.
-        sleep: orders them to sleep; returns when they sleep.
+        sleep: orders them to sleep; returns when all that run sleep.
+        restart: starts and wakes one engine of several under the token, which others of its role work under.
+        take_back: called before anything else when a grant ends; no worker may be woken under it any more.
     """
 
     wake: Callable[[Slab, str, int], Awaitable[None]]
     sleep: Callable[[Slab, str, int], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Progress by worker of a slab's holder, from heartbeats since the lease's last renewal."""
-
-    beats: dict[str, int] = field(default_factory=dict)
+    restart: Callable[[Worker, int], Coroutine[Any, Any, None]]
+    take_back: Callable[[Slab], None]
 
 
 class Arbiter:
@@ -65,121 +63,123 @@ class Arbiter:
             ttl_s=section.ttl_s, stall_s=section.stall_s, release_s=section.release_s,
             term_s=section.term_s, kill_s=section.kill_s, memory_check_s=section.memory_check_s,
         )  # fmt: skip
-        self._leases = {slab: SlabLease() for slab in node.slabs}
-        self._watches = {slab: _Watch() for slab in node.slabs}
+        self._slabs = {slab: SharedSlab() for slab in node.slabs}
+        self._num_engines = {slab: node.placement.num_engines_on(slab) for slab in node.slabs}
+        self._ended_before: dict[str, int] = {}  # by worker: the starts that had ended before the grant
+        self._beats: dict[Slab, dict[str, int]] = {slab: {} for slab in node.slabs}
+        """Progress by worker of a slab's holder, from heartbeats since the lease's last renewal."""
+
         self._awake: dict[Slab, int] = {}
-        self._memory_check = memory_check_for(node, supervisor)
-        self._doomed: set[str] = set()
-        self._settling: dict[asyncio.Future[None], tuple[Slab, str]] = {}
+        self._processes = SlabProcesses(node, supervisor)
+        self._settling = Settling(self.lease, self.is_awake, supervisor.work)
         self._tasks: set[asyncio.Task[None]] = set()
         self._clock = AwakeClock(real_s=clock.monotonic_s())
 
     def lease(self, slab: Slab) -> SlabLease:
         """Returns the slab's current state."""
-        return self._leases[slab]
+        return self._slabs[slab].lease
 
     def is_awake(self, slab: Slab, role: str) -> bool:
         """Whether `role` holds the slab and its workers are awake under the current token."""
-        lease = self._leases[slab]
+        lease = self.lease(slab)
         return lease.stage is Stage.HELD and lease.holder == role and self._awake.get(slab) == lease.token
 
     async def run(self) -> None:
         """Sends a tick to every lease, forever."""
         while True:
             self._clock = self._clock.tick(clock.monotonic_s(), period_s=TICK_S)
-            for slab in self._leases:
+            for slab in self._slabs:
                 self._vouch_for_starting(slab)
                 self._step(slab, rules.Tick())
             await asyncio.sleep(TICK_S)
 
     def want(self, slab: Slab, role: str) -> None:
         """Sets the role that is to hold the slab; '': no role."""
-        if role != self._leases[slab].wanted:
+        if role != self.lease(slab).wanted:
             self._events.emit("lease.request", slab=slab.name, holder=role)
         self._step(slab, rules.Want(role))
-        self._announce()  # who waits for another role is overtaken
+        self._settling.announce()  # who waits for another role is overtaken
 
     def give_back(self, slab: Slab, role: str, first: str) -> None:
         """Wants the role that the slab had first, unless something else is wanted in place of `role`
         already."""
-        if self._leases[slab].wanted == role:
+        if self.lease(slab).wanted == role:
             self.want(slab, first)
 
     def renewed(self, worker: Worker, token: int, progress: int) -> None:
-        """Handles a worker's heartbeat. The lease is renewed when all workers of the holder sent one."""
+        """Handles a worker's heartbeat. It renews the lease of its engine, if the holder has several. Else
+        the slab's lease is renewed when all workers of the holder sent one."""
         slab = worker.slab
-        if slab is None or not rules.is_live(self._leases[slab], token):
+        if slab is None or not rules.is_live(self.lease(slab), token):
             return
-        beats = self._watches[slab].beats
+        workers = self._supervisor.of(worker.role, slab)
+        if self._slabs[slab].engines:
+            self._step(slab, OfEngine(workers.index(worker), rules.Beat(token, progress)))
+            return
+        beats = self._beats[slab]
         beats[worker.name] = progress
-        if all(w.name in beats for w in self._supervisor.of(worker.role, slab)):
+        if all(w.name in beats for w in workers):
             self._step(slab, rules.Beat(token, sum(beats.values())))
             beats.clear()
 
     def _vouch_for_starting(self, slab: Slab) -> None:
-        """Renews the lease while a worker imports its libraries, for at most `launch.start_timeout_s`."""
-        lease = self._leases[slab]
-        workers = self._supervisor.of(lease.holder, slab)
-        if lease.stage is Stage.HELD and any(w.is_running and not w.hello.is_set() for w in workers):
-            self._step(slab, rules.Beat(lease.token, min(-2, lease.progress - 1)))
+        """Renews a lease while a worker imports its libraries, for at most `launch.start_timeout_s`."""
+        state = self._slabs[slab]
+        if state.lease.stage is not Stage.HELD:
+            return
+        for index, worker in enumerate(self._supervisor.of(state.lease.holder, slab)):
+            if worker.is_running and not worker.hello.is_set():
+                lease = state.engines[index] if state.engines else state.lease
+                beat = rules.Beat(state.lease.token, min(-2, lease.progress - 1))
+                self._step(slab, OfEngine(index, beat) if state.engines else beat)
 
     def died(self, worker: Worker) -> None:
-        """Handles the end of a worker. Its role has died on the slab when all its workers ended."""
-        if worker.slab is None:
+        """Handles the end of a worker. An engine of several is started again while the others go on. Else
+        its role has died on the slab when all its workers ended, and a trainer is killed as a whole."""
+        slab = worker.slab
+        if slab is None or worker.starts <= self._ended_before.get(worker.name, 0):
             return
-        rest = [w for w in self._supervisor.of(worker.role, worker.slab) if w.is_running]
-        if rest:  # a holder that lost one worker is killed as a whole
-            self._signal(worker.slab, (worker.role,), signal.SIGKILL)
-        if not rest:
-            self._step(worker.slab, rules.Died(worker.role))
+        state, workers = self._slabs[slab], self._supervisor.of(worker.role, slab)
+        if state.engines and (state.lease.stage, state.lease.holder) == (Stage.HELD, worker.role):
+            self._step(slab, OfEngine(workers.index(worker), rules.Died(worker.role)))
+        elif not self._has_rest(worker, workers) and worker.role == state.lease.holder:
+            self._all_ended(slab, worker.role)
+
+    def _has_rest(self, worker: Worker, workers: list[Worker]) -> bool:
+        """Returns whether other workers of the role are left; kills the other ranks of a trainer."""
+        if worker.role != TRAINER:
+            return any(w.is_running and not w.is_asleep for w in workers)
+        rest = [w for w in workers if w.is_running]
+        self._processes.signal(rest, signal.SIGKILL)
+        return bool(rest)
+
+    def _all_ended(self, slab: Slab, role: str) -> None:
+        """Handles the end of the last worker of the holder that was awake."""
+        self._processes.learn(slab, role)
+        self._step(slab, rules.Died(role))
 
     async def settled(self, slab: Slab, role: str, deadline_s: float) -> bool:
-        """Waits until the slab is free (role '') or `role` is awake on it; returns False if another role is
-        wanted meanwhile.
+        """See `Settling.wait`."""
+        return await self._settling.wait(slab, role, deadline_s)
 
-        Raises:
-            WorkerFailed: the slab is quarantined.
-            DeadlineExceeded: neither happened, and there was no progress on this node for that long.
-        """
-
-        while not self._is_settled(slab, role):
-            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settling[settled] = slab, role
-            try:
-                await while_moving(settled, deadline_s, self._supervisor.work)
-            except TimeoutError:
-                raise DeadlineExceeded(self._unsettled(slab, role, deadline_s)) from None
-            finally:
-                del self._settling[settled]
-        if self._leases[slab].stage is Stage.QUARANTINED:
-            raise WorkerFailed(f"slab {slab.name} is quarantined: {self._leases[slab].cause}")
-        return self._leases[slab].wanted == role
-
-    def _unsettled(self, slab: Slab, role: str, waited_s: float) -> str:
-        lease = self._leases[slab]
-        return (
-            f"slab {slab.name}: '{role or 'nobody'}' does not hold it after {waited_s:g} s; it is "
-            f"{lease.stage.value} by '{lease.holder}'. {lease.cause}"
-        )
-
-    def _is_settled(self, slab: Slab, role: str) -> bool:
-        stage = self._leases[slab].stage
-        if stage is Stage.QUARANTINED or self._leases[slab].wanted != role:
-            return True
-        return self.is_awake(slab, role) if role else stage is Stage.FREE
-
-    def _step(self, slab: Slab, event: rules.Event) -> None:
-        before = self._leases[slab]
+    def _step(self, slab: Slab, event: sharing.Event) -> None:
+        before = self.lease(slab)
         # The time during which the arbiter was suspended does not count.
         now_s = self._clock.at(clock.monotonic_s(), period_s=TICK_S)
-        after, actions = rules.step(before, event, now_s, self._timing)
-        self._leases[slab] = after
+        counts = self._num_engines[slab]
+        self._slabs[slab], actions = sharing.step(self._slabs[slab], event, now_s, self._timing, counts)
+        after = self.lease(slab)
+        if before.stage is Stage.HELD and after.stage is not Stage.HELD:
+            self._holding.take_back(slab)
         if after.stage is not before.stage:
             self._note(slab, before, after)
         for action in actions:
-            self._perform(slab, action)
+            if isinstance(action, ForEngine):
+                self._perform_on(slab, after, action)
+            else:
+                self._perform(slab, action)
         if after.stage is not before.stage:
-            self._announce()
+            self._settling.announce()
 
     def _note(self, slab: Slab, before: SlabLease, after: SlabLease) -> None:
         if after.stage is Stage.TERMINATED:
@@ -194,30 +194,58 @@ class Arbiter:
             case rules.RequestRelease(role, token):
                 self._spawn(self._release(slab, role, token))
             case rules.Give(role, token):
-                self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
-                self._watches[slab].beats.clear()
-                self._spawn(self._wake(slab, role, token))
+                self._grant(slab, role, token)
             case rules.Measure():
-                self._prove(slab)
+                self._step(slab, self._checked(slab, self.lease(slab), slab.gpus))
             case rules.Terminate(role):
-                self._signal(slab, (role,), END)
+                self._end(slab, role, END)
             case rules.Kill(role):
-                self._signal(slab, (role,), signal.SIGKILL)
+                self._end(slab, role, signal.SIGKILL)
             case rules.Purge(spare):
-                roles = {worker.role for worker in self._memory_check.offenders(slab, spare)}
-                self._signal(slab, tuple(sorted(roles)), signal.SIGKILL)
+                self._processes.purge(slab, spare)
             case rules.Quarantine(cause):
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
                 # The trainer needs a shared slab in its phase, so the run cannot continue without it. An
                 # engine node leaves the run.
                 self._failed(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
-    def _prove(self, slab: Slab) -> None:
+    def _perform_on(self, slab: Slab, lease: SlabLease, action: ForEngine) -> None:
+        """Carries out an action on one engine of several, unless their grant has ended meanwhile."""
+        if not rules.is_live(self.lease(slab), lease.token):
+            return
+        worker = self._supervisor.of(lease.holder, slab)[action.index]
+        engine = self._slabs[slab].engines[action.index]
+        match action.action:
+            case rules.Terminate():
+                self._events.emit("engine.expire", worker=worker.address, cause=engine.cause)
+                self._processes.signal([worker], END)
+            case rules.Kill():
+                self._processes.signal([worker], signal.SIGKILL)
+            case rules.Measure():
+                self._step(slab, OfEngine(action.index, self._checked(slab, engine, worker.gpus)))
+            case rules.Give():
+                self._spawn(self._holding.restart(worker, lease.token))
+
+    def _grant(self, slab: Slab, role: str, token: int) -> None:
+        self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
+        self._beats[slab].clear()
+        for worker in self._supervisor.of(role, slab):
+            self._ended_before[worker.name] = worker.starts - worker.is_running
+        self._spawn(self._wake(slab, role, token))
+
+    def _end(self, slab: Slab, role: str, number: signal.Signals) -> None:
+        """Signals the workers of a holder that do not sleep yet."""
+        workers = self._processes.awake(slab, role)
+        self._processes.signal(workers, number)
+        if not workers:
+            self._all_ended(slab, role)
+
+    def _checked(self, slab: Slab, lease: SlabLease, gpus: tuple[int, ...]) -> rules.MemoryChecked:
         """Runs a memory check, and emits an event if memory is not free that should be."""
-        checked = self._measure(slab)
-        if not checked.clean and checked.detail != self._leases[slab].cause:
+        checked = self._processes.measured(slab, lease.wanted, gpus)
+        if not checked.clean and checked.detail != lease.cause:
             self._events.emit("lease.not_free", slab=slab.name, cause=checked.detail)
-        self._step(slab, checked)
+        return checked
 
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
@@ -225,44 +253,19 @@ class Arbiter:
         except (WorkerFailed, DeadlineExceeded) as error:  # ticks escalate to termination
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return
-        for worker in self._supervisor.of(role, slab):
-            self._memory_check.learn(worker)
-        self._step(slab, rules.Released(token))
+        if rules.is_live(self.lease(slab), token):
+            self._processes.learn(slab, role)
+            self._step(slab, rules.Released(token))
 
     async def _wake(self, slab: Slab, role: str, token: int) -> None:
         await self._holding.wake(slab, role, token)
-        if rules.is_live(self._leases[slab], token):
+        if rules.is_live(self.lease(slab), token):
             self._awake[slab] = token
-            self._announce()
-
-    def _announce(self) -> None:
-        """Completes the calls of `settled` whose condition is now true."""
-        for settled, (slab, role) in self._settling.items():
-            if not settled.done() and self._is_settled(slab, role):
-                settled.set_result(None)
-
-    def _signal(self, slab: Slab, roles: tuple[str, ...], number: signal.Signals) -> None:
-        for role in roles:
-            workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
-            for worker in workers:
-                if worker.child is None:  # its start is abandoned; then it has ended
-                    worker.is_unwanted = True
-                    continue
-                worker.child.signal_group(number)
-                if number is signal.SIGKILL:
-                    self._doomed.add(worker.address)
-            if not workers:
-                self._step(slab, rules.Died(role))
+            self._settling.announce()
 
     def weigh(self, worker: Worker) -> int:
         """Returns the bytes that a worker uses now, measured as for this node's device."""
-        return self._memory_check.weigh(worker)
-
-    def _measure(self, slab: Slab) -> rules.MemoryChecked:
-        dying = [w for w in self._supervisor.workers.values() if w.slab == slab and w.address in self._doomed]
-        if any(w.is_running for w in dying):
-            return rules.MemoryChecked(False, f"{', '.join(w.name for w in dying)} is being killed")
-        return self._memory_check.check(slab, self._leases[slab].wanted)
+        return self._processes.weigh(worker)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

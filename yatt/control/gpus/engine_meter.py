@@ -1,6 +1,7 @@
 """Measures one node's engines: steps, and how long they take to sleep, to wake and to be built."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 from yatt import clock
 from yatt.control.gpus.arbiter import Holding
@@ -58,7 +59,7 @@ class EngineMeter:
                 before = self.costs.get(role, SwitchCost())
                 self.costs[role] = SwitchCost(took_s, before.wake_s, before.build_s)
 
-        return Holding(wake=wake, sleep=sleep)
+        return replace(holding, wake=wake, sleep=sleep)
 
     def built(self) -> tuple[tuple[int, str], ...]:
         """Returns slab and role of the engines that are built and live, awake or asleep."""

@@ -6,6 +6,8 @@ is a leak and prevents a grant. Engines on CPU are the exception: their sleep fr
 memory is the memory that they had when they fell asleep.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -31,8 +33,8 @@ class MemoryCheck(Protocol):
         """Records the sleeping memory of a worker that has just gone to sleep; `check` is called next."""
         ...
 
-    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
-        """Checks that the slab is free for `wanted`; '': for no role."""
+    def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
+        """Checks that `gpus` of the slab are free for `wanted`; '': for no role."""
         ...
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
@@ -73,20 +75,21 @@ class SlotMemoryCheck:
         if worker.role != TRAINER and worker.child is not None:
             self._just_asleep.add(worker.address)
 
-    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
+    def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
         """Checks each sleeping worker separately."""
-        for worker, used, allowed in self._over(slab, wanted):
+        for worker, used, allowed in self._over(slab, wanted, gpus):
             return MemoryChecked(False, keeps(worker, used, allowed))
         return MemoryChecked(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
         """Returns the sleeping workers whose process group keeps too much memory."""
-        return [worker for worker, _, _ in self._over(slab, wanted)]
+        return [worker for worker, _, _ in self._over(slab, wanted, slab.gpus)]
 
-    def _over(self, slab: Slab, wanted: str) -> list[tuple[Worker, int, int]]:
+    def _over(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> list[tuple[Worker, int, int]]:
         """Returns the sleeping workers above their limit: worker, bytes it keeps, bytes it may keep."""
         slack = self._node.config.lease.slack_bytes
-        sleepers = _by_group(w for w in _workers_on(self._node, self._supervisor, slab) if w.role != wanted)
+        workers = _workers_on(self._node, self._supervisor, slab, gpus)
+        sleepers = _by_group(w for w in workers if w.role != wanted)
         measured = self._process_groups.resident_bytes(sleepers, clock.monotonic_s())
         for pid, worker in sleepers.items():
             if worker.address in self._just_asleep:
@@ -102,8 +105,9 @@ class SlotMemoryCheck:
 class GpuMemoryCheck:
     """Check with GPUs: no foreign process, and no more memory than baseline and sleeping memory.
 
-    The baseline is the smallest value ever measured, first before any worker was started. So a dying process
-    of an earlier attempt raises it only for a short time.
+    The baseline of a GPU is the smallest value ever measured, first before any worker was started. So a dying
+    process of an earlier attempt raises it only for a short time. What a worker may keep is counted in equal
+    parts on its GPUs.
 
     Args:
         sees_pids: whether NVML's pids are valid here. If not (in most containers), only bytes can be checked:
@@ -114,14 +118,15 @@ class GpuMemoryCheck:
         self._node, self._supervisor, self._nvml = node, supervisor, nvml
         self._sees_pids, self._process_groups = sees_pids, ProcessGroups()
         self._sleeping_bytes: dict[str, int] = {}
-        self._baseline = {slab: nvml.occupancy(slab.gpus).used_bytes for slab in node.slabs}
+        gpus = [gpu for slab in node.slabs for gpu in slab.gpus]
+        self._baseline = {gpu: nvml.occupancy((gpu,)).used_bytes for gpu in gpus}
 
     def weigh(self, worker: Worker) -> int:
         """Returns the device bytes of a worker's processes; 0 if they cannot be attributed."""
         if worker.slab is None or worker.child is None:
             return 0
         try:
-            return self._held(self._measured(worker.slab), [worker]).get(worker.address, 0)
+            return self._held(self._measured(worker.gpus), [worker]).get(worker.address, 0)
         except WorkerFailed:
             return 0
 
@@ -132,37 +137,38 @@ class GpuMemoryCheck:
         keeps."""
         if worker.address in self._sleeping_bytes or worker.child is None or worker.slab is None:
             return
+        gpus = worker.gpus
         try:
-            seen = self._measured(worker.slab)
+            seen = self._measured(gpus)
         except WorkerFailed:
             return  # memory that was not measured is not allowed
         if self._sees_pids and any(seen.processes.values()):
             kept = self._held(seen, [worker]).get(worker.address, 0)
         else:
-            others = sum(self._allowed(w) for w in self._all(worker.slab) if w is not worker)
-            kept = seen.used_bytes - self._baseline[worker.slab] - others
+            workers = self._all(worker.slab, gpus)
+            others = sum(self._allowed(w, gpus) for w in workers if w is not worker)
+            kept = seen.used_bytes - self._base(gpus) - others
         most = self._node.config.lease.max_sleeping_bytes * len(worker.gpus)
         self._sleeping_bytes[worker.address] = max(0, min(kept, most))
 
-    def check(self, slab: Slab, wanted: str) -> MemoryChecked:
+    def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
         """Checks for foreign processes, then each sleeping worker, then the sum."""
         try:
-            seen = self._measured(slab)
+            seen = self._measured(gpus)
         except WorkerFailed as error:
             return MemoryChecked(False, str(error))
-        workers, slack = self._all(slab), self._node.config.lease.slack_bytes
+        workers, slack = self._all(slab, gpus), self._node.config.lease.slack_bytes
         strangers = self._strangers(seen)
         if strangers:
             return MemoryChecked(False, f"on slab {slab.name} there is {strangers}; it is not of this run")
         held = self._held(seen, workers)
         for worker in workers:
-            used, allowed = held.get(worker.address, 0), self._allowed(worker) + slack
+            used, allowed = held.get(worker.address, 0), self._allowed(worker, gpus) + slack
             if worker.role != wanted and used > allowed:
                 return MemoryChecked(False, keeps(worker, used, allowed))
-        expected = self._baseline[slab] + slack
+        expected = self._base(gpus) + slack
         expected += sum(
-            max(self._allowed(w), held.get(w.address, 0)) if w.role == wanted else self._allowed(w)
-            for w in workers
+            max(self._allowed(w, gpus), held.get(w.address, 0) if w.role == wanted else 0) for w in workers
         )
         if seen.used_bytes > expected:
             return MemoryChecked(False, f"{seen.used_bytes >> 20} MiB are in use on slab {slab.name}, where "
@@ -171,25 +177,34 @@ class GpuMemoryCheck:
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
         """Uses NVML's list of processes; returns every sleeping worker if that list names none."""
-        sleepers = [w for w in self._all(slab) if w.role != wanted]
+        sleepers = [w for w in self._all(slab, slab.gpus) if w.role != wanted]
         try:
-            held = self._held(self._measured(slab), sleepers)
+            held = self._held(self._measured(slab.gpus), sleepers)
         except WorkerFailed:
             return sleepers
         slack = self._node.config.lease.slack_bytes
-        over = [w for w in sleepers if held.get(w.address, 0) > self._allowed(w) + slack]
+        over = [w for w in sleepers if held.get(w.address, 0) > self._allowed(w, slab.gpus) + slack]
         return over or sleepers
 
-    def _measured(self, slab: Slab) -> Occupancy:
-        seen = self._nvml.occupancy(slab.gpus)
-        self._baseline[slab] = min(self._baseline[slab], seen.used_bytes)
-        return seen
+    def _measured(self, gpus: tuple[int, ...]) -> Occupancy:
+        used_bytes, processes = 0, Counter[int]()
+        for gpu in gpus:
+            seen = self._nvml.occupancy((gpu,))
+            self._baseline[gpu] = min(self._baseline[gpu], seen.used_bytes)
+            used_bytes += seen.used_bytes
+            processes.update(seen.processes)
+        return Occupancy(used_bytes, processes)
 
-    def _all(self, slab: Slab) -> list[Worker]:
-        return _workers_on(self._node, self._supervisor, slab)
+    def _base(self, gpus: tuple[int, ...]) -> int:
+        return sum(self._baseline[gpu] for gpu in gpus)
 
-    def _allowed(self, worker: Worker) -> int:
-        return self._sleeping_bytes.get(worker.address, worker.hello_bytes)
+    def _all(self, slab: Slab, gpus: tuple[int, ...]) -> list[Worker]:
+        return _workers_on(self._node, self._supervisor, slab, gpus)
+
+    def _allowed(self, worker: Worker, gpus: tuple[int, ...]) -> int:
+        """Returns the bytes that a worker may keep asleep on those of its GPUs that are among `gpus`."""
+        share = len(set(worker.gpus) & set(gpus)) / len(worker.gpus)
+        return math.ceil(self._sleeping_bytes.get(worker.address, worker.hello_bytes) * share)
 
     def _held(self, seen: Occupancy, workers: list[Worker]) -> dict[str, int]:
         """Returns bytes by the worker's address. The kernel lists the processes of each worker every time:
@@ -224,10 +239,11 @@ def keeps(worker: Worker, used: int, allowed: int) -> str:
     )
 
 
-def _workers_on(node: Node, supervisor: Supervisor, slab: Slab) -> list[Worker]:
-    """Returns the running workers of every role that can hold the slab."""
+def _workers_on(node: Node, supervisor: Supervisor, slab: Slab, gpus: tuple[int, ...]) -> list[Worker]:
+    """Returns the running workers of every role that can hold the slab which use any of `gpus`."""
     roles = node.placement.roles_of(slab)
-    return [w for role in roles for w in supervisor.of(role, slab) if w.child is not None]
+    workers = [w for role in roles for w in supervisor.of(role, slab) if w.child is not None]
+    return [w for w in workers if set(w.gpus) & set(gpus)]
 
 
 def _by_group(workers: Iterable[Worker]) -> dict[int, Worker]:

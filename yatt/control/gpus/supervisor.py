@@ -1,7 +1,6 @@
 """Starts this node's worker processes, watches for their end, and ends them by process group.
 
-A worker is named after its role and place (``rollout-n0s0``). Each start of it has a number of its own, so
-that a message of an earlier start cannot be taken for one of the new process.
+Names of workers are made in `yatt.control.gpus.worker_plan`.
 """
 
 import asyncio
@@ -78,7 +77,7 @@ class Supervisor:
         worker.starts += 1
         worker.hello.clear()
         worker.waits_for = ""
-        worker.is_starting, worker.is_unwanted = True, False
+        worker.is_starting, worker.is_unwanted, worker.is_asleep = True, False, False
         try:
             await self._begin(worker)
             if worker.child is None and not self._closing:

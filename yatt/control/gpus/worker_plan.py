@@ -1,11 +1,13 @@
 """The plan of one node's worker processes, before any of them is started.
 
-A worker is named after its role and place (``rollout-n0s0``). Each start of it has a number of its own, so
-that a message of an earlier start cannot be taken for one of the new process.
+A worker is named after its role and place (``rollout-n0s0``; ``rollout-n0s0e1`` if a slab has several
+engines of the role). Each start of it has a number of its own, so that a message of an earlier start cannot
+be taken for one of the new process.
 """
 
 import asyncio
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from yatt.adapters.process import Child
@@ -41,6 +43,9 @@ class Worker:
     waits_for: str = ""
     """The error of the checkpoint store that it waits for, as last reported."""
 
+    is_asleep: bool = False
+    """Whether its process has answered Sleep, and was not woken since."""
+
     is_unwanted: bool = False
     """Whether the process that is being started is not wanted any more."""
 
@@ -59,7 +64,8 @@ def planned_workers(node: Node) -> list[Worker]:
     """Returns every worker that this node will ever run; none of them is started."""
     place = ("--attempt", str(node.attempt), "--node", str(node.index), "--endpoint", node.endpoint)
     common = ("--run", str(node.paths.root), *place)
-    workers = [_engine(role, slab, common) for slab in node.slabs for role in _engines(node, slab)]
+    workers = [w for slab in node.slabs for role in _engine_roles(node, slab)
+               for w in _engines(role, slab, node.placement.engines_on(slab, role), common)]  # fmt: skip
     workers += [
         Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
             "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
@@ -76,16 +82,20 @@ def planned_workers(node: Node) -> list[Worker]:
     return workers
 
 
-def _engines(node: Node, slab: Slab) -> list[str]:
+def _engine_roles(node: Node, slab: Slab) -> list[str]:
     return [role for role in node.placement.roles_of(slab) if role != TRAINER]
 
 
-def _engine(role: str, slab: Slab, common: tuple[str, ...]) -> Worker:
-    if role == ROLLOUT:
-        return Worker(f"rollout-{slab.name}", role, slab, ("yatt.rollout", *common), slab.gpus)
+def _engines(
+    role: str, slab: Slab, gpus: tuple[tuple[int, ...], ...], common: tuple[str, ...]
+) -> Iterator[Worker]:
+    """Yields the role's engines on a slab, one for each tuple of `gpus`."""
     genrm = role.partition(":")[2]
-    argv = ("yatt.genrm", *common, "--genrm", genrm)
-    return Worker(f"genrm-{genrm}-{slab.name}", role, slab, argv, slab.gpus)
+    name, argv = f"rollout-{slab.name}", ("yatt.rollout", *common)
+    if role != ROLLOUT:
+        name, argv = f"genrm-{genrm}-{slab.name}", ("yatt.genrm", *common, "--genrm", genrm)
+    for index, own in enumerate(gpus):
+        yield Worker(f"{name}e{index}" if len(gpus) > 1 else name, role, slab, argv, own)
 
 
 def _reward_processes(node: Node) -> list[str]:

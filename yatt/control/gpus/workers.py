@@ -115,16 +115,41 @@ class Workers:
         self._granted[slab] = role, token
         await asyncio.gather(*(self._wake(w, token) for w in self._supervisor.of(role, slab)))
 
-    async def sleep(self, slab: Slab, role: str, token: int) -> None:
-        """Puts the workers of `role` on the slab to sleep, at the arbiter's request."""
+    async def restart(self, worker: Worker, token: int) -> None:
+        """Starts and wakes one engine of a role that has several on its slab, under their token."""
+        if self._is_granted(worker, token):
+            await self._wake(worker, token)
+
+    def take_back(self, slab: Slab) -> None:
+        """Lets no more workers be woken under the slab's grant."""
         self._granted[slab] = "", 0
-        workers = [w for w in self._supervisor.of(role, slab) if w.is_running]
+
+    def _is_granted(self, worker: Worker, token: int) -> bool:
+        return worker.slab is None or self._granted.get(worker.slab) == (worker.role, token)
+
+    async def sleep(self, slab: Slab, role: str, token: int) -> None:
+        """Puts the workers of `role` on the slab to sleep, at the arbiter's request. A process that is being
+        started has nothing on the slab and is not waited for; if it has not begun, its start is abandoned."""
+        self.take_back(slab)
+        running = [w for w in self._supervisor.of(role, slab) if w.is_running]
+        workers = [w for w in running if w.hello.is_set()]
+        for worker in running:
+            worker.is_unwanted |= worker.child is None and not worker.hello.is_set()
         for worker in workers:
             self._engines.drain(worker.address)
         limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
-        await asyncio.gather(*(self._order(w, m.Sleep(), limit_s, token) for w in workers))
+        await asyncio.gather(*(self._put_to_sleep(w, limit_s, token) for w in workers))
         for worker in workers:  # what it had returned was sent before its answer
             self._engines.remove(worker.address, "was put to sleep")
+
+    async def _put_to_sleep(self, worker: Worker, limit_s: float, token: int) -> None:
+        address = worker.address
+        try:
+            await self._order(worker, m.Sleep(), limit_s, token)
+            worker.is_asleep = worker.address == address
+        except WorkerFailed:
+            if worker.address == address and worker.is_running:  # else it has ended, which is enough
+                raise
 
     def forget(self, worker: Worker, how: str) -> None:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion
@@ -226,21 +251,30 @@ class Workers:
 
     async def _bring_up(self, worker: Worker, token: int) -> None:
         await self._supervisor.ready(worker)
-        if worker.slab is not None and self._granted.get(worker.slab) != (worker.role, token):
+        if not self._is_granted(worker, token):
             return  # the slab was taken back while the process started; another role may hold it now
         self._tokens[worker.name] = token
+        worker.is_asleep = False
         await self.order(worker, m.Wake())
+        try:
+            await self._equip(worker, token)
+        except WorkerFailed:
+            if self._is_granted(worker, token):  # else it was ordered to sleep meanwhile, and refuses
+                raise
+        self._failures.pop(worker.name, None)
+
+    async def _equip(self, worker: Worker, token: int) -> None:
+        """Loads the newest weights into an engine that is awake, and lets it take requests."""
         address = worker.address
         async with self._taking[worker.name]:  # `sync` loads later publications
-            if worker.role == ROLLOUT:
+            if worker.role == ROLLOUT and self._is_granted(worker, token):
                 await self._load_newest(worker)
             if worker.address != address:
                 raise WorkerFailed(f"{worker.name} has ended meanwhile; it is started again")
-            if worker.role != TRAINER:
+            if worker.role != TRAINER and self._is_granted(worker, token):
                 assert worker.slab is not None, "engines live on slabs"
                 await self._engines.add(worker.address, worker.role, worker.slab, token)
                 self._unfit.proved(worker.slab, worker.role)
-        self._failures.pop(worker.name, None)
 
     async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:
         """Runs `work`. A failure ends the process; a user's mistake or too many failures, the attempt."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from yatt.config.check import engines_per_slab
 from yatt.control.leader.measured import BatchLengths, room_of
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs import Slabs
@@ -63,8 +64,9 @@ class BatchLoad:
     def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
         measured = self._slabs.measured
         speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
+        engines = engines_per_slab(self._node.config, role)
         return {
             "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
-            "room": room_of(self._node.config, role), "engines": 1, "slabs": num_slabs,
-            "idle": round(max(0.0, 1 - busy_s / held_s), 6) if held_s else None,
+            "room": room_of(self._node.config, role), "engines": engines, "slabs": num_slabs,
+            "idle": round(max(0.0, 1 - busy_s / (held_s * engines)), 6) if held_s else None,
         }  # fmt: skip

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from yatt.config.check import engine_roles, slab_limits
+from yatt.config.check import engine_roles, engines_per_slab, slab_limits
 from yatt.config.schema import RunConfig
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.core.engine_model import EngineSpeed, fitted
@@ -82,7 +82,8 @@ class Measurements:
     def _role(self, role: str) -> RoleSpeed:
         least, most = slab_limits(self.config, role)
         room = room_of(self.config, role)
-        return RoleSpeed(speed=self.speeds[role], room=room, least=least, most=most)
+        engines = engines_per_slab(self.config, role)
+        return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
 
     def demand(self) -> BatchDemand:
         """Returns what the next batch is expected to ask for: the same as the last one."""

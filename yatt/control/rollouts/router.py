@@ -41,8 +41,8 @@ class Router:
         """Number of requests to rollout that are about to come."""
         for role, pool in node.placement.pools.items():
             for index in pool - peers.lost:
-                slabs = 0 if node.placement.shared else node.placement.num_slabs[role][index]
-                self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * slabs)
+                engines = 0 if node.placement.shared else node.placement.num_engines[role][index]
+                self._dispatch.serve(_place(role, index), role, engine_room(node.config, role) * engines)
         if node.is_trainer_node:
             local.subscribe(self._local_room)
         peers.subscribe(lost=self._lose, admitted=self._join)
