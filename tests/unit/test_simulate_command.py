@@ -143,6 +143,7 @@ def test_a_run_folder_that_measured_no_training_asks_for_it(simulate, tmp_path):
     assert "--lengths" not in done.stderr
 
 
+@pytest.mark.slow
 def test_at_another_size_it_says_what_is_scaled(simulate, tmp_path):
     no_genrm = (
         "genrms=[]",
