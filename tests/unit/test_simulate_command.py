@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from tests.obs_runs import event, make_run
-from tests.runs import yatt
+from tests.runs import ROOT, yatt
 from yatt.cli.main import main
 from yatt.errors import EXIT_USER_MISTAKE
 
@@ -141,6 +142,16 @@ def test_a_run_folder_that_measured_no_training_asks_for_it(simulate, tmp_path):
     assert done.returncode == EXIT_USER_MISTAKE
     assert "write --train-s S" in done.stderr
     assert "--lengths" not in done.stderr
+
+
+def test_the_commands_of_the_readme_work_as_they_stand(simulate, tmp_path):
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [re.split(r"\s+# ", line)[0] for line in text.splitlines() if line.startswith("yatt simulate ")]
+    words = {"RUN": str(measured_run(tmp_path)), "run.yaml": run_file(tmp_path), "4096": "8"}
+    assert len(lines) == 3
+    for line in lines:
+        done = simulate(*(words.get(word, word) for word in shlex.split(line)[2:]))
+        assert (done.returncode, done.stderr) == (0, ""), line
 
 
 @pytest.mark.slow

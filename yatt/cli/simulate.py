@@ -35,7 +35,9 @@ def add_simulate(commands: "Parsers") -> None:
     command.add_argument(
         "--gpus", type=int, default=0, metavar="N", help="scale nodes, slabs and batch to N GPUs, up to 16384"
     )
-    command.add_argument("--iterations", type=int, default=6, help="simulated iterations (default: 6)")
+    command.add_argument(
+        "--iterations", type=int, default=0, help="simulated iterations (default: 6; 4 for large batches)"
+    )
     command.add_argument("--seed", type=int, default=0, help="seed of the lengths (default: 0)")
     command.add_argument("--html", type=Path, metavar="FILE", help="also write one self-contained HTML page")
     command.add_argument("--json", action="store_true", help="print one JSON object")

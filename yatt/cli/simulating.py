@@ -38,7 +38,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         ConfigError: an argument is wrong, a figure is missing, or the page cannot be written.
     """
     least = WARM_UP + 1
-    if not least <= arguments.iterations <= MOST_ITERATIONS:
+    if arguments.iterations and not least <= arguments.iterations <= MOST_ITERATIONS:
         raise ConfigError(
             f"--iterations {arguments.iterations}: write {least} to {MOST_ITERATIONS}; the first {WARM_UP} "
             "do not count."
@@ -47,7 +47,8 @@ def simulate(arguments: argparse.Namespace) -> int:
     figures, origin = figures_of(arguments, config)
     if arguments.gpus:
         config = sized(config, arguments.gpus)
-    setup = setup_of(config, figures, num_iterations=arguments.iterations, seed=arguments.seed)
+    num_iterations = arguments.iterations or None
+    setup = setup_of(config, figures, num_iterations=num_iterations, seed=arguments.seed)
     comparison = SettingsComparison(setup)
     found = recommended(comparison)
     about = about_share(comparison, found)
@@ -92,12 +93,13 @@ def about_share(comparison: SettingsComparison, found: Recommendation) -> str:
     if setup.share == 1:
         return f"all slabs and requests, {setup.num_iterations} iterations, of which {WARM_UP} do not count"
     says = (
-        f"1/{setup.share} of the slabs with 1/{setup.share} of the batch, {setup.num_iterations} iterations, "
-        f"of which {WARM_UP} do not count; seconds and idle shares are those of this part, tokens/s and "
-        "moves are scaled, training is computed for all GPUs"
+        f"1/{setup.share} of the slabs with 1/{setup.share} of the batch (more where engines have few "
+        f"slabs), {setup.num_iterations} iterations, of which {WARM_UP} do not count; seconds and idle "
+        "shares are those of this part, tokens/s and moves are scaled, training is computed for all GPUs"
     )
     ordered = sorted(found.results, key=lambda each: each.iteration_s)
-    both = [each.alternative for each in ordered if not each.alternative.takes_turns]
+    parts = [each.alternative for each in ordered if setup.share_of(each.alternative) > 1]
+    both = [each for each in parts if not each.takes_turns]
     checked = comparison.check_of_share(both[0]) if both else None
     if checked is None:
         return f"{says}; the part was not compared with the whole"

@@ -22,17 +22,26 @@ from yatt.simulation.iterations import (
 from yatt.simulation.sampling import SimulatedBatch, SimulatedSample, SimulatedSetting
 from yatt.simulation.tracks import track_times
 
+NUM_ITERATIONS, NUM_OF_LARGE, LARGE = 6, 4, 2048
+"""Numbers of iterations that are simulated, the second for more samples in each than `LARGE`: they average
+out sooner."""
+
 WARM_UP = 2
 """Number of iterations that do not count: the policy has seen nothing, and no group was carried over."""
 
 SHARES = ((2048, 64), (4096, 32), (16384, 8))
 """(samples, slabs): a batch of more samples is simulated by a share, if that has at least so many slabs."""
 
+LEAST_SLABS = 32
+"""The share of an alternative with fewer slabs is larger, so that it has about so many: with few slabs,
+rounding would change the split."""
+
 NUM_LENGTHS = 512
 """Number of lengths that the policy's prediction gets."""
 
-MOST_CHECKED = 80_000
-"""Maximum number of samples of a batch that is simulated in full, to check the share."""
+FEW_CHECKED, MOST_CHECKED = 16_384, 80_000
+"""To check the share, so many samples are simulated in full, in one or more batches, but no larger batch than
+the second number."""
 
 NEVER_S = 1e9
 """Seconds of a switch that no backlog is worth: a fixed split."""
@@ -92,6 +101,13 @@ class SimulatedSetup:
         share = 1
         while self._is_long(share) and self.config.trainer.train_batch_size >= 8 * share:
             share *= 2
+        return share
+
+    def share_of(self, alternative: Alternative) -> int:
+        """Returns the same for one alternative, whose engines may have fewer slabs."""
+        share, slabs = self.share, sum(alternative.split.values())
+        while share > 1 and slabs / share < LEAST_SLABS:
+            share //= 2
         return share
 
     def _is_long(self, share: int) -> bool:
@@ -156,7 +172,11 @@ class SettingsComparison:
         """Simulates one alternative."""
         iterations = self.iterations(alternative)
         warm = min(WARM_UP, len(iterations) - 1)
-        counted, train_s, share = iterations[warm:], self.setup.train_s(alternative), self.setup.share
+        counted, train_s, share = (
+            iterations[warm:],
+            self.setup.train_s(alternative),
+            self.setup.share_of(alternative),
+        )
         iteration_s, age = self._iteration_s(alternative, iterations, warm)
         carries = alternative.config.rollout.oversample > 1 or self.setup.kept < 1
         return SimulatedResult(
@@ -176,7 +196,7 @@ class SettingsComparison:
 
     def iterations(self, alternative: Alternative, *, traced: int = -1) -> list[SimulatedIteration]:
         """Simulates the sampling of an alternative; with `traced`, again, and records one iteration."""
-        setup, share = self.setup, self.setup.share
+        setup, share = self.setup, self.setup.share_of(alternative)
         work, setting = setup.workload(alternative, share), setup.setting(alternative)
         split = part_of(alternative.split, share)
         key = (alternative.takes_turns, alternative.is_dynamic, setting.switch_s, tuple(split.items()),
@@ -201,16 +221,19 @@ class SettingsComparison:
         return predict(alternative.split, demand, roles, ROLLOUT, NEVER_S)
 
     def check_of_share(self, alternative: Alternative) -> tuple[float, float] | None:
-        """Returns the seconds of one batch of the whole system and of its share; None if it takes too long,
-        or if everything is simulated in full."""
+        """Returns the mean seconds of a batch of the whole system and of its share; None if it takes too
+        long, or if everything is simulated in full."""
         setup, seconds = self.setup, []
-        if setup.share == 1 or setup.num_samples > MOST_CHECKED or alternative.takes_turns:
+        if setup.share_of(alternative) == 1 or setup.num_samples > MOST_CHECKED or alternative.takes_turns:
             return None
         setting = replace(setup.setting(alternative), is_dynamic=False)
-        for share in (1, setup.share):
-            groups = SimulatedGroups(setup.workload(alternative, share), 0, setup.seed)
-            batch = SimulatedBatch(setting, part_of(alternative.split, share), groups.judged)
-            seconds.append(batch.run(groups.first()).seconds)
+        for share in (1, setup.share_of(alternative)):
+            work, split = setup.workload(alternative, share), part_of(alternative.split, share)
+            found = []
+            for number in range(max(FEW_CHECKED // setup.num_samples, 1)):
+                groups = SimulatedGroups(work, 0, setup.seed + number)
+                found.append(SimulatedBatch(setting, split, groups.judged).run(groups.first()).seconds)
+            seconds.append(statistics.mean(found))
         return seconds[0], seconds[1]
 
     def _iteration_s(
@@ -232,14 +255,14 @@ class SettingsComparison:
         held_s = {role: statistics.mean(each.held_s[role] for each in counted) for role in counted[0].held_s}
         if alternative.is_shared:
             return {role: 1 - busy_s[role] / held_s[role] if held_s[role] else 0.0 for role in busy_s}
-        roles, split = self.setup.roles(), part_of(alternative.split, self.setup.share)
+        roles, split = self.setup.roles(), part_of(alternative.split, self.setup.share_of(alternative))
         engines = {role: num * roles[role].engines for role, num in split.items()}
         idle = {role: max(1 - busy_s[role] / (engines[role] * iteration_s), 0.0) for role in busy_s}
         return {**idle, TRAINER: max(1 - self.setup.train_s(alternative) / iteration_s, 0.0)}
 
     def _scale(self, alternative: Alternative) -> float:
         """Groups of the batch for each one that is simulated."""
-        simulated = self.setup.workload(alternative, self.setup.share).num_groups
+        simulated = self.setup.workload(alternative, self.setup.share_of(alternative)).num_groups
         return self.setup.config.trainer.train_batch_size / simulated
 
 

@@ -1,13 +1,20 @@
 """Chooses the settings that are compared with a config, and recommends one of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from yatt.config.check import num_slabs
 from yatt.config.schema import RunConfig
 from yatt.simulation import alternatives as a
 from yatt.simulation.alternatives import Alternative
-from yatt.simulation.comparing import SettingsComparison, SimulatedResult, SimulatedSetup
+from yatt.simulation.comparing import (
+    LARGE,
+    NUM_ITERATIONS,
+    NUM_OF_LARGE,
+    SettingsComparison,
+    SimulatedResult,
+    SimulatedSetup,
+)
 from yatt.simulation.figures import RunFigures
 
 ALIKE = 0.03
@@ -48,12 +55,20 @@ def _order(result: SimulatedResult) -> tuple[float, int]:
     return result.iteration_s, result.most_age
 
 
-def setup_of(config: RunConfig, figures: RunFigures, *, num_iterations: int, seed: int) -> SimulatedSetup:
-    """Returns what all alternatives of a config have in common."""
+def setup_of(
+    config: RunConfig, figures: RunFigures, *, num_iterations: int | None, seed: int
+) -> SimulatedSetup:
+    """Returns what all alternatives of a config have in common.
+
+    Args:
+        num_iterations: by the number of samples if None.
+    """
     most = max(num_slabs(each.config) for each in (Alternative(config), *_without_splits(config)))
-    return SimulatedSetup(
-        config=config, figures=figures, num_iterations=num_iterations, seed=seed, most_slabs=most
+    setup = SimulatedSetup(
+        config=config, figures=figures, num_iterations=NUM_ITERATIONS, seed=seed, most_slabs=most
     )
+    is_large = setup.num_samples / setup.share > LARGE
+    return replace(setup, num_iterations=num_iterations or (NUM_OF_LARGE if is_large else NUM_ITERATIONS))
 
 
 def recommended(comparison: SettingsComparison) -> Recommendation:
