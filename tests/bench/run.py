@@ -33,6 +33,7 @@ NAMES = (
     "overlap",
     "learning",
     "split_policy",
+    "simulate",
     "limits",
 )
 RESULTS = Path(__file__).parent / "results"

@@ -15,7 +15,8 @@ from typing import Any
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
 from yatt.core.split import RoleSpeed
-from yatt.simulation.iterations import SimulatedIteration, Workload, colocated_iterations, partial_iterations
+from yatt.simulation.groups import Workload
+from yatt.simulation.iterations import SimulatedIteration, colocated_iterations, partial_iterations
 from yatt.simulation.sampling import SimulatedSample, SimulatedSetting
 
 JUDGE = "genrm:judge"
@@ -41,7 +42,6 @@ def draw(numbers: random.Random, iteration: int, *, means: tuple[float, ...]) ->
 def work(pass_rate: float, means: tuple[float, ...] = (1500.0,)) -> Workload:
     return Workload(
         draw=functools.partial(draw, means=means), num_groups=128, group_size=8, pass_rate=pass_rate,
-        oversample=1.2 if pass_rate < 1 else 1.0,
     )  # fmt: skip
 
 
@@ -162,8 +162,9 @@ def run() -> dict[str, Any]:
     return {
         "title": "The policy of the split, simulated",
         "how": f"`yatt/simulation`, {NUM_SLABS} slabs of 8 GPUs, 128 groups of 8, log-normal lengths of mean "
-        f"1,500 and at most {CAP}, verdicts of 600 + 0.15 tokens a token; mean of the iterations "
-        f"{FIRST + 1} to {NUM_ITERATIONS}. The policy starts from 1, 4 and 7 GenRM slabs; its column is "
+        f"1,500 and at most {CAP}, verdicts of 600 + 0.15 tokens a token; groups are opened by the quota of "
+        f"runs; mean of the iterations {FIRST + 1} to {NUM_ITERATIONS}. The policy starts from 1, 4 and 7 "
+        "GenRM slabs; its column is "
         f"the worst of them. Growing lengths: mean 800 to 4,000 over {NUM_ITERATIONS} iterations, switch "
         f"15 s, {DRIFT_SEEDS} seeds.",
         "head": ["switch", "groups dropped", "full colocation", "best fixed split (GenRM slabs)",

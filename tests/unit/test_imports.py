@@ -6,7 +6,15 @@ import sys
 import pytest
 
 HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "matplotlib", "wandb")
-LIGHT = ("yatt.cli", "yatt.launch", "yatt.control", "yatt.config", "yatt.core", "yatt.records")
+LIGHT = (
+    "yatt.cli",
+    "yatt.launch",
+    "yatt.control",
+    "yatt.config",
+    "yatt.core",
+    "yatt.records",
+    "yatt.simulation",
+)
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])

@@ -78,6 +78,9 @@ class EngineModel:
         self.tokens = 0.0
         """Number of tokens made so far."""
 
+        self.busy_s = 0.0
+        """Seconds so far in which any sequence ran."""
+
     @property
     def num_running(self) -> int:
         """Number of running sequences."""
@@ -126,6 +129,7 @@ class EngineModel:
 
     def _move(self, progress: float, now_s: float) -> None:
         self.tokens += (progress - self._progress) * len(self._running)
+        self.busy_s += now_s - self._now_s
         self._progress, self._now_s = progress, now_s
 
     def _idle_until(self, now_s: float) -> None:

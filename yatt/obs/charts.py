@@ -71,10 +71,13 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def line_chart(series: Sequence[Series], *, title: str, width: int, height: int, label: str = "") -> str:
+def line_chart(
+    series: Sequence[Series], *, title: str, width: int, height: int, label: str = "", has_dots: bool = True
+) -> str:
     """Returns an SVG of all series over iterations, with a legend if there are several.
 
     Args:
+        has_dots: marks the points of a short series, each with its iteration.
         label: text for screen readers; the title if empty.
     """
     drawn = [line for line in series if line.points]
@@ -95,7 +98,7 @@ def line_chart(series: Sequence[Series], *, title: str, width: int, height: int,
         if lines:
             ys = axis_over((y for line in lines for _, y in line.points), from_px=bottom, to_px=top)
             parts.append(_grid(ys, left, right, is_right=is_right))
-            parts += [_line(line, xs, ys) for line in lines]
+            parts += [_line(line, xs, ys, has_dots=has_dots) for line in lines]
     parts += [_x_axis(xs, bottom), _legend(drawn, width) if several else "", "</svg>"]
     return "".join(parts)
 
@@ -126,11 +129,11 @@ def _x_axis(xs: Axis, bottom: float) -> str:
     return f'<line class="axis" x1="{xs.from_px}" x2="{xs.to_px}" y1="{bottom}" y2="{bottom}"/>{ticks}'
 
 
-def _line(line: Series, xs: Axis, ys: Axis) -> str:
+def _line(line: Series, xs: Axis, ys: Axis, *, has_dots: bool) -> str:
     places = " ".join(f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in line.points)
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
     path = f'<polyline class="line {line.colour}" points="{places}"{dash}/>'
-    if len(line.points) > MAX_DOTS:
+    if not has_dots or len(line.points) > MAX_DOTS:
         return path
     dots = (
         f'<circle class="dot {line.colour}" cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="2.6">'

@@ -57,7 +57,7 @@ svg text { fill:var(--ink); font-size:12px; font-family:inherit; } svg text.tick
   background:var(--save); } .p-validate { fill:var(--validate); background:var(--validate); }
 .p-start { fill:var(--start); background:var(--start); } .p-bad { fill:var(--bad); background:var(--bad); }
 .p-idle { fill:var(--idle); background:var(--idle); }
-.p-switch { background:var(--switch); } .p-restore { background:var(--restore); }
+.p-switch { fill:var(--switch); background:var(--switch); } .p-restore { background:var(--restore); }
 .p-queue { background:var(--queue); }
 .mark { fill:var(--bad); stroke:var(--card); }
 .bar { display:flex; height:26px; border-radius:6px; overflow:hidden; gap:1px; margin:4px 0 12px; }

@@ -40,7 +40,7 @@ def timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {bottom + 22}" role="img" '
         f'aria-label="timeline of attempt {attempt.number}">'
     ]
-    parts.append(_time_axis(attempt.span.begin_s, scale, bottom))
+    parts.append(time_ticks(attempt.span.begin_s, scale, bottom))
     for number, (name, bars) in enumerate(lanes):
         y = TOP + number * (LANE + GAP)
         parts.append(f'<text class="key" x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
@@ -143,7 +143,8 @@ def _bar(bar: _Bar, scale: Axis, y: float) -> str:
     return rect + f'<text class="on" x="{x + 5:.1f}" y="{y + 14}">{escape(bar.text)}</text>'
 
 
-def _time_axis(origin_s: float, scale: Axis, bottom: float) -> str:
+def time_ticks(origin_s: float, scale: Axis, bottom: float) -> str:
+    """Draws vertical lines at round seconds after `origin_s`, down to `bottom`, with their labels."""
     low_s, high_s = scale.low - origin_s, scale.high - origin_s
     step_s = next((step for step in TICKS_S if (high_s - low_s) / step <= 12), TICKS_S[-1])
     marks = [index * step_s for index in range(math.ceil(low_s / step_s), math.floor(high_s / step_s) + 1)]

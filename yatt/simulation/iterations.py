@@ -1,130 +1,192 @@
 """Simulates the sampling of many iterations: a fixed or dynamic split, or all engines taking turns."""
 
+import functools
 import itertools
-import math
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from yatt.core.placement import ROLLOUT
 from yatt.core.split import BatchDemand, Split, choose
-from yatt.simulation.sampling import SimulatedBatch, SimulatedOutcome, SimulatedSample, SimulatedSetting
+from yatt.simulation.groups import Carried, SimulatedGroups, Workload
+from yatt.simulation.sampling import (
+    BatchTrace,
+    More,
+    SimulatedBatch,
+    SimulatedOutcome,
+    SimulatedSample,
+    SimulatedSetting,
+)
 
 REMEMBERED = 2
 """Number of batches whose lengths the policy remembers."""
 
-SampleMaker = Callable[[random.Random, int], SimulatedSample]
-"""Draws one completion of an iteration: (random numbers, iteration from 0)."""
 
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """One role on all slabs, from `begin_s` in a batch; what its slabs did."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What each iteration samples.
-
-    Attributes:
-        pass_rate: fraction of groups that are kept; others are replaced.
-        oversample: multiple of the groups that are opened at the beginning.
-    """
-
-    draw: SampleMaker
-    num_groups: int
-    group_size: int
-    pass_rate: float = 1.0
-    oversample: float = 1.0
+    role: str
+    begin_s: float
+    trace: BatchTrace
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedIteration:
-    """One iteration: its split at first, its seconds with the switch to the trainer, and its moves."""
+    """One iteration of sampling and judging.
+
+    Attributes:
+        split: slabs at first, by role.
+        seconds: with `switch_s`.
+        moves: number of slabs that moved to another role while completions were sampled.
+        switch_s: of `seconds`, those in which all slabs switch: between roles that take turns, and at the
+            end.
+        busy_s: see `SimulatedOutcome`.
+        held_s: see `SimulatedOutcome`.
+        tokens: of the completions of all groups that are trained on.
+        records: a record of what the slabs did; empty unless it was wanted.
+    """
 
     split: dict[str, int]
     seconds: float
     moves: int
+    switch_s: float
+    busy_s: Mapping[str, float]
+    held_s: Mapping[str, float]
+    tokens: float
+    records: tuple[RecordedBatch, ...] = ()
 
 
-class _Groups:
-    """The groups of one batch: which are kept, and what replaces the others."""
+@dataclass(slots=True)
+class _Sum:
+    """Seconds of several outcomes of one iteration."""
 
-    def __init__(self, work: Workload, iteration: int, seed: int) -> None:
-        self._work, self._iteration = work, iteration
-        self._random = random.Random(f"{seed} {iteration}")
-        self._left: list[int] = []
-        self._kept = 0
-        self.samples: list[SimulatedSample] = []
+    seconds: float = 0.0
+    switch_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    held_s: dict[str, float] = field(default_factory=dict)
+    records: list[RecordedBatch] = field(default_factory=list)
 
-    def open(self, num: int) -> list[SimulatedSample]:
-        """Draws so many groups."""
-        size = self._work.group_size
-        drawn = [self._work.draw(self._random, self._iteration) for _ in range(num * size)]
-        self.samples += drawn
-        self._left += [size] * num
-        return drawn
-
-    def judged(self, number: int) -> Sequence[SimulatedSample] | None:
-        """Handles a sample's last verdict: more samples to open; None if the batch is full."""
-        group = number // self._work.group_size
-        self._left[group] -= 1
-        if self._left[group]:
-            return ()
-        if self._random.random() >= self._work.pass_rate:
-            return self.open(1)
-        self._kept += 1
-        return None if self._kept == self._work.num_groups else ()
+    def add(self, role: str, outcome: SimulatedOutcome, switch_s: float, trace: BatchTrace | None) -> None:
+        """Adds the work of one role, and the switch after it."""
+        if trace is not None:
+            self.records.append(RecordedBatch(role, self.seconds, trace))
+        self.seconds += outcome.seconds + switch_s
+        self.switch_s += switch_s
+        self.busy_s[role] = self.busy_s.get(role, 0.0) + outcome.busy_s[ROLLOUT]
+        self.held_s[role] = self.held_s.get(role, 0.0) + outcome.held_s[ROLLOUT]
 
 
 def partial_iterations(
-    setting: SimulatedSetting, split: Split, work: Workload, num_iterations: int, seed: int
+    setting: SimulatedSetting,
+    split: Split,
+    work: Workload,
+    num_iterations: int,
+    seed: int,
+    *,
+    traced: int = -1,
 ) -> list[SimulatedIteration]:
     """Iterations in which rollout and GenRMs have slabs at the same time. With a dynamic setting, the policy
-    chooses each one's split from the batches before, and moves slabs within a batch."""
-    iterations, now = list[SimulatedIteration](), dict(split)
+    chooses each one's split from the batches before, and moves slabs within a batch.
+
+    Args:
+        traced: iteration whose slabs are recorded.
+    """
+    iterations, now, before = list[SimulatedIteration](), dict(split), Carried()
     seen: list[list[SimulatedSample]] = []
     for iteration in range(num_iterations):
         if setting.is_dynamic and seen:
-            demand = _demand(list(itertools.chain(*seen[-REMEMBERED:])), len(seen[-1]))
+            demand = demand_of(list(itertools.chain(*seen[-REMEMBERED:])), len(seen[-1]), [*split])
             now = choose(
                 [each.split for each in iterations], demand, setting.roles, ROLLOUT, setting.switch_s
             )
-        groups = _Groups(work, iteration, seed)
-        batch = SimulatedBatch(setting, now, groups.judged)
-        outcome = batch.run(groups.open(math.ceil(work.num_groups * work.oversample)))
-        seen.append(groups.samples)
-        iterations.append(SimulatedIteration(now, outcome.seconds + setting.switch_s, len(outcome.moves)))
+        groups = SimulatedGroups(work, iteration, seed, before)
+        trace = BatchTrace() if iteration == traced else None
+        batch = SimulatedBatch(setting, now, groups.judged, trace)
+        outcome = batch.run(groups.first())
+        before = groups.carried(batch.unfinished())
+        seen.append(groups.asked)
+        iterations.append(
+            SimulatedIteration(
+                now, outcome.seconds + setting.switch_s, len(outcome.moves), setting.switch_s,
+                outcome.busy_s, outcome.held_s, sum(groups.tokens[: work.num_groups]),
+                (RecordedBatch("", 0.0, trace),) if trace is not None else (),
+            )
+        )  # fmt: skip
     return iterations
 
 
 def colocated_iterations(
-    setting: SimulatedSetting, num_slabs: int, work: Workload, num_iterations: int, seed: int
+    setting: SimulatedSetting,
+    num_slabs: int,
+    work: Workload,
+    num_iterations: int,
+    seed: int,
+    *,
+    traced: int = -1,
 ) -> list[SimulatedIteration]:
     """Iterations in which all slabs sample, then all judge, and again for the groups that were dropped."""
-    iterations = []
+    iterations, before = [], Carried()
     for iteration in range(num_iterations):
-        draw, seconds, kept = random.Random(f"{seed} {iteration}"), 0.0, 0
-        over = work.oversample
-        while kept < work.num_groups:
-            num = math.ceil((work.num_groups - kept) * over)
-            over = 1 / work.pass_rate
-            samples = [work.draw(draw, iteration) for _ in range(num * work.group_size)]
-            for role in setting.roles:
-                seconds += _alone(setting, role, num_slabs, samples).seconds + setting.switch_s
-            kept += sum(draw.random() < work.pass_rate for _ in range(num))
-        iterations.append(SimulatedIteration({ROLLOUT: num_slabs}, seconds, 0))
+        groups = SimulatedGroups(work, iteration, seed, before)
+        spent, before = _taking_turns(setting, num_slabs, groups, is_traced=iteration == traced)
+        iterations.append(
+            SimulatedIteration(
+                {ROLLOUT: num_slabs}, spent.seconds, 0, spent.switch_s, spent.busy_s, spent.held_s,
+                sum(groups.tokens[: work.num_groups]), tuple(spent.records),
+            )
+        )  # fmt: skip
     return iterations
 
 
-def _alone(
-    setting: SimulatedSetting, role: str, num_slabs: int, samples: Sequence[SimulatedSample]
-) -> SimulatedOutcome:
-    """One role's work on all slabs."""
-    only = replace(setting, roles={ROLLOUT: setting.roles[role]}, is_dynamic=False)
-    asked = [SimulatedSample(each.tokens if role == ROLLOUT else each.verdicts[role], {}) for each in samples]
-    return SimulatedBatch(only, {ROLLOUT: num_slabs}, lambda _: ()).run(asked)
+def _taking_turns(
+    setting: SimulatedSetting, num_slabs: int, groups: SimulatedGroups, *, is_traced: bool
+) -> tuple[_Sum, Carried]:
+    """One iteration of roles that take records: what it took, and what it leaves."""
+    spent, left = _Sum(), dict[int, float]()  # tokens that a sample still needs, if it was sampled before
+
+    def work(role: str, samples: Mapping[int, float], more: More) -> None:
+        trace = BatchTrace() if is_traced else None
+        only = replace(setting, roles={ROLLOUT: setting.roles[role]}, is_dynamic=False)
+        batch = SimulatedBatch(only, {ROLLOUT: num_slabs}, more, trace)
+        outcome = batch.run([SimulatedSample(tokens, {}) for tokens in samples.values()])
+        spent.add(role, outcome, setting.switch_s, trace)
+        if role == ROLLOUT:
+            cut, numbers = batch.unfinished(), [*samples]
+            left.update({n: cut[i].tokens if i in cut else 0.0 for i, n in enumerate(numbers)})
+
+    def unsampled() -> dict[int, float]:
+        found = {n: left.get(n, sample.tokens) for n, sample in enumerate(groups.asked)}
+        return {n: tokens for n, tokens in found.items() if tokens > 0}
+
+    groups.first()
+    judges = [role for role in setting.roles if role != ROLLOUT]
+    while not groups.is_full:
+        if not groups.is_enough_sampled:
+            asked = unsampled()
+            numbers = [*asked]
+            work(ROLLOUT, asked, functools.partial(_sampled, groups, numbers))
+        complete = groups.complete()
+        for role in judges:
+            work(role, {n: sample.verdicts[role] for n, sample in complete.items()}, lambda _: ())
+        for number in complete:
+            groups.judged(number)
+    unfinished = {
+        n: SimulatedSample(left.get(n, sample.tokens), sample.verdicts)
+        for n, sample in enumerate(groups.asked)
+    }
+    return spent, groups.carried(unfinished)
 
 
-def _demand(samples: Sequence[SimulatedSample], num: int) -> BatchDemand:
-    judges = samples[0].verdicts if samples else ()
+def _sampled(groups: SimulatedGroups, numbers: Sequence[int], index: int) -> Sequence[SimulatedSample] | None:
+    """Handles the end of a completion: None if enough is sampled."""
+    return groups.sampled(numbers[index])
+
+
+def demand_of(samples: Sequence[SimulatedSample], num: int, roles: Sequence[str]) -> BatchDemand:
+    """Returns what a batch of `num` such samples asks of these roles, for the policy."""
+    judges = [role for role in roles if role != ROLLOUT]
     return BatchDemand(
         completions=[each.tokens for each in samples],
-        verdicts={role: [each.verdicts[role] for each in samples] for role in judges},
+        verdicts={role: [each.verdicts.get(role, 0.0) for each in samples] for role in judges},
         num_samples=num,
     )

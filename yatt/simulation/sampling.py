@@ -16,10 +16,15 @@ from yatt.core.engine_model import EngineModel, Request
 from yatt.core.placement import ROLLOUT
 from yatt.core.split import BatchTail, RoleSpeed, tail_moves
 
+IDLE, SWITCHING = "idle", "switch"
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSample:
-    """One completion to be sampled: its tokens, and those of each GenRM's verdict on it, by role."""
+    """One completion to be sampled: its tokens, and those of each GenRM's verdict on it, by role.
+
+    With 0 tokens it is complete already, and only the verdicts are missing.
+    """
 
     tokens: float
     verdicts: Mapping[str, float]
@@ -47,13 +52,38 @@ class SimulatedOutcome:
         seconds: from its first request to its last verdict.
         sampled_s: until its last completion.
         tokens: made by engines in all, by role.
+        busy_s: engine seconds in which any sequence ran, by role.
+        held_s: engine seconds in which the role had the engines, by role; no role has a slab that switches.
         moves: (second, slab, role it moved to).
     """
 
     seconds: float = 0.0
     sampled_s: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
+    busy_s: dict[str, float] = field(default_factory=dict)
+    held_s: dict[str, float] = field(default_factory=dict)
     moves: list[tuple[float, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BatchTrace:
+    """What each slab did over time, and how many requests ran and waited.
+
+    Attributes:
+        states: changes of each slab, (second, what it does from then on): its role, `IDLE` or `SWITCHING`.
+        counts: (second, role, number of its requests that run, number that wait), after each event.
+    """
+
+    states: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    counts: list[tuple[float, str, int, int]] = field(default_factory=list)
+
+    def state(self, slab: str, second: float, state: str) -> None:
+        """Records what a slab does from now on, if that is new."""
+        changes = self.states.setdefault(slab, [])
+        if changes and changes[-1][0] == second:
+            changes.pop()
+        if not changes or changes[-1][1] != state:
+            changes.append((second, state))
 
 
 @dataclass(slots=True)
@@ -68,22 +98,33 @@ class SimulatedBatch:
     Args:
         more: called with a sample's number when its last verdict is there; returns more samples to be
             sampled, such as those of groups that replace dropped ones, or None if the batch has all it needs.
+        trace: records what happens, for pictures.
     """
 
-    def __init__(self, setting: SimulatedSetting, split: Mapping[str, int], more: More) -> None:
-        self._setting, self._more = setting, more
+    def __init__(
+        self,
+        setting: SimulatedSetting,
+        split: Mapping[str, int],
+        more: More,
+        trace: BatchTrace | None = None,
+    ) -> None:
+        self._setting, self._more, self._trace = setting, more, trace
         self._dispatch = Dispatch(patience=0)
         self._slabs: dict[str, _Slab] = {}
         self._home: dict[str, EngineModel] = {}
         self._samples: list[SimulatedSample] = []
         self._left: dict[str, float] = {}  # tokens that a request still needs, by key
         self._verdicts_left: dict[int, int] = {}
+        self._open_requests = dict.fromkeys(setting.roles, 0)
+        self._running = dict.fromkeys(setting.roles, 0)
         self._backlog = dict.fromkeys(setting.roles, 0.0)  # tokens of verdicts that are not there yet
         self._due: dict[str, float] = {}  # second of an engine's next end
+        self._began: dict[str, float] = {}  # second at which an engine began
         self._events: list[tuple[float, int, str]] = []
         self._order = itertools.count()
         self._now_s, self._num_unsampled, self._is_over = 0.0, 0, False
-        self.outcome = SimulatedOutcome(tokens=dict.fromkeys(setting.roles, 0.0))
+        none = dict.fromkeys(setting.roles, 0.0)
+        self.outcome = SimulatedOutcome(tokens={**none}, busy_s={**none}, held_s={**none})
         names = (f"s{i}" for i in itertools.count())
         for role, num in split.items():
             for _ in range(num):
@@ -92,6 +133,7 @@ class SimulatedBatch:
     def run(self, samples: Sequence[SimulatedSample]) -> SimulatedOutcome:
         """Samples and judges everything; returns what happened."""
         self._open(samples)
+        self._count()
         if self._setting.is_dynamic:
             self._at(self._setting.decide_s, "decide")
         while self._left and not self._is_over:
@@ -104,17 +146,36 @@ class SimulatedBatch:
             else:
                 self._advance(what)
             self._assign()
+            self._count()
         self.outcome.seconds = self._now_s
         for name in list(self._home):
             self._retire(name)
         return self.outcome
 
-    def _retire(self, name: str) -> list[Request]:
-        """Ends an engine; returns its requests, with what each still needs."""
-        engine = self._home.pop(name)
-        engine.advance(self._now_s)
-        self.outcome.tokens[name.split("/")[1]] += engine.tokens
-        return engine.abort()
+    def unfinished(self) -> dict[int, SimulatedSample]:
+        """Maps the samples that a batch has cut to what they still need. A verdict is begun anew."""
+        found: dict[int, SimulatedSample] = {}
+        for key, tokens in self._left.items():
+            role, _, name = key.rpartition(" ")
+            number, verdicts = int(name), self._samples[int(name)].verdicts
+            if role == ROLLOUT:
+                found[number] = SimulatedSample(tokens, verdicts)
+            else:
+                missing = {**found[number].verdicts} if number in found else {}
+                found[number] = SimulatedSample(0.0, {**missing, role: verdicts[role]})
+        return found
+
+    def _retire(self, name: str) -> None:
+        """Ends an engine; its requests keep their tokens."""
+        engine, role, held_s = self._home.pop(name), name.split("/")[1], self._now_s - self._began.pop(name)
+        for _, key in engine.advance(self._now_s):
+            self._left[key] = 0.0
+        self.outcome.tokens[role] += engine.tokens
+        self.outcome.busy_s[role] += engine.busy_s
+        self.outcome.held_s[role] += held_s
+        for request in engine.abort():
+            self._left[request.key] = request.tokens
+            self._running[role] -= 1
 
     def _at(self, second: float, what: str) -> None:
         if second < math.inf:
@@ -125,13 +186,23 @@ class SimulatedBatch:
             number = len(self._samples)
             self._samples.append(sample)
             self._verdicts_left[number] = len(sample.verdicts)
-            self._num_unsampled += 1
-            self._submit(ROLLOUT, number, sample.tokens)
+            if sample.tokens > 0:
+                self._num_unsampled += 1
+                self._submit(ROLLOUT, number, sample.tokens)
+            else:
+                self._ask(number)
         self._assign()
+
+    def _ask(self, number: int) -> None:
+        """Submits the verdicts on a complete sample."""
+        for judge, tokens in self._samples[number].verdicts.items():
+            self._backlog[judge] += tokens
+            self._submit(judge, number, tokens)
 
     def _submit(self, role: str, number: int, tokens: float) -> None:
         key = f"{role} {number}"
         self._left[key] = tokens
+        self._open_requests[role] += 1
         self._dispatch.submit(key, role)
 
     def _begin(self, name: str, role: str) -> None:
@@ -144,7 +215,9 @@ class SimulatedBatch:
         self._slabs[name] = _Slab(role, engines)
         self._home |= engines
         for engine in engines:
+            self._began[engine] = self._now_s
             self._dispatch.serve(engine, role, speed.room)
+        self._show(name)
 
     def _assign(self) -> None:
         touched = set()
@@ -152,6 +225,7 @@ class SimulatedBatch:
             engine = self._home[assignment.server]
             self._take(assignment.server)
             engine.add(Request(assignment.key, self._left[assignment.key]), self._now_s)
+            self._running[assignment.key.rpartition(" ")[0]] += 1
             touched.add(assignment.server)
         for name in sorted(touched):
             self._schedule(name)
@@ -160,6 +234,8 @@ class SimulatedBatch:
         """Plans the end of an engine's next sequence, in place of what was planned before."""
         self._due[name] = self._home[name].next_end_s()
         self._at(self._due[name], name)
+        if self._trace is not None:
+            self._show(name.split("/")[0])
 
     def _advance(self, name: str) -> None:
         """Handles the end of an engine's next sequence, unless it is planned anew or its slab has moved."""
@@ -173,6 +249,8 @@ class SimulatedBatch:
             del self._left[key]
             self._dispatch.done(key)
             role, _, number = key.rpartition(" ")
+            self._running[role] -= 1
+            self._open_requests[role] -= 1
             self._ended(role, int(number))
 
     def _ended(self, role: str, number: int) -> None:
@@ -180,9 +258,7 @@ class SimulatedBatch:
         if role == ROLLOUT:
             self._num_unsampled -= 1
             self.outcome.sampled_s = self._now_s
-            for judge, tokens in sample.verdicts.items():
-                self._backlog[judge] += tokens
-                self._submit(judge, number, tokens)
+            self._ask(number)
         else:
             self._backlog[role] -= sample.verdicts[role]
             self._verdicts_left[number] -= 1
@@ -215,8 +291,24 @@ class SimulatedBatch:
         self.outcome.moves.append((self._now_s, name, role))
         for engine in list(self._slabs[name].engines):
             self._take(engine)
-            for request in self._retire(engine):
-                self._left[request.key] = request.tokens
+            self._retire(engine)
             self._dispatch.leave(engine)
         self._slabs[name] = _Slab(role, {})
+        self._show(name)
         self._at(self._now_s + self._setting.switch_s, f"begin {name} {role}")
+
+    # ---- pictures -------------------------------------------------------------------------------
+
+    def _show(self, name: str) -> None:
+        if self._trace is not None:
+            slab = self._slabs[name]
+            is_busy = any(engine.num_requests for engine in slab.engines.values())
+            idle = IDLE if slab.engines else SWITCHING
+            self._trace.state(name, self._now_s, slab.role if is_busy else idle)
+
+    def _count(self) -> None:
+        if self._trace is not None:
+            self._trace.counts += [
+                (self._now_s, role, self._running[role], num - self._running[role])
+                for role, num in self._open_requests.items()
+            ]

@@ -8,8 +8,16 @@ import pytest
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
 from yatt.core.split import BatchDemand, RoleSpeed, predict
-from yatt.simulation.iterations import Workload, colocated_iterations, partial_iterations
-from yatt.simulation.sampling import SimulatedBatch, SimulatedOutcome, SimulatedSample, SimulatedSetting
+from yatt.simulation.groups import Workload
+from yatt.simulation.iterations import colocated_iterations, partial_iterations
+from yatt.simulation.sampling import (
+    SWITCHING,
+    BatchTrace,
+    SimulatedBatch,
+    SimulatedOutcome,
+    SimulatedSample,
+    SimulatedSetting,
+)
 
 JUDGE = "genrm:judge"
 ROLES = {
@@ -84,8 +92,62 @@ def test_every_dropped_group_is_replaced_and_the_batch_ends_with_the_last_it_nee
         setting, {ROLLOUT: 3, JUDGE: 3}, Workload(draw=draw, num_groups=32, group_size=8), 3, 5
     )
     many = partial_iterations(setting, {ROLLOUT: 3, JUDGE: 3}, work, 3, 5)
-    mean = [statistics.mean(each.seconds for each in found) for found in (few, many)]
-    assert mean[1] > 1.3 * mean[0]
+    busy_s = [sum(each.busy_s[JUDGE] for each in found) for found in (few, many)]
+    assert busy_s[1] > 1.4 * busy_s[0]
+    assert sum(each.seconds for each in many) > sum(each.seconds for each in few)
+    assert all(0.7 < other.tokens / one.tokens < 1.4 for one, other in zip(few, many, strict=True))
+
+
+def test_idle_shares_are_those_of_a_case_computed_by_hand():
+    """Engines make a token a second: the completion takes 100 s on one of two slabs, its verdict 50 s."""
+    roles = {role: RoleSpeed(speed=EngineSpeed(1.0, 0.0), room=1) for role in (ROLLOUT, JUDGE)}
+    batch = SimulatedBatch(SimulatedSetting(roles=roles, switch_s=0.0), {ROLLOUT: 2, JUDGE: 1}, lambda _: ())
+    outcome = batch.run([SimulatedSample(100, {JUDGE: 50})])
+    assert outcome.busy_s == pytest.approx({ROLLOUT: 100, JUDGE: 50})
+    assert outcome.held_s == pytest.approx({ROLLOUT: 300, JUDGE: 150})
+
+
+def test_a_slab_that_switches_is_held_by_no_role():
+    outcome = simulated({ROLLOUT: NUM_SLABS - 1, JUDGE: 1}, 2, is_dynamic=True)
+    engines = {ROLLOUT: ROLES[ROLLOUT].engines, JUDGE: 1}
+    slabs_s = sum(held_s / engines[role] for role, held_s in outcome.held_s.items())
+    last_s = [min(15.0, outcome.seconds - at_s) for at_s, _, _ in outcome.moves]
+    assert outcome.moves
+    assert slabs_s + sum(last_s) == pytest.approx(NUM_SLABS * outcome.seconds)
+    assert all(outcome.busy_s[role] <= held_s for role, held_s in outcome.held_s.items())
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_what_a_batch_cuts_keeps_its_tokens_and_each_token_is_made_once(is_dynamic: bool):
+    """Three batches, each cut when half of its samples are judged; the last one runs to its end."""
+    setting = SimulatedSetting(roles=ROLES, switch_s=15.0, is_dynamic=is_dynamic)
+    left, made, done = samples_of(4), 0.0, 0
+    for most in (256, 128, 10_000):
+        judged = [0]
+
+        def more(_: int, most: int = most, judged: list[int] = judged) -> tuple[()] | None:
+            judged[0] += 1
+            return None if judged[0] == most else ()
+
+        batch = SimulatedBatch(setting, {ROLLOUT: 5, JUDGE: 1}, more)
+        made += batch.run(left).tokens[ROLLOUT]
+        done, left = done + judged[0], [*batch.unfinished().values()]
+    assert (done, left) == (512, [])
+    assert made == pytest.approx(sum(each.tokens for each in samples_of(4)))
+
+
+def test_a_trace_covers_the_whole_batch_of_each_slab():
+    trace = BatchTrace()
+    setting = SimulatedSetting(roles=ROLES, switch_s=15.0, is_dynamic=True)
+    outcome = SimulatedBatch(setting, {ROLLOUT: 5, JUDGE: 1}, lambda _: (), trace).run(samples_of(2))
+    switching = [
+        (at_s, slab) for slab, each in trace.states.items() for at_s, what in each if what == SWITCHING
+    ]
+    assert sorted(switching) == sorted((at_s, slab) for at_s, slab, _ in outcome.moves)
+    assert all(changes[0][0] == 0 for changes in trace.states.values())
+    assert len(trace.states) == NUM_SLABS
+    assert trace.counts[0] == (0.0, ROLLOUT, 512, 0)
+    assert all(num == (0, 0) for num in [each[2:] for each in trace.counts[-2:]])
 
 
 @pytest.mark.slow

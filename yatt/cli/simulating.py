@@ -1,0 +1,229 @@
+"""`yatt simulate`: simulates a config and its alternatives, prints a table and a recommendation."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.files import publish
+from yatt.cli.simulated_figures import config_of, figures_of
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+from yatt.obs.simulated_page import simulated_page
+from yatt.printable import printable_lines
+from yatt.simulation.alternatives import counted, num_gpus, sized
+from yatt.simulation.comparing import WARM_UP, SettingsComparison, SimulatedResult, SimulatedSetup
+from yatt.simulation.figures import mean_length
+from yatt.simulation.picture import picture_of
+from yatt.simulation.recommending import ALIKE, Recommendation, recommended, setup_of
+
+MOST_ITERATIONS = 1000
+LEFT_OUT = (
+    "The model leaves out: time to read prompts beyond what the speeds contain, limits of the KV cache, "
+    "whether the policy fits into the memory of the trainer nodes, validation, restarts, calls of reward "
+    "functions and of judges behind a URL, differences between data shards, and learning from older tokens.",
+    "All verdicts of a GenRM are equally long and begin when their completion is complete. Training takes "
+    "time in proportion to completions and in inverse proportion to GPUs. A switch takes the same time "
+    "everywhere. Tokens per second are those of completions that are trained on. An idle share is the part "
+    "of the engine seconds that a role held in which no sequence ran; of the trainer, the part of the time "
+    "in which nodes that only train do not.",
+)
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        ConfigError: an argument is wrong, a figure is missing, or the page cannot be written.
+    """
+    least = WARM_UP + 1
+    if arguments.iterations and not least <= arguments.iterations <= MOST_ITERATIONS:
+        raise ConfigError(
+            f"--iterations {arguments.iterations}: write {least} to {MOST_ITERATIONS}; the first {WARM_UP} "
+            "do not count."
+        )
+    config = config_of(arguments)
+    figures, origin = figures_of(arguments, config)
+    if arguments.gpus:
+        config = sized(config, arguments.gpus)
+    num_iterations = arguments.iterations or None
+    setup = setup_of(config, figures, num_iterations=num_iterations, seed=arguments.seed)
+    comparison = SettingsComparison(setup)
+    found = recommended(comparison)
+    about = about_share(comparison, found)
+    if arguments.json:
+        head = {"config": str(arguments.config), "figures": origin, "share": setup.share}
+        print(json.dumps({**head, **as_json(found, config)}, allow_nan=False))
+    else:
+        _say(f"{arguments.config}: {size_in_words(setup)}")
+        _say(f"  figures     {origin}; {figures_in_words(setup)}")
+        _say(f"  simulated   {about}\n")
+        for line in (*table(found), "", *recommendation(found, config), LEFT_OUT[0]):
+            _say(line)
+    if arguments.html:
+        _write_page(arguments, comparison, found, about)
+        if not arguments.json:
+            _say(str(arguments.html))
+    return 0
+
+
+def size_in_words(setup: SimulatedSetup) -> str:
+    """Returns GPUs and batch of the config."""
+    config = setup.config
+    return (
+        f"{counted(num_gpus(config), 'GPU')} on {counted(config.launch.nodes, 'node')}, "
+        f"{counted(config.trainer.train_batch_size, 'prompt group')} of {config.rollout.n}"
+    )
+
+
+def figures_in_words(setup: SimulatedSetup) -> str:
+    """Returns the figures that no row of the table has."""
+    figures = setup.figures
+    dropped = "no group is dropped" if setup.kept == 1 else f"{1 - setup.kept:.0%} of the groups are dropped"
+    return (
+        f"{mean_length(figures.lengths):,.0f} tokens per completion, at most {figures.lengths[-1]:,.0f}; "
+        f"a switch takes {figures.switch_s or 0.0:g} s; {dropped}"
+    )
+
+
+def about_share(comparison: SettingsComparison, found: Recommendation) -> str:
+    """Returns a sentence on what is exact and what is scaled."""
+    setup = comparison.setup
+    if setup.share == 1:
+        return f"all slabs and requests, {setup.num_iterations} iterations, of which {WARM_UP} do not count"
+    says = (
+        f"1/{setup.share} of the slabs with 1/{setup.share} of the batch (more where engines have few "
+        f"slabs), {setup.num_iterations} iterations, of which {WARM_UP} do not count; seconds and idle "
+        "shares are those of this part, tokens/s and moves are scaled, training is computed for all GPUs"
+    )
+    ordered = sorted(found.results, key=lambda each: each.iteration_s)
+    parts = [each.alternative for each in ordered if setup.share_of(each.alternative) > 1]
+    both = [each for each in parts if not each.takes_turns]
+    checked = comparison.check_of_share(both[0]) if both else None
+    if checked is None:
+        return f"{says}; the part was not compared with the whole"
+    whole_s, part_s = checked
+    times = f"{part_s:,.1f} s by this part and {whole_s:,.1f} s if all slabs are simulated"
+    return f"{says}; one batch ({both[0].name}, nothing moves) takes {times}"
+
+
+def table(found: Recommendation) -> list[str]:
+    """Returns the lines of the table: the config's setting, then the best of each kind, the fastest first."""
+    best: dict[tuple[Any, ...], SimulatedResult] = {}
+    for result in sorted(found.results, key=lambda each: each.iteration_s):
+        config = result.alternative.config
+        kind = (config.placement.mode, result.alternative.is_dynamic, config.rollout.ahead,
+                config.rollout.oversample > 1)  # fmt: skip
+        best.setdefault(kind, result)
+    shown = [found.own, *(each for each in best.values() if each is not found.own)]
+    roles = list(dict.fromkeys(role for each in shown for role in each.idle))
+    head = ["setting", "iteration", "tokens/s", *(f"idle {role}" for role in roles), "moves"]
+    rows = [head, *(_row(result, roles, is_own=result is found.own) for result in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]))
+    if hidden := len(found.results) - len(shown):
+        lines.append(f"{counted(hidden, 'more setting')} of these kinds, each slower: see --html or --json")
+    return lines
+
+
+def _row(result: SimulatedResult, roles: Sequence[str], *, is_own: bool) -> list[str]:
+    idle = [f"{result.idle[role]:.0%}" if role in result.idle else "-" for role in roles]
+    name = ("as configured: " if is_own else "") + result.alternative.name
+    return [
+        name,
+        f"{result.iteration_s:,.1f} s",
+        f"{result.tokens_per_s:,.0f}",
+        *idle,
+        f"{result.moves:,.1f}",
+    ]
+
+
+def recommendation(found: Recommendation, config: RunConfig) -> list[str]:
+    """Returns the recommendation and what to write for it."""
+    best, own = found.best, found.own
+    if best is own:
+        return [
+            f"recommended: the config as it is; no other setting takes less than {own.iteration_s:,.1f} s."
+        ]
+    says = [_saves("recommended", found, best, config)]
+    if found.gain(best) < ALIKE:
+        says = [
+            f"recommended: keep the config. The fastest setting, {best.alternative.name}, saves "
+            f"{found.gain(best):.1%}; differences below {ALIKE:.0%} are within what the model can tell."
+        ]
+    young = found.best_as_young
+    if best.most_age > own.most_age and young is not own and found.gain(young) >= ALIKE:
+        says.append(_saves("without older tokens", found, young, config))
+    return says
+
+
+def _saves(what: str, found: Recommendation, result: SimulatedResult, config: RunConfig) -> str:
+    settings = " ".join(result.alternative.settings(config))
+    policy = " and the policy that moves slabs (docs/adr/0051)" if result.alternative.is_dynamic else ""
+    older = ""
+    if result.most_age > found.own.most_age:
+        older = f" It trains on tokens up to {counted(result.most_age, 'policy version')} old."
+    return (
+        f"{what}: {result.alternative.name}. {result.iteration_s:,.1f} s, {found.gain(result):.0%} less than "
+        f"the config's {found.own.iteration_s:,.1f} s.{older} Write {settings or 'the same config'}{policy}."
+    )
+
+
+def as_json(found: Recommendation, config: RunConfig) -> dict[str, Any]:
+    """Returns the results as a JSON object."""
+    return {
+        "results": [_result_json(each, found, config) for each in found.results],
+        "recommended": _result_json(found.best, found, config),
+        "recommended_without_older_tokens": _result_json(found.best_as_young, found, config),
+    }
+
+
+def _result_json(result: SimulatedResult, found: Recommendation, config: RunConfig) -> dict[str, Any]:
+    return {
+        "name": result.alternative.name,
+        "is_own": result is found.own,
+        "is_dynamic": result.alternative.is_dynamic,
+        "settings": result.alternative.settings(config),
+        "split": dict(result.split),
+        "iteration_s": result.iteration_s,
+        "sampling_s": result.sampling_s,
+        "switch_s": result.switch_s,
+        "train_s": result.train_s,
+        "tokens_per_s": result.tokens_per_s,
+        "idle": dict(result.idle),
+        "moves": result.moves,
+        "most_age": result.most_age,
+        "gain": found.gain(result),
+    }
+
+
+def _write_page(
+    arguments: argparse.Namespace, comparison: SettingsComparison, found: Recommendation, about: str
+) -> None:
+    setup, path = comparison.setup, Path(arguments.html)
+    facts = [
+        ("GPUs", f"{num_gpus(setup.config):,}"),
+        ("completions per iteration", f"{setup.num_samples:,}"),
+        ("tokens per completion", f"{mean_length(setup.figures.lengths):,.0f}"),
+        ("as configured", f"{found.own.iteration_s:,.1f} s"),
+        ("recommended", f"{found.best.iteration_s:,.1f} s"),
+    ]
+    drawn = [found.own] if found.best is found.own else [found.own, found.best]
+    pictures = [(result, picture_of(comparison, result)) for result in drawn]
+    says, notes = recommendation(found, setup.config), [f"Simulated: {about}.", *LEFT_OUT]
+    page = simulated_page(str(arguments.config), found, says, notes, facts, pictures)
+    try:
+        publish(path, page.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the page cannot be written ({error.strerror}). Name another file with --html."
+        ) from error
+
+
+def _say(text: str) -> None:
+    """Prints lines with control characters escaped."""
+    print(printable_lines(text))
