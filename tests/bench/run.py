@@ -34,6 +34,7 @@ NAMES = (
     "learning",
     "split_policy",
     "simulate",
+    "slab_moves",
     "limits",
 )
 RESULTS = Path(__file__).parent / "results"

@@ -84,6 +84,18 @@ def test_the_engine_that_should_wake_is_killed_so_the_slab_goes_back(tmp_path: P
     assert grants == ["rollout", JUDGE, "rollout"]
 
 
+def test_a_node_without_memory_for_a_second_engine_starts_none(tmp_path: Path):
+    run = moving_run(tmp_path, "disaggregated", ITERATIONS)
+    run.settings["genrms"][0]["kv_cache_bytes"] = 1 << 45  # the scripted engine has none
+    found = finished(run, start("run", str(run.write())))
+    assert attempts(found) == {1}
+    unfit = [e for e in found if e["kind"] == "engine.unfit"]
+    assert unfit and all("MiB of host memory" in e["error"] for e in unfit)
+    started = {e["worker"] for e in found if e["kind"] == "worker.start" and "genrm" in e["worker"]}
+    assert started == {"genrm-judge-n2s2.1"}, "only the one that the slab had at first"
+    assert len({e["slab"] for e in unfit}) == len(unfit), "each slab is tried once"
+
+
 def test_an_engine_that_has_moved_is_killed_and_started_again(tmp_path: Path):
     run, process, _ = moving(tmp_path)
     moved = first(run, "slab.moved", lambda e: e["has_moved"])

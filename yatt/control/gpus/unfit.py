@@ -4,11 +4,37 @@ Only for roles that the slab did not have at first: a move is for speed, so it m
 """
 
 from collections.abc import Callable
+from functools import partial
 
+from yatt.adapters.host_memory import available_bytes, weights_bytes
+from yatt.adapters.thread_call import call_in_thread
+from yatt.config.schema import RunConfig
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core.placement import Slab
+from yatt.core.placement import ROLLOUT, Slab, genrm_role
 from yatt.obs.events import EventLog
+
+PROCESS_BYTES = 1 << 30
+"""Host memory of an engine's process beside weights and KV cache: libraries, and on GPUs the driver."""
+
+
+def engine_host_bytes(config: RunConfig, role: str, device: str) -> int:
+    """Returns the host memory that one engine of a role needs at most, awake or asleep.
+
+    On GPUs a GenRM that sleeps keeps its weights on the host; a rollout engine drops them, since it gets new
+    ones.
+
+    Raises:
+        OSError: the model folder cannot be read.
+    """
+    genrm = next((g for g in config.engine_genrms if genrm_role(g.name) == role), None)
+    if genrm is None:
+        weights, cache = weights_bytes(config.model.path), config.rollout.kv_cache_bytes
+    else:
+        weights, cache = weights_bytes(genrm.model), genrm.kv_cache_bytes
+    if device == "cpu":
+        return PROCESS_BYTES + weights + cache
+    return PROCESS_BYTES + (weights if role != ROLLOUT else 0)
 
 
 class UnfitEngines:
@@ -37,14 +63,39 @@ class UnfitEngines:
         back."""
         self._proved.add((slab, role))
 
+    async def lack(self, worker: Worker) -> str:
+        """Returns why this node has too little host memory for a role's first engines on a slab; '' if it has
+        enough, or if that is not known."""
+        if worker.slab is None or not self._is_first(worker):
+            return ""
+        num_engines = len(self._node.placement.engines_on(worker.slab, worker.role))
+        config, role = self._node.config, worker.role
+        try:
+            needed = num_engines * await call_in_thread(
+                partial(engine_host_bytes, config, role, self._node.device)
+            )
+            available = available_bytes()
+        except OSError:
+            return ""
+        if available >= needed:
+            return ""
+        sizes = f"{needed >> 20} MiB of host memory on this slab; {available >> 20} MiB"
+        return f"{role} needs {sizes} are available"
+
+    def _is_first(self, worker: Worker) -> bool:
+        """Whether the worker is an engine of a role that its slab did not have at first, and that has not
+        worked on it yet."""
+        slab, role, placement = worker.slab, worker.role, self._node.placement
+        if slab is None or slab not in placement.shared or (slab, role) in self._proved:
+            return False
+        return role in placement.engine_roles and role != placement.sampling[slab]
+
     def failed(self, worker: Worker, error: str) -> bool:
         """Handles an engine that does not come up; returns whether its slab goes back to its first role."""
         slab, role = worker.slab, worker.role
-        if slab is None or slab not in self._node.placement.shared or (slab, role) in self._proved:
+        if slab is None or not self._is_first(worker):
             return False
         first = self._node.placement.sampling[slab]
-        if role not in self._node.placement.engine_roles or role == first:
-            return False
         if (slab, role) not in self._errors:
             self._errors[slab, role] = error
             self._events.emit("engine.unfit", slab=slab.name, holder=role, first=first, error=error)

@@ -238,6 +238,9 @@ class Workers:
     async def _wake(self, worker: Worker, token: int) -> None:
         self._waking.add(worker.name)
         try:
+            lack = await self._unfit.lack(worker)
+            if lack and self._gives_back(worker, lack):
+                return
             await self._supervisor.start(worker)
             await self._guarded(worker, self._bring_up(worker, token))
         finally:
