@@ -56,8 +56,12 @@ class Measurements:
 
     _before: Mapping[str, StepSums] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """Begins to measure: a validation before the batch does not count."""
+        self._before = self.loads.steps()
+
     def batch_over(self, batch: BatchLengths) -> None:
-        """Measures from the batch before to this one."""
+        """Measures since `begin`, or since the batch before."""
         now = self.loads.steps()
         for role, sums in now.items():
             new = sums - self._before.get(role, StepSums())

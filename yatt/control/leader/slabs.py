@@ -123,6 +123,8 @@ class Slabs:
     def begin_sampling(self, phase: Phase = Phase.ROLLOUT, scoring: int = 0) -> None:
         """Lets slabs move, while a batch is sampled and scored."""
         self._sampling = phase, scoring
+        if not self._begun and not self._node.config.rollout.ahead:
+            self.measured.begin()
         self._begun = self._begun or self.split()
         self.held.count(self._there())
         if self._moves.table and not self._is_stopped:
