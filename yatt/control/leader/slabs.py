@@ -203,10 +203,11 @@ class Slabs:
         tail, roles = self._tail(), self.measured.roles()
         slabs = {slab.name: slab for slab in self._moves.table}
         for move in tail_moves(tail, roles, ROLLOUT):
+            is_built = not tail.is_unbuilt(move.slab, move.role)
             about = {
                 "reason": "tail", "running": tail.running[move.slab], "backlog_s": round(move.backlog_s, 6),
-                "after_s": round(move.after_s, 6), "switch_s": round(tail.switch_s, 6),
-                "is_built": not tail.is_unbuilt(move.slab, move.role),
+                "after_s": round(move.after_s, 6), "is_built": is_built,
+                "switch_s": round(tail.switch_s if is_built else tail.build_s, 6),
             }  # fmt: skip
             self._want(slabs[move.slab], move.role, about)
 
