@@ -21,6 +21,12 @@ ARMS: dict[str, tuple[str, ...]] = {
     "colocated": ("placement.mode=colocated", "placement.genrm_slabs=0"),
     "partial": (),
     "disaggregated": APART,
+    "disaggregated, dynamic split": (
+        *APART[:2],
+        "launch.nodes=2",
+        "launch.engine_gpus_per_node=4",
+        "placement.split=dynamic",
+    ),
     "disaggregated, 1 ahead": (*APART, "rollout.ahead=1"),
     "disaggregated, 2 ahead": (*APART, "rollout.ahead=2", "rollout.max_policy_age=2"),
 }

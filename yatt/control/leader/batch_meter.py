@@ -55,7 +55,8 @@ class BatchMeter:
             kept=len(groups) / max(num_groups, 1),
         )  # fmt: skip
         self._num_dropped = self._sampled_s = self._trained_s = 0.0
-        self._slabs.batch_over()
+        if iteration < self._node.config.trainer.total_iterations:
+            self._slabs.batch_over()
         idle = {
             f"placement/idle/{role}": each["idle"] for role, each in roles.items() if each["idle"] is not None
         }

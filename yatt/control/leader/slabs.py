@@ -5,6 +5,7 @@ Between batches the split is chosen beside training; near the end of a batch fre
 """
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +18,17 @@ from yatt.control.leader.held_time import HeldTime
 from yatt.control.leader.measured import Measurements
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.tail import tail_of
 from yatt.control.node import Node
 from yatt.core import moves as core
 from yatt.core.moves import MoveRules, Moves, OrderMove
 from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
-from yatt.core.split import UNDO_BATCHES, BatchTail, choose, predict, tail_moves
+from yatt.core.split import UNDO_BATCHES, choose, predict, tail_moves
 from yatt.obs.events import EventLog
 from yatt.records.moves import MoveSlab
 
+_LOG = logging.getLogger(__name__)
 DECIDE_S = 1.0
 """Interval at which moves are decided near the end of a batch."""
 
@@ -51,7 +54,9 @@ class Slabs:
             most={role: most for role, (_, most) in limits.items()},
         )  # fmt: skip
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
-        self._moves = Moves(table=table, lost=frozenset(node.absent))
+        self._moves = Moves(table=table)
+        for index in sorted(node.absent):
+            self._moves, _ = core.step(self._moves, core.NodeGone(index), self._rules)
         self._splits = deque[dict[str, int]](maxlen=UNDO_BATCHES + 2)
         self._choosing: asyncio.Task[None] | None = None
         self._chosen: dict[str, int] = {}
@@ -94,7 +99,11 @@ class Slabs:
     def resumed(self, row: Mapping[str, Any]) -> None:
         """Begins with the split of the iteration that the run resumes from, if its slabs are all here."""
         split = {role: row.get(f"placement/slabs/{role}") for role in self._rules.least}
-        counts = {role: num for role, num in split.items() if type(num) is int and num >= 1}
+        limits = self._rules
+        counts = {
+            role: num for role, num in split.items()
+            if type(num) is int and limits.least[role] <= num <= limits.most[role]
+        }  # fmt: skip
         if counts.keys() == split.keys() and sum(counts.values()) == sum(self.split().values()):
             self._plan(counts)
 
@@ -136,7 +145,7 @@ class Slabs:
 
     def batch_over(self) -> None:
         """Begins to choose the next split, beside training. `measured` knows the batch."""
-        if self._moves.table and self.measured.is_known and not self._is_stopped:
+        if self._moves.table and self.measured.is_known and all(self.split().values()):
             self._splits.append(self._begun or self.split())
             self._choosing = asyncio.get_running_loop().create_task(self._choose())
         self._begun = {}
@@ -152,6 +161,16 @@ class Slabs:
         self._chosen = {}
 
     async def _choose(self) -> None:
+        try:
+            await self._choose_next()
+        except Exception as error:  # noqa: BLE001 (a split is for speed only: the run keeps the one it has)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        _LOG.exception("a defect in the policy of the split")
+        self._events.emit("split.failed", error=repr(error))
+
+    async def _choose_next(self) -> None:
         measured, splits = self.measured, [*self._splits]
         roles, demand, (switch_s, _) = measured.roles(), measured.demand(), measured.switch_s()
 
@@ -195,12 +214,16 @@ class Slabs:
             await asyncio.sleep(DECIDE_S)
             self._hear_unfit()
             if self._sampling and self._moves.is_open and self.measured.is_known:
-                self._decide()
+                try:
+                    self._decide()
+                except Exception as error:  # noqa: BLE001 (as above)
+                    self._failed(error)
         self._is_deciding = False
 
     def _decide(self) -> None:
         """Moves slabs to GenRMs, if the batch is near its end."""
-        tail, roles = self._tail(), self.measured.roles()
+        roles, built = self.measured.roles(), self._built()
+        tail = tail_of(self._moves, self._node.placement, self.measured, built)
         slabs = {slab.name: slab for slab in self._moves.table}
         for move in tail_moves(tail, roles, ROLLOUT):
             is_built = not tail.is_unbuilt(move.slab, move.role)
@@ -210,26 +233,6 @@ class Slabs:
                 "switch_s": round(tail.switch_s if is_built else tail.build_s, 6),
             }  # fmt: skip
             self._want(slabs[move.slab], move.role, about)
-
-    def _tail(self) -> BatchTail:
-        loads, built = self.loads.now(), self._built()
-        there = {slab for slab in self._moves.there(ROLLOUT)}
-        by_node = self._node.placement.slabs_by_node
-        running = {
-            slab.name: each.num_requests
-            for index, load in loads.items() for each in load.slabs
-            if each.role == ROLLOUT and (slab := by_node[index][each.slab]) in there
-        }  # fmt: skip
-        judges = [role for role in self._rules.least if role != ROLLOUT]
-        unbuilt = {
-            role: frozenset(slab.name for slab in there if (slab, role) not in built) for role in judges
-        }
-        switch_s, build_s = self.measured.switch_s()
-        return BatchTail(
-            running=running, num_waiting=sum(load.num_waiting for load in loads.values()),
-            backlog=self.measured.backlog(), split={role: len(self._moves.of(role)) for role in judges},
-            switch_s=switch_s, build_s=build_s, unbuilt=unbuilt,
-        )  # fmt: skip
 
     def _want(self, slab: Slab, role: str, about: Mapping[str, Any]) -> None:
         if core.may_move(self._moves, slab, role, self._rules):
