@@ -36,6 +36,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "node.joined": {"node": int, "life": int},
     "node.lost": {"node": int, "why": str, "goes_on": bool},
     "split.choose": {"before": dict, "after": dict},
+    "split.failed": {"error": str},
     "slab.move": {"slab": str, "before": str, "after": str, "reason": str},
     "slab.moved": {"slab": str, "after": str, "has_moved": bool},
     "engine.unfit": {"slab": str, "holder": str, "error": str},

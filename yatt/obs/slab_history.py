@@ -4,8 +4,8 @@ Events come in the order of `yatt.obs.history.read_events`. Those of other kinds
 one costs what it says.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from yatt.obs.slab_events import (
     as_split_choice,
     as_tail_reason,
 )
+
+Event = dict[str, Any]
 
 MOST_MOVES = 5000
 """Number of moves and of unfit engines that are kept, the newest."""
@@ -70,6 +72,7 @@ class SlabHistory:
         moves: the newest, oldest first.
         num_moves: of all moves, by reason.
         num_not_moved: orders that another order overtook, or whose engine could not be built.
+        failures: the number of each error of the policy.
     """
 
     batches: dict[tuple[int, int], BatchUse] = field(default_factory=dict)
@@ -78,28 +81,19 @@ class SlabHistory:
     unfit: deque[UnfitEngine] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
     num_moves: dict[str, int] = field(default_factory=dict)
     num_not_moved: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
     _last: tuple[int, int] = (0, 0)
     _sampled: tuple[int, int] = (0, 0)
     _has_batch_events: bool = False
     _newest_moves: dict[tuple[int, str], SlabMove] = field(default_factory=dict)
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """Adds one event."""
         kind, attempt = event["kind"], event["attempt"]
         if kind == "batch.begin" or (kind == "phase.begin" and event["phase"] == "rollout"):
             self._begin(attempt, event["iteration"], is_batch=kind == "batch.begin")
-        elif kind == "batch.load":
-            self._batch(attempt, as_batch_use(event))
-        elif kind == "split.choose":
-            choice = as_split_choice(event)
-            if choice is not None and self._last[0] == attempt:
-                self.choices[attempt, self._last[1] + 1] = choice
-        elif kind == "slab.move":
-            self._move(attempt, event)
-        elif kind == "slab.moved":
-            self._moved(attempt, event)
-        elif kind == "engine.unfit":
-            self._unfit(attempt, event)
+        elif (change := _CHANGES.get(kind)) is not None:
+            change(self, attempt, event)
 
     def newest(self) -> list[tuple[int, int]]:
         """Returns the key of each iteration's batch, by iteration: that of the newest attempt which has it,
@@ -126,11 +120,20 @@ class SlabHistory:
         if is_batch or not self._has_batch_events:
             self._sampled = attempt, iteration
 
-    def _batch(self, attempt: int, batch: BatchUse | None) -> None:
+    def _batch(self, attempt: int, event: Event) -> None:
+        batch = as_batch_use(event)
         if batch is not None:
             self._last = attempt, batch.iteration
             self.batches.pop(self._last, None)
             self.batches[self._last] = batch
+
+    def _choice(self, attempt: int, event: Event) -> None:
+        choice = as_split_choice(event)
+        if choice is not None and self._last[0] == attempt:
+            self.choices[attempt, self._last[1] + 1] = choice
+
+    def _failed(self, _: int, event: Event) -> None:
+        self.failures[event["error"]] += 1
 
     def _now(self, attempt: int) -> tuple[int, int]:
         """Returns the batch that is sampled, or is next if none is."""
@@ -138,7 +141,7 @@ class SlabHistory:
             return attempt, self._last[1] + 1
         return attempt, self._sampled[1] if self._sampled[0] == attempt else 0
 
-    def _move(self, attempt: int, event: dict[str, Any]) -> None:
+    def _move(self, attempt: int, event: Event) -> None:
         is_tail = event["reason"] == TAIL
         self._add(SlabMove(
             batch=self._now(attempt), slab=event["slab"], before=event["before"], after=event["after"],
@@ -150,7 +153,7 @@ class SlabHistory:
         self._newest_moves[move.batch[0], move.slab] = move
         self.num_moves[move.reason] = self.num_moves.get(move.reason, 0) + 1
 
-    def _moved(self, attempt: int, event: dict[str, Any]) -> None:
+    def _moved(self, attempt: int, event: Event) -> None:
         move = self._open(attempt, event["slab"], event["after"])
         if move is None:
             move = SlabMove(
@@ -165,7 +168,7 @@ class SlabHistory:
         move = self._newest_moves.get((attempt, slab))
         return move if move is not None and move.after == after and not move.has_moved else None
 
-    def _unfit(self, attempt: int, event: dict[str, Any]) -> None:
+    def _unfit(self, attempt: int, event: Event) -> None:
         slab, role = event["slab"], event["holder"]
         self.unfit.append(UnfitEngine(attempt=attempt, slab=slab, role=role, error=event["error"]))
         move = self._open(attempt, slab, role)
@@ -173,7 +176,13 @@ class SlabHistory:
             move.is_unfit = True
 
 
-def slab_history(events: Iterable[dict[str, Any]]) -> SlabHistory:
+_CHANGES: Mapping[str, Callable[[SlabHistory, int, Event], None]] = {
+    "batch.load": SlabHistory._batch, "split.choose": SlabHistory._choice, "slab.move": SlabHistory._move,
+    "slab.moved": SlabHistory._moved, "engine.unfit": SlabHistory._unfit, "split.failed": SlabHistory._failed,
+}  # fmt: skip
+
+
+def slab_history(events: Iterable[Event]) -> SlabHistory:
     """Returns what slabs did in a run."""
     found = SlabHistory()
     for event in events:

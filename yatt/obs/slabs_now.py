@@ -22,6 +22,7 @@ class SlabsNow:
         change: the last change of the split in words; empty if there was none.
         moves: the last moves in words, oldest first.
         unfit: maps slab and role of each engine that could not be built to its error.
+        num_failed: times that the policy of the split raised an error.
     """
 
     is_dynamic: bool = False
@@ -29,6 +30,7 @@ class SlabsNow:
     change: str = ""
     moves: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_MOVES))
     unfit: dict[str, str] = field(default_factory=dict)
+    num_failed: int = 0
     _asked: dict[str, Event] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -47,6 +49,8 @@ class SlabsNow:
             self.roles = {slab: role for slab, role in self.roles.items() if not slab.startswith(mine)}
         elif kind == "engine.unfit":
             self.unfit[f"{event['holder']} on {event['slab']}"] = event["error"]
+        elif kind == "split.failed":
+            self.num_failed += 1
         elif kind in ("split.choose", "slab.move", "slab.moved"):
             self.is_dynamic = True
             self._moved(kind, event)
@@ -72,7 +76,7 @@ class SlabsNow:
         """Returns the parts of `yatt status --json`."""
         return {
             "split": self.split(), "split_change": self.change, "last_moves": [*self.moves],
-            "unfit_engines": dict(sorted(self.unfit.items())),
+            "unfit_engines": dict(sorted(self.unfit.items())), "failed_choices": self.num_failed,
         }  # fmt: skip
 
 
@@ -83,6 +87,8 @@ def slabs_in_words(summary: Event) -> list[tuple[str, str]]:
         slabs = ", ".join(f"{role} {num}" for role, num in split.items())
         change = f"; last change: {summary['split_change']}" if summary["split_change"] else ""
         lines.append(("split", f"{slabs}{change}"))
+    if num_failed := summary["failed_choices"]:
+        lines.append(("split", f"its policy failed, {num_failed} times; see split.failed in events.jsonl"))
     if moves := summary["last_moves"]:
         lines.append(("moves", f"last: {', '.join(moves)}"))
     for which, error in list(summary["unfit_engines"].items())[:1]:

@@ -29,7 +29,7 @@ Key = tuple[int, int]
 def slabs_part(history: SlabHistory) -> str:
     """Returns the part: sentences, three charts, the table of moves, and engines that could not be built."""
     keys = history.newest()
-    if not keys and not history.moves and not history.unfit:
+    if not keys and not history.moves and not history.unfit and not history.failures:
         return '<p class="none">No batch was measured yet.</p>'
     batches = [history.batches[key] for key in keys]
     roles = roles_of(batches)
@@ -38,7 +38,7 @@ def slabs_part(history: SlabHistory) -> str:
     slabs = _chart("Slabs of each role", _slab_lines(history, keys, roles), HALF)
     said = "".join(f'<p class="say">{shown(sentence)}</p>' for sentence in sentences(history, keys))
     return (
-        f'{_unfit_part(history)}{said}<div class="card">{seconds}</div>'
+        f'{_warnings_part(history)}{said}<div class="card">{seconds}</div>'
         f'<div class="grid-halves">{idle}{slabs}</div>{_moves_part(history)}'
     )
 
@@ -206,7 +206,7 @@ def _split_row(history: SlabHistory, key: Key) -> str:
     earlier = f"; batch {key[1] - 1} took {_in_s(before.seconds)}" if before else ""
     seconds = [move.seconds for move in mine if move.seconds is not None]
     lasted = f"; moved in {_in_s(max(seconds))}" if seconds else ""
-    slabs = _named([move.slab for move in mine]) or "at the barriers of a phase"
+    slabs = _named([move.slab for move in mine]) or "those at the next barriers"
     words = split_in_words(choice).partition(" (")[0]
     outcome = f"{took}{predicted}{earlier}{lasted}"
     gain = f"{_gain(choice.gain_s)} per batch" if choice.gain_s is not None else ""
@@ -253,8 +253,9 @@ def _named(slabs: Sequence[str]) -> str:
     return ", ".join(slabs[:MOST_NAMES]) + more
 
 
-def _unfit_part(history: SlabHistory) -> str:
-    """Returns a warning for each role with engines that could not be built; empty if there is none."""
+def _warnings_part(history: SlabHistory) -> str:
+    """Returns a warning for each role with engines that could not be built, and for errors of the policy;
+    empty if there is none."""
     warnings = []
     for role in sorted({each.role for each in history.unfit})[:MOST_ROLES]:
         found = [each for each in history.unfit if each.role == role]
@@ -264,6 +265,10 @@ def _unfit_part(history: SlabHistory) -> str:
             f"{shown(found[-1].error)}<br>The slab stays with its first role. A second engine on a slab "
             "needs host memory for its process and its sleeping weights.</p>"
         )
+    warnings += [
+        f'<p class="say warn">The policy of the split failed, {num:,} times: {shown(error)}</p>'
+        for error, num in history.failures.most_common(1)
+    ]
     return "".join(warnings)
 
 

@@ -304,6 +304,11 @@ def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
         view.news.append(f"alarm {event['alarm']} ended at iteration {event['iteration']}")
 
 
+def _split_failed(view: RunView, event: dict[str, Any]) -> None:
+    if view.slabs.num_failed == 1:  # it may fail each second
+        view.news.append(f"the policy of the split failed, and slabs stay where they are: {event['error']}")
+
+
 def _late(view: RunView, event: dict[str, Any]) -> None:
     view.num_late += 1
     view.num_lost += event["lost"]
@@ -341,6 +346,7 @@ _FOLDS = {
     "ckpt.kept": _kept,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,
+    "split.failed": _split_failed,
     "telemetry.late": _late,
     "reward.kill": _reward_kill,
 }

@@ -62,7 +62,7 @@ def test_a_split_that_barriers_carry_out_has_a_row():
     (row,) = rows_of(
         slabs_part(slab_history([batch(1, 1, 10.0, roles(3, 1)), choice(2, (3, 1), (2, 2), 9.0, 7.5)]))
     )
-    assert "at the barriers of a phase" in row and "batch 2 is not measured" in row
+    assert "those at the next barriers" in row and "batch 2 is not measured" in row
 
 
 def test_of_very_many_moves_the_newest_are_shown():
@@ -148,6 +148,16 @@ def test_a_run_whose_split_is_fixed_has_no_line_about_it(tmp_path, capsys):
     paths = make_run(tmp_path, events=[event(0, "attempt.start", nodes=1), grant(1, "n0s0", "rollout")])
     status(paths.root, as_json=False)
     assert "split " not in capsys.readouterr().out
+
+
+def test_errors_of_the_policy_are_counted_and_told_once(tmp_path, capsys):
+    failed = [event(at_s, "split.failed", error="KeyError(<'rollout'>)") for at_s in (1, 2, 3)]
+    view = view_of(tmp_path, *failed)
+    assert len([news for news in view.news if "the policy of the split failed" in news]) == 1
+    page = write_report(view.paths, None).read_text()
+    assert "The policy of the split failed, 3 times: KeyError(&lt;&#x27;rollout&#x27;&gt;)" in page
+    status(view.paths.root, as_json=False)
+    assert "its policy failed, 3 times" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_change", [True, False])
