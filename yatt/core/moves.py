@@ -36,12 +36,14 @@ class Moves:
     Attributes:
         table: the role of each shared slab, those of lost nodes included.
         moving: slabs with an order that is not answered.
+        changed: slabs whose role in the table has changed while it was closed.
         unfit: slabs and roles whose engine cannot be built there.
         lost: nodes that take no part.
     """
 
     table: Mapping[Slab, str]
     moving: frozenset[Slab] = frozenset()
+    changed: frozenset[Slab] = frozenset()
     unfit: frozenset[tuple[Slab, str]] = frozenset()
     lost: frozenset[int] = frozenset()
     is_open: bool = False
@@ -57,7 +59,10 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class TableOpened:
-    """Slabs may move."""
+    """Slabs may move. `is_settled`: barriers have given every slab to the table's role before; without them,
+    what has changed is ordered now."""
+
+    is_settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +127,8 @@ Result = tuple[Moves, tuple[OrderMove, ...]]
 def step(moves: Moves, event: MoveEvent, rules: MoveRules) -> Result:
     """Handles an event: returns the next state and the orders. Ignores what is not allowed."""
     match event:
-        case TableOpened():
-            return replace(moves, is_open=True), ()
+        case TableOpened(is_settled):
+            return _opened(moves, is_settled=is_settled)
         case TableClosed():
             return replace(moves, is_open=False), ()
         case MoveWanted(slab, role):
@@ -152,7 +157,17 @@ def may_move(moves: Moves, slab: Slab, role: str, rules: MoveRules) -> bool:
 def planned(moves: Moves, table: Mapping[Slab, str]) -> Moves:
     """Returns the state with another table, which the barriers of the next phases carry out."""
     assert not moves.is_open, "an open table changes by orders"
-    return replace(moves, table={**moves.table, **table})
+    changed = frozenset(slab for slab, role in table.items() if moves.table[slab] != role)
+    return replace(moves, table={**moves.table, **table}, changed=moves.changed | changed)
+
+
+def _opened(moves: Moves, *, is_settled: bool) -> Result:
+    after = replace(moves, is_open=True, changed=frozenset())
+    if is_settled:
+        return after, ()
+    ordered = sorted(each for each in moves.changed - moves.moving if each.node not in moves.lost)
+    orders = tuple(OrderMove(slab, moves.table[slab]) for slab in ordered)
+    return replace(after, moving=moves.moving | frozenset(ordered)), orders
 
 
 def _answered(moves: Moves, slab: Slab, rules: MoveRules, *, has_moved: bool) -> Result:
@@ -169,15 +184,15 @@ def _without(moves: Moves, event: MoveFailed) -> Moves:
     unfit = moves.unfit | {(event.slab, event.role)}
     if moves.table.get(event.slab) != event.role:
         return replace(moves, unfit=unfit)
-    table = {**moves.table, event.slab: event.first}
-    return replace(moves, unfit=unfit, table=table, moving=moves.moving - {event.slab})
+    table, moving = {**moves.table, event.slab: event.first}, moves.moving - {event.slab}
+    return replace(moves, unfit=unfit, table=table, moving=moving, changed=moves.changed - {event.slab})
 
 
 def _moved(moves: Moves, slab: Slab, role: str) -> Result:
     former = moves.table[slab]
     after = replace(moves, table={**moves.table, slab: role})
     if not moves.is_open:
-        return after, ()
+        return replace(after, changed=moves.changed | {slab}), ()
     return replace(after, moving=moves.moving | {slab}), (OrderMove(slab, role, former),)
 
 

@@ -126,7 +126,7 @@ class Slabs:
         self._begun = self._begun or self.split()
         self.held.count(self._there())
         if self._moves.table and not self._is_stopped:
-            self._step(core.TableOpened())
+            self._step(core.TableOpened(is_settled=not self._node.config.rollout.ahead))
             if not self._is_deciding:
                 self._is_deciding = True
                 self._background.spawn(self._decide_again())
