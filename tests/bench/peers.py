@@ -99,7 +99,7 @@ class PeerSlabs:
             return NodeLoad()
         return NodeLoad(
             slabs=tuple(SlabLoad(slab, role, 4) for slab, role in self._roles.items()), steps=self._sums,
-            costs=COSTS, built=tuple(sorted(self._built)), num_waiting=1, num_asked={JUDGE: 8},
+            costs=COSTS, built=tuple(sorted(self._built)),
         )  # fmt: skip
 
     def answer(self, frame: m.Frame) -> m.Message:

@@ -156,12 +156,18 @@ class SlabHistory:
     def _moved(self, attempt: int, event: Event) -> None:
         move = self._open(attempt, event["slab"], event["after"])
         if move is None:
-            move = SlabMove(
-                batch=self._now(attempt), slab=event["slab"], before="", after=event["after"], reason=FLOOR
-            )
+            move = self._unasked(self._now(attempt), event)
             self._add(move)
         self.num_not_moved += not event["has_moved"]
         move.has_moved, move.seconds = event["has_moved"], amount_of(event, "seconds")
+
+    def _unasked(self, batch: tuple[int, int], event: Event) -> SlabMove:
+        """Returns a move that no event has announced: to a split that was chosen while no slab could move, or
+        for a role below its floor."""
+        role, choice = event["after"], self.choices.get(batch)
+        is_chosen = choice is not None and choice.after.get(role, 0) > choice.before.get(role, 0)
+        reason = SPLIT if is_chosen else FLOOR
+        return SlabMove(batch=batch, slab=event["slab"], before="", after=role, reason=reason)
 
     def _open(self, attempt: int, slab: str, after: str) -> SlabMove | None:
         """Returns the newest order of this slab, if it was to this role and was not carried out yet."""

@@ -81,6 +81,14 @@ def test_an_answer_without_an_order_repairs_a_role_below_its_floor():
     assert [(m.slab, m.before, m.after, m.reason) for m in found.moves] == [("n1s1", "", JUDGE, FLOOR)] * 2
 
 
+def test_an_answer_without_an_order_may_belong_to_the_split_that_was_chosen_before():
+    chosen = choice(2, (3, 1), (2, 2), 4.0, 3.0)
+    found = history(
+        batch(1, 1, 4.0, roles(3, 1)), chosen, moved(3, "n1s1"), moved(4, "n1s2", after="rollout")
+    )
+    assert [(move.batch, move.reason) for move in found.moves] == [((1, 2), SPLIT), ((1, 2), FLOOR)]
+
+
 def test_an_order_that_is_sent_again_is_one_move():
     found = history(split_move(1, "n1s1"), moved(2, "n1s1", has_moved=False), moved(3, "n1s1"))
     assert [move.has_moved for move in found.moves] == [True]

@@ -14,7 +14,7 @@ from yatt import clock
 from yatt.adapters.thread_call import call_in_thread
 from yatt.config.check import engine_roles, slab_limits
 from yatt.control.leader.background import Background
-from yatt.control.leader.held_time import HeldTime
+from yatt.control.leader.held_time import HeldTime, num_held
 from yatt.control.leader.measured import Measurements
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
@@ -54,6 +54,7 @@ class Slabs:
             most={role: most for role, (_, most) in limits.items()},
         )  # fmt: skip
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
+        self._unshared = {slab: role for slab, role in placement.sampling.items() if slab not in table}
         self._moves = Moves(table=table)
         for index in sorted(node.absent):
             self._moves, _ = core.step(self._moves, core.NodeGone(index), self._rules)
@@ -87,7 +88,8 @@ class Slabs:
 
     def split(self) -> dict[str, int]:
         """Returns the number of shared slabs of each role, on nodes that take part."""
-        return {role: len(self._moves.of(role)) for role in self._rules.least}
+        num_of = self._moves.num_of()
+        return {role: num_of[role] for role in self._rules.least}
 
     def counts(self) -> dict[str, int]:
         """Returns the number of slabs of each engine role while it samples or scores."""
@@ -191,8 +193,14 @@ class Slabs:
         self._chosen = split
         if self._moves.is_open:
             self._begun = split
-            for slab, role in self._assigned(split).items():
+            await self._want_all(self._assigned(split))
+
+    async def _want_all(self, table: Mapping[Slab, str]) -> None:
+        """Orders the slabs that change; other work of the leader goes on meanwhile."""
+        for slab, role in table.items():
+            if self._moves.table[slab] != role:
                 self._want(slab, role, {"reason": "split"})
+                await asyncio.sleep(0)
 
     def _assigned(self, split: Mapping[str, int]) -> dict[Slab, str]:
         live = {slab: role for slab, role in self._moves.table.items() if slab.node not in self._moves.lost}
@@ -251,9 +259,9 @@ class Slabs:
         """Returns the number of slabs that engines of each role hold; none if nothing is sampled."""
         if self._sampling is None:
             return {}
-        moves, holders = self._moves, self.holders(*self._sampling)
-        away = {slab for slab in holders if slab in moves.moving or slab.node in moves.lost}
-        return Counter(role for slab, role in holders.items() if role != TRAINER and slab not in away)
+        phase, scoring = self._sampling
+        fixed = self._node.placement.scoring[scoring] if phase is Phase.SCORE else self._unshared
+        return num_held(self._moves, fixed)
 
     async def _order(self, order: OrderMove) -> None:
         slab, began_s = order.slab, clock.monotonic_s()
