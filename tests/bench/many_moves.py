@@ -18,7 +18,7 @@ from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs import Slabs
 from yatt.core import phases
 from yatt.core.phases import Phase
-from yatt.core.placement import ROLLOUT, Slab
+from yatt.core.placement import ROLLOUT
 from yatt.records import cluster as c, message as m
 
 NUM_NODES, SLABS_PER_NODE, GENRM_SLABS = 1024, 8, 4092
@@ -38,7 +38,8 @@ class MovingActs(cluster.InstantActs):
     def __init__(self, node: cluster.SimulatedNode, clients: NodeClients, slabs: Slabs, inbox: Inbox) -> None:
         super().__init__(slabs, inbox)
         self._meter = BatchMeter(node.node, clients, slabs, node.events)
-        self._num_wanted = 0
+        self._order = sorted(slabs._moves.table)
+        self._num_wanted = self._at = 0
         self.used_s = self.passed_s = 0.0
 
     async def run(self, act: phases.Act) -> phases.Acted:
@@ -64,10 +65,11 @@ class MovingActs(cluster.InstantActs):
     def _move(self) -> None:
         """Moves a slab of rollout to the GenRM, then one of the GenRM to rollout, so that the split stays."""
         former, role = ((ROLLOUT, JUDGE), (JUDGE, ROLLOUT))[self._num_wanted % 2]
-        holders = self.slabs.holders(Phase.ROLLOUT, 0)
-        there: list[Slab] = sorted(slab for slab, holder in holders.items() if holder == former)
         self._num_wanted += 1
-        self.slabs._want(there[self._num_wanted * STRIDE % len(there)], role, {"reason": REASON})
+        table = self.slabs._moves.table
+        while table[slab := self._order[self._at]] != former:
+            self._at = (self._at + STRIDE) % len(self._order)
+        self.slabs._want(slab, role, {"reason": REASON})
 
     async def end(self, end: phases.End) -> None:
         self.used_s += cluster.cpu_s()
