@@ -12,16 +12,15 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.thread_call import call_in_thread
-from yatt.config.check import engine_roles, slab_limits
 from yatt.control.leader.background import Background
 from yatt.control.leader.held_time import HeldTime, num_held
-from yatt.control.leader.measured import Measurements
+from yatt.control.leader.measured import Measurements, rules_of
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.leader.tail import tail_of
 from yatt.control.node import Node
 from yatt.core import moves as core
-from yatt.core.moves import MoveRules, Moves, OrderMove
+from yatt.core.moves import Moves, OrderMove
 from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
 from yatt.core.split import UNDO_BATCHES, choose, predict, tail_moves
@@ -48,11 +47,7 @@ class Slabs:
         self._node, self._clients, self.loads = node, clients, loads
         self._events, self._background = events, background
         placement, config = node.placement, node.config
-        limits = {role: slab_limits(config, role) for role in engine_roles(config)}
-        self._rules = MoveRules(
-            least={role: least for role, (least, _) in limits.items()},
-            most={role: most for role, (_, most) in limits.items()},
-        )  # fmt: skip
+        self._rules = rules_of(config)
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
         self._unshared = {slab: role for slab, role in placement.sampling.items() if slab not in table}
         self._moves = Moves(table=table)
@@ -73,18 +68,23 @@ class Slabs:
 
     def holders(self, phase: Phase, scoring: int) -> Holders:
         """Returns the roles that hold the slabs in a phase."""
-        placement, table = self._node.placement, self._moves.table
-        if phase is Phase.SCORE:
-            return placement.scoring[scoring]
-        is_sampling = phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT)
-        fixed = placement.sampling if is_sampling else placement.training
-        return {slab: role if role == TRAINER else table.get(slab, role) for slab, role in fixed.items()}
+        fixed = self._fixed(phase, scoring)
+        return {slab: self._role(slab, role) for slab, role in fixed.items()}
 
     def holders_on(self, index: int, phase: Phase, scoring: int = 0) -> tuple[tuple[int, str], ...]:
         """Returns (slab, role) of one node's slabs in a phase."""
-        holders = self.holders(phase, scoring)
-        slabs = self._node.placement.slabs_by_node[index]
-        return tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
+        fixed, slabs = self._fixed(phase, scoring), self._node.placement.slabs_by_node[index]
+        return tuple((slab.index, self._role(slab, fixed[slab])) for slab in slabs if slab in fixed)
+
+    def _fixed(self, phase: Phase, scoring: int) -> Holders:
+        placement = self._node.placement
+        if phase is Phase.SCORE:
+            return placement.scoring[scoring]
+        is_sampling = phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT)
+        return placement.sampling if is_sampling else placement.training
+
+    def _role(self, slab: Slab, role: str) -> str:
+        return role if role == TRAINER else self._moves.table.get(slab, role)
 
     def split(self) -> dict[str, int]:
         """Returns the number of shared slabs of each role, on nodes that take part."""
