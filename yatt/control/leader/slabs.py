@@ -230,10 +230,10 @@ class Slabs:
 
     def _decide(self) -> None:
         """Moves slabs to GenRMs, if the batch is near its end."""
-        roles, built = self.measured.roles(), self._built()
-        tail = tail_of(self._moves, self._node.placement, self.measured, built)
-        slabs = {slab.name: slab for slab in self._moves.table}
-        for move in tail_moves(tail, roles, ROLLOUT):
+        tail = tail_of(self._moves, self._node.placement, self.measured)
+        moves = tail_moves(tail, self.measured.roles(), ROLLOUT)
+        slabs = {slab.name: slab for slab in self._moves.table} if moves else {}
+        for move in moves:
             is_built = not tail.is_unbuilt(move.slab, move.role)
             about = {
                 "reason": "tail", "running": tail.running[move.slab], "backlog_s": round(move.backlog_s, 6),
