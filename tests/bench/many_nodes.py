@@ -7,6 +7,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,8 @@ MOST_SHARE, MOST_SWITCH_S = 0.2, 0.2
 class PacedActs(cluster.InstantActs):
     """The first iterations at once, to time many switches; then one in `ITERATION_S`, to weigh the leader."""
 
-    def __init__(self, slabs: Slabs) -> None:
-        super().__init__(slabs)
+    def __init__(self, slabs: Slabs, inbox: Inbox) -> None:
+        super().__init__(slabs, inbox)
         self.used_s = self.passed_s = 0.0
 
     async def run(self, act: phases.Act) -> phases.Acted:
@@ -45,7 +47,7 @@ class PacedActs(cluster.InstantActs):
             if act.iteration == QUICK + 1:
                 self.used_s, self.passed_s = -cluster.cpu_s(), -time.monotonic()
             await asyncio.sleep(ITERATION_S)
-        return phases.Acted(act.seq)
+        return await super().run(act)
 
     async def end(self, end: phases.End) -> None:
         self.used_s += cluster.cpu_s()
@@ -73,6 +75,9 @@ class LeadingNode(cluster.SimulatedNode):
         raise AssertionError(body)
 
 
+MakeActs = Callable[[LeadingNode, NodeClients, Slabs, Inbox], cluster.InstantActs]
+
+
 async def addresses_of(root: Path) -> list[str]:
     until_s = time.monotonic() + cluster.START_LIMIT_S
     while (found := read_or_none(root / "addresses")) is None:
@@ -81,8 +86,8 @@ async def addresses_of(root: Path) -> list[str]:
     return json.loads(found)
 
 
-async def lead(root: Path, num_nodes: int) -> PacedActs:
-    """The leader's whole run, signs of life included."""
+async def lead(root: Path, make_acts: MakeActs) -> Any:
+    """The leader's whole run, signs of life included; returns its acts."""
 
     def lost(index: int, _: int, silence_s: float) -> None:
         raise AssertionError(f"node{index} was silent for {silence_s:.1f} s")
@@ -98,7 +103,8 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
         )
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
         beating = asyncio.ensure_future(leader.liveness.run())
-        acts = PacedActs(Slabs(leader.node, ports, leader.loads, leader.events, background))
+        slabs = Slabs(leader.node, ports, leader.loads, leader.events, background)
+        acts = make_acts(leader, ports, slabs, background.inbox)
         coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, background)  # type: ignore[arg-type]
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
@@ -107,19 +113,25 @@ async def lead(root: Path, num_nodes: int) -> PacedActs:
         return acts
 
 
+@contextmanager
+def stand_ins(root: Path, num_nodes: int) -> Iterator[None]:
+    """All nodes but the leader, in a process of their own (tests/bench/peers.py)."""
+    peers = subprocess.Popen([sys.executable, "-m", "tests.bench.peers", str(root), str(num_nodes)])
+    try:
+        yield
+    finally:
+        peers.terminate()
+        peers.wait(timeout=60)
+
+
 def measure(num_nodes: int) -> dict[str, Any]:
     """Seconds of each switch by phase, and the leader's CPU and wall seconds while iterations are paced."""
     raise_soft_limit()
     with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
         root = Path(folder)
         prepare(root, num_nodes, iterations=QUICK + PACED)
-        argv = [sys.executable, "-m", "tests.bench.peers", str(root), str(num_nodes)]
-        peers = subprocess.Popen(argv)
-        try:
-            acts = asyncio.run(lead(root, num_nodes))
-        finally:
-            peers.terminate()
-            peers.wait(timeout=60)
+        with stand_ins(root, num_nodes):
+            acts = asyncio.run(lead(root, lambda _, __, *rest: PacedActs(*rest)))
         taken = defaultdict(list)
         for line in (root / "events.jsonl").read_text().splitlines():
             event = json.loads(line)

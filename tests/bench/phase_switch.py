@@ -31,8 +31,8 @@ TARGET_S = 0.05
 PHASES = {"train": "rollout engine to trainer", "sync": "trainer to rollout engine", "publish": "same holder"}
 
 
-def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_UP) -> None:
-    """A run folder: config, keys, folders."""
+def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_UP, **more: Any) -> None:
+    """A run folder: config with `more` settings, keys, folders."""
     paths = RunPaths(root)
     model = make_scripted_model(root / "model")
     data = root / "prompts.jsonl"
@@ -43,7 +43,7 @@ def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_U
         "lease.ttl_s": "600",  # the stand-ins of workers renew nothing
         "rewards": "[{name: exact, path: 'builtin:exact'}]", "rollout.engine": "scripted",
         "trainer.total_iterations": iterations, "trainer.train_batch_size": num_nodes,
-        "trainer.mini_batch_size": num_nodes,
+        "trainer.mini_batch_size": num_nodes, **more,
     }  # fmt: skip
     empty = root / "empty.yaml"
     empty.write_text("{}\n")

@@ -19,6 +19,7 @@ NAMES = (
     "grpo_step",
     "phase_switch",
     "many_nodes",
+    "many_moves",
     "memory",
     "weights_travel",
     "recovery",

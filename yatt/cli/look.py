@@ -20,6 +20,7 @@ from yatt.obs.account import Account, AccountFold, saves_in_words
 from yatt.obs.console import Console, duration
 from yatt.obs.metrics import named
 from yatt.obs.report import write_report
+from yatt.obs.slabs_now import slabs_in_words
 from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
@@ -70,8 +71,7 @@ def status(run: Path, *, as_json: bool) -> int:
     if limit is not None:
         _say(f"  limit       {limit.in_words()}")
     _print_account(account)
-    for slab, holder in summary["holders"].items():
-        _say(f"  slab {slab:6} {holder}")
+    _print_slabs(summary)
     if summary["unreadable_lines"]:
         _say(f"  unreadable  {summary['unreadable_lines']} damaged lines of events and metrics were skipped")
     _print_failure(summary)
@@ -90,6 +90,13 @@ def report(run: Path, out: Path | None) -> Path:
     view.refresh()
     state, _ = state_in_words(view.paths, view.summary()["state"], job_view(view.paths, Slurm()))
     return write_report(view.paths, out, charged_gpu_s(view.paths), present(state, clock.wall_s()))
+
+
+def _print_slabs(summary: dict[str, Any]) -> None:
+    for name, text in slabs_in_words(summary):
+        _say(f"  {name:11} {text}")
+    for slab, holder in summary["holders"].items():
+        _say(f"  slab {slab:6} {holder}")
 
 
 def _print_account(account: Account) -> None:

@@ -15,6 +15,7 @@ sampled; afterwards the barriers of the phases give each slab to the table's rol
   as soon as there is one that does not move already.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -55,6 +56,20 @@ class Moves:
     def of(self, role: str) -> list[Slab]:
         """Slabs that this role holds, or that were ordered to it."""
         return [slab for slab, holder in self.table.items() if holder == role and slab.node not in self.lost]
+
+    def num_of(self) -> Counter[str]:
+        """Number of slabs by role, as `of` has them. Asked at each step: with thousands of slabs, lists of
+        them would take most of a leader's time."""
+        found = Counter(self.table.values())
+        if self.lost:
+            found.subtract(role for slab, role in self.table.items() if slab.node in self.lost)
+        return found
+
+    def num_there(self) -> Counter[str]:
+        """Number of slabs by role, as `there` has them."""
+        found = self.num_of()
+        found.subtract(self.table[slab] for slab in self.moving if slab.node not in self.lost)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,7 @@ def may_move(moves: Moves, slab: Slab, role: str, rules: MoveRules) -> bool:
         return False
     if (slab, role) in moves.unfit:
         return False
-    return len(moves.there(former)) > rules.least[former] and len(moves.of(role)) < rules.most[role]
+    return moves.num_there()[former] > rules.least[former] and moves.num_of()[role] < rules.most[role]
 
 
 def planned(moves: Moves, table: Mapping[Slab, str]) -> Moves:
@@ -200,7 +215,7 @@ def _repaired(moves: Moves, rules: MoveRules) -> Result:
     """Gives slabs to roles that are below their floor."""
     orders: list[OrderMove] = []
     for role in sorted(rules.least):
-        while len(moves.of(role)) < rules.least[role] and (slab := _spare(moves, role, rules)) is not None:
+        while moves.num_of()[role] < rules.least[role] and (slab := _spare(moves, role, rules)) is not None:
             moves, ordered = _moved(moves, slab, role)
             orders += ordered
     return moves, tuple(orders)
@@ -208,7 +223,8 @@ def _repaired(moves: Moves, rules: MoveRules) -> Result:
 
 def _spare(moves: Moves, wanted: str, rules: MoveRules) -> Slab | None:
     """Returns a slab of the role that is farthest above its floor; None if no role above it has a fit one."""
-    spare = {role: len(moves.there(role)) - least for role, least in rules.least.items()}
+    num_there = moves.num_there()
+    spare = {role: num_there[role] - least for role, least in rules.least.items()}
     for role in sorted(spare, key=lambda each: (-spare[each], each)):
         fit = [slab for slab in moves.there(role) if (slab, wanted) not in moves.unfit]
         if spare[role] > 0 and fit:
@@ -229,13 +245,12 @@ def assigned(
     after = dict(table)
     over = {role: sum(holder == role for holder in table.values()) - num for role, num in split.items()}
     for role in sorted(split):
-        for _ in range(-over[role]):
-            given = [
-                slab for slab, holder in after.items() if over[holder] > 0 and (slab, role) not in unfit
-            ]  # fmt: skip
-            if not given:
-                break
-            slab = max(given, key=lambda each: ((each, role) in built, each))
-            over[after[slab]] -= 1
-            after[slab] = role
+        num_wanted = -over[role]
+        fit = (slab for slab, holder in after.items() if over[holder] > 0 and (slab, role) not in unfit)
+        best = sorted(fit, key=lambda slab: ((slab, role) in built, slab.node, slab.index), reverse=True)
+        for slab in best if num_wanted > 0 else ():
+            if over[after[slab]] > 0 and num_wanted > 0:
+                over[after[slab]] -= 1
+                num_wanted -= 1
+                after[slab] = role
     return after

@@ -89,12 +89,12 @@ def as_batch_load(event: Record) -> BatchLoad | None:
     names = ("seconds", "switch_s", "train_s")
     if roles is None or verdicts is None or not _are_lengths(lengths):
         return None
-    if not all(_is_amount(event.get(name)) for name in names):
+    if not all(is_amount(event.get(name)) for name in names):
         return None
-    if not all(_is_count(event.get(name)) for name in ("attempt", "iteration", "num_samples")):
+    if not all(is_count(event.get(name)) for name in ("attempt", "iteration", "num_samples")):
         return None
     kept: Any = event.get("kept")
-    if not _is_amount(kept) or not 0 < kept <= 1:
+    if not is_amount(kept) or not 0 < kept <= 1:
         return None
     return BatchLoad(
         attempt=event["attempt"], iteration=event["iteration"], num_samples=event["num_samples"],
@@ -106,7 +106,7 @@ def as_batch_load(event: Record) -> BatchLoad | None:
 def _roles(value: Any) -> dict[str, RoleLoad] | None:
     if not isinstance(value, dict):
         return None
-    found = {name: _role(each) for name, each in value.items() if _is_role(name)}
+    found = {name: _role(each) for name, each in value.items() if is_engine_role(name)}
     roles = {name: role for name, role in found.items() if role is not None}
     return roles if len(roles) == len(value) else None
 
@@ -116,7 +116,7 @@ def _role(value: Any) -> RoleLoad | None:
         return None
     amounts: list[Any] = [value.get(name) for name in ("step_s", "sequence_s", "idle")]
     counts: list[Any] = [value.get(name) for name in ("room", "engines", "slabs")]
-    if not all(map(_is_amount, amounts)) or not all(map(_is_count, counts)) or amounts[2] > 1:
+    if not all(map(is_amount, amounts)) or not all(map(is_count, counts)) or amounts[2] > 1:
         return None
     if counts[1] > MOST_ENGINES:
         return None
@@ -129,24 +129,27 @@ def _role(value: Any) -> RoleLoad | None:
 def _verdicts(value: Any) -> dict[str, float] | None:
     if not isinstance(value, dict):
         return None
-    are_good = all(_is_role(role) and _is_amount(tokens) for role, tokens in value.items())
+    are_good = all(is_engine_role(role) and is_amount(tokens) for role, tokens in value.items())
     return {role: float(tokens) for role, tokens in value.items()} if are_good else None
 
 
-def _is_role(name: Any) -> bool:
+def is_engine_role(name: Any) -> bool:
+    """Whether the value is the name of an engine role."""
     return isinstance(name, str) and (name == ROLLOUT or name.startswith(genrm_role("")))
 
 
-def _is_amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Whether the value is a number from 0 to `MOST`."""
     return is_number(value) and math.isfinite(value) and 0 <= value <= MOST
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether the value is a whole number from 0 to `MOST`."""
     return type(value) is int and 0 <= value <= MOST
 
 
 def _are_lengths(value: Any) -> bool:
-    if not isinstance(value, list) or not 2 <= len(value) <= MOST_LENGTHS or not all(map(_is_amount, value)):
+    if not isinstance(value, list) or not 2 <= len(value) <= MOST_LENGTHS or not all(map(is_amount, value)):
         return False
     return all(low <= high for low, high in itertools.pairwise(value))
 

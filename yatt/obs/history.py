@@ -28,6 +28,9 @@ _PREFIXES = (
     "node.",
     "signal",
     "failure.report",
+    "split.",
+    "slab.",
+    "engine.",
     "alarm.",
     "telemetry.",
     "reward.kill",
@@ -142,6 +145,9 @@ class _Fold:
             self._lease(kind, event, at_s)
         elif kind == "node.lost":
             self._node(event["node"], at_s)
+        elif kind == "engine.unfit":
+            text = f"no engine of {event['holder']} can be built on {event['slab']}"
+            self.marks.append(Mark(at_s=at_s, slab=event["slab"], text=text))
         elif kind == "node.joined":
             self.marks.append(Mark(at_s=at_s, slab="", text=f"node{event['node']} has joined again"))
         elif kind == "worker.end" and event["how"] not in (

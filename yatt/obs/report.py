@@ -26,6 +26,8 @@ from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curve
 from yatt.obs.history import AttemptView, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.samples import as_sample
+from yatt.obs.slab_history import slab_history
+from yatt.obs.slabs_part import slabs_part
 from yatt.obs.style import STYLE
 from yatt.obs.view import counted
 from yatt.paths import RunPaths
@@ -87,6 +89,7 @@ def report_page(
             "Where the time went",
             f'<div class="card">{parts.goodput_part(seconds)}{parts.saves_part(account.saves)}</div>',
         ),
+        ("Slabs", slabs_part(slab_history(events))),
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
         ("Attempts", _attempts(attempts, ends, starts_of(paths))),
         ("News", f'<div class="card">{parts.news_part(news)}</div>'),

@@ -22,7 +22,8 @@ h3 { font-size:14px; font-weight:600; margin:0 0 6px; }
 .card { background:var(--card); border:1px solid var(--rule); border-radius:8px; padding:14px 16px;
   margin:0 0 12px; overflow-x:auto; }
 .grid-cards { display:grid; grid-template-columns:repeat(auto-fill, minmax(340px, 1fr)); gap:12px; }
-.grid-cards .card { margin:0; }
+.grid-cards .card { margin:0; } .grid-halves { display:grid; gap:12px; margin:0 0 12px;
+  grid-template-columns:repeat(auto-fit, minmax(min(100%, 480px), 1fr)); } .grid-halves .card { margin:0; }
 .facts { display:grid; grid-template-columns:repeat(auto-fill, minmax(150px, 1fr)); gap:10px; margin:16px 0; }
 .facts div { background:var(--card); border:1px solid var(--rule); border-radius:8px; padding:8px 12px; }
 .facts b { display:block; font-size:19px; font-weight:600; overflow-wrap:anywhere; }

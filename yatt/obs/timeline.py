@@ -108,7 +108,16 @@ def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
                  text=lease.holder, title=f"{lease.slab}: {lease.holder} for {held_s:.2f} s")
         )  # fmt: skip
     tracks = [("training", phases), ("sampling", batches)] if batches else [("phase", phases)]
-    return [*tracks, *list(slabs.items())[:MAX_SLABS]]
+    shown = _shown_slabs(attempt)
+    return [*tracks, *((name, bars) for name, bars in slabs.items() if name in shown)]
+
+
+def _shown_slabs(attempt: AttemptView) -> set[str]:
+    """Returns the slabs that have a lane; of too many, first those with the most roles."""
+    roles: dict[str, set[str]] = {}
+    for lease in attempt.leases:
+        roles.setdefault(lease.slab, set()).add(lease.holder)
+    return set(sorted(roles, key=lambda slab: (-len(roles[slab]), len(slab), slab))[:MAX_SLABS])
 
 
 def _visible(bars: Sequence[_Bar], begin_s: float, end_s: float) -> list[_Bar]:

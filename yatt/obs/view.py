@@ -14,6 +14,8 @@ from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
 from yatt.obs.events import as_event
 from yatt.obs.metrics import STEP, amount, as_row
+from yatt.obs.sentences import sentence_of
+from yatt.obs.slabs_now import SlabsNow
 from yatt.paths import RunPaths
 
 DELAYED = "cannot be started yet"
@@ -41,17 +43,18 @@ class RunView:
     nodes: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
+    slabs: SlabsNow = field(default_factory=SlabsNow)
     committed: int = 0
     uploading: int = 0
+    """The iteration whose save is in flight; 0: none."""
+
     kept: int = 0
     """The newest iteration with a local commit that is newer than `committed`; 0: none."""
 
-    """The iteration whose save is in flight; 0: none."""
-
     failed_saves: int = 0
-    save_error: str = ""
     """Number of saves in a row that failed."""
 
+    save_error: str = ""
     workers: dict[str, str] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
     """Sentences for the user from the last refresh."""
@@ -116,15 +119,18 @@ class RunView:
             return
         if event["attempt"] > self.attempt:
             self._begin(event["attempt"])
-        handler = _FOLDS.get(event["kind"])
-        if handler is not None:
-            handler(self, event)
+        self.slabs.take(event)
+        if (change := _FOLDS.get(event["kind"])) is not None:
+            change(self, event)
+        if sentence := sentence_of(event):
+            self.news.append(sentence)
 
     def _begin(self, attempt: int) -> None:
         """Resets the state for a new attempt, whose start event may be in a deleted segment of the log."""
         self.attempt, self.nodes, self.phase, self.ended = attempt, 0, "join", ""
         self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
         self.silent_judges = {}
+        self.slabs.begin()
 
     def eta_s(self) -> float | None:
         """Returns the seconds left at the pace of the last iterations; None before the first."""
@@ -165,6 +171,7 @@ class RunView:
             "late_writes": self.num_late,
             "lost_lines": self.num_lost,
             "killed_reward_calls": self.num_killed,
+            **self.slabs.as_json(),
         }
 
 
@@ -211,17 +218,10 @@ def _release(view: RunView, event: dict[str, Any]) -> None:
 
 def _expire(view: RunView, event: dict[str, Any]) -> None:
     view.holders.pop(event.get("slab", ""), None)
-    whose = event.get("worker") or f"slab {event['slab']}"
-    view.news.append(f"lease of {whose} expired: {event['cause']}")
-
-
-def _unproven(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(f"slab {event['slab']} is not free yet: {event['cause']}")
 
 
 def _quarantine(view: RunView, event: dict[str, Any]) -> None:
     view.holders[event["slab"]] = "QUARANTINED"
-    view.news.append(f"slab {event['slab']} is quarantined: {event['cause']}")
 
 
 def _node_lost(view: RunView, event: dict[str, Any]) -> None:
@@ -231,14 +231,10 @@ def _node_lost(view: RunView, event: dict[str, Any]) -> None:
     }  # fmt: skip
     its = re.compile(rf"-n{index}([rs]\d+(e\d+)?)?$")
     view.workers = {name: state for name, state in view.workers.items() if not its.search(name)}
-    then = "the run continues without it" if event["goes_on"] else "the run cannot continue without it"
-    view.news.append(f"node{index} {event['why']}: {then}")
 
 
 def _worker_start(view: RunView, event: dict[str, Any]) -> None:
     view.workers[event["worker"].rpartition(".")[0]] = f"pid {event['pid']}"
-    if not event["worker"].endswith(".1"):
-        view.news.append(f"{event['worker']} was restarted")
 
 
 def _worker_delay(view: RunView, event: dict[str, Any]) -> None:
@@ -257,7 +253,6 @@ def _worker_end(view: RunView, event: dict[str, Any]) -> None:
 def _commit(view: RunView, event: dict[str, Any]) -> None:
     view.committed, view.uploading, view.failed_saves = event["iteration"], 0, 0
     view.save_error, view.kept = "", 0
-    view.news.append(f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)")
 
 
 def _save_begins(view: RunView, event: dict[str, Any]) -> None:
@@ -267,39 +262,14 @@ def _save_begins(view: RunView, event: dict[str, Any]) -> None:
 def _save_fails(view: RunView, event: dict[str, Any]) -> None:
     view.uploading, view.failed_saves = 0, view.failed_saves + 1
     view.save_error = event["error"]
-    view.news.append(f"checkpoint {event['iteration']} failed, training goes on: {event['error']}")
 
 
-def _given_up(view: RunView, event: dict[str, Any]) -> None:
+def _given_up(view: RunView, _: dict[str, Any]) -> None:
     view.uploading = 0
-    view.news.append(f"checkpoint {event['iteration']} would come too late: its upload was given up")
 
 
 def _kept(view: RunView, event: dict[str, Any]) -> None:
     view.uploading, view.kept = 0, event["iteration"]
-    view.news.append(
-        f"checkpoint {event['iteration']} is on the nodes' disks only ({event['size_bytes'] / 1e6:.1f} MB): "
-        "there was no time for the store. The next start on the same nodes uploads it"
-    )
-
-
-def _postponed(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(
-        f"checkpoint {event['iteration']} is postponed: {event['in_flight']} is still being uploaded"
-    )
-
-
-def _backpressure(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(
-        f"the checkpoint store is slow: {event['size_bytes'] / 1e6:.1f} MB of checkpoint "
-        f"{event['iteration']} were copied aside in {event['seconds']:.1f} s"
-    )
-
-
-def _not_local(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(
-        f"node{event.get('node', 0)} has no local files of checkpoint {event['iteration']}: {event['error']}"
-    )
 
 
 def _store_wait(view: RunView, event: dict[str, Any]) -> None:
@@ -322,20 +292,11 @@ def _judge_wait(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _resume(view: RunView, event: dict[str, Any]) -> None:
-    is_local = event.get("is_local") is True
-    view.kept = event["iteration"] if is_local else 0
-    if event["iteration"]:
-        where = ", which only the nodes' disks have" if is_local else ""
-        view.news.append(f"resumed from iteration {event['iteration']}{where}")
-
-
-def _skip(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(f"checkpoint skipped: {event['reason']}")
+    view.kept = event["iteration"] if event.get("is_local") is True else 0
 
 
 def _alarm(view: RunView, event: dict[str, Any]) -> None:
     view.alarms[event["alarm"]] = ActiveAlarm(event["alarm"], event["since"], event["message"])
-    view.news.append(f"ALARM {event['alarm']}: {event['message']}")
 
 
 def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
@@ -343,17 +304,14 @@ def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
         view.news.append(f"alarm {event['alarm']} ended at iteration {event['iteration']}")
 
 
-def _drops(view: RunView, event: dict[str, Any]) -> None:
-    view.news.append(event["message"])
+def _split_failed(view: RunView, event: dict[str, Any]) -> None:
+    if view.slabs.num_failed == 1:  # it may fail each second
+        view.news.append(f"the policy of the split failed, and slabs stay where they are: {event['error']}")
 
 
 def _late(view: RunView, event: dict[str, Any]) -> None:
     view.num_late += 1
     view.num_lost += event["lost"]
-    view.news.append(
-        f"events and metrics could not be written for {event['seconds']:.1f} s; "
-        f"{event['lost']} lines were lost"
-    )
 
 
 def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
@@ -373,10 +331,8 @@ _FOLDS = {
     "lease.grant": _grant,
     "lease.release": _release,
     "lease.expire": _expire,
-    "lease.not_free": _unproven,
     "engine.expire": _expire,
     "lease.quarantine": _quarantine,
-    "node.joined": lambda view, event: view.news.append(f"node{event['node']} takes part again"),
     "node.lost": _node_lost,
     "worker.start": _worker_start,
     "worker.delay": _worker_delay,
@@ -386,15 +342,11 @@ _FOLDS = {
     "ckpt.begin": _save_begins,
     "ckpt.commit": _commit,
     "ckpt.fail": _save_fails,
-    "ckpt.postpone": _postponed,
-    "ckpt.backpressure": _backpressure,
-    "ckpt.local": _not_local,
     "ckpt.given_up": _given_up,
     "ckpt.kept": _kept,
-    "ckpt.skip": _skip,
     "alarm.begin": _alarm,
     "alarm.end": _alarm_over,
-    "alarm.drops": _drops,
+    "split.failed": _split_failed,
     "telemetry.late": _late,
     "reward.kill": _reward_kill,
 }

@@ -3,6 +3,16 @@
 from collections.abc import Mapping
 
 from yatt import clock
+from yatt.core.moves import Moves
+from yatt.core.placement import TRAINER, Slab
+
+
+def num_held(moves: Moves, fixed: Mapping[Slab, str]) -> dict[str, int]:
+    """Returns the number of slabs that engines of each role hold: those of the table, and `fixed` ones that
+    are not in it."""
+    found = moves.num_there()
+    found.update(role for slab, role in fixed.items() if slab.node not in moves.lost)
+    return {role: num for role, num in found.items() if role != TRAINER and num}
 
 
 class HeldTime:

@@ -8,6 +8,7 @@ from yatt.config.check import engine_roles, engines_per_slab, slab_limits
 from yatt.config.schema import RunConfig
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.core.engine_model import EngineSpeed, fitted
+from yatt.core.moves import MoveRules
 from yatt.core.placement import ROLLOUT
 from yatt.core.split import BatchDemand, RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
@@ -115,6 +116,15 @@ class Measurements:
             for role, num in load.num_asked.items():
                 asked[role] = asked.get(role, 0.0) + num * self.tokens.get(role, 0.0)
         return asked
+
+
+def rules_of(config: RunConfig) -> MoveRules:
+    """Returns the fewest and the most slabs of each engine role."""
+    limits = {role: slab_limits(config, role) for role in engine_roles(config)}
+    return MoveRules(
+        least={role: least for role, (least, _) in limits.items()},
+        most={role: most for role, (_, most) in limits.items()},
+    )  # fmt: skip
 
 
 def room_of(config: RunConfig, role: str) -> int:

@@ -14,7 +14,7 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Manifest
 from yatt.control.gpus.publications import added
-from yatt.control.leader.batch_load import BatchLoad
+from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.batches import Batch, BatchSampling
 from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
@@ -49,7 +49,7 @@ class PhaseWork:
         self._node, self._clients, self._events = node, clients, commits.events
         self._commits, self._vocab_size, self._row = commits, vocab_size, row
         self._batches, self.track, self.slabs = batches, batches.track, batches.slabs
-        self._load = BatchLoad(node, clients, batches.slabs, commits.events)
+        self._load = BatchMeter(node, clients, batches.slabs, commits.events)
         self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()

@@ -12,16 +12,15 @@ from typing import Any
 
 from yatt import clock
 from yatt.adapters.thread_call import call_in_thread
-from yatt.config.check import engine_roles, slab_limits
 from yatt.control.leader.background import Background
-from yatt.control.leader.held_time import HeldTime
-from yatt.control.leader.measured import Measurements
+from yatt.control.leader.held_time import HeldTime, num_held
+from yatt.control.leader.measured import Measurements, rules_of
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.leader.tail import tail_of
 from yatt.control.node import Node
 from yatt.core import moves as core
-from yatt.core.moves import MoveRules, Moves, OrderMove
+from yatt.core.moves import Moves, OrderMove
 from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
 from yatt.core.split import UNDO_BATCHES, choose, predict, tail_moves
@@ -48,12 +47,9 @@ class Slabs:
         self._node, self._clients, self.loads = node, clients, loads
         self._events, self._background = events, background
         placement, config = node.placement, node.config
-        limits = {role: slab_limits(config, role) for role in engine_roles(config)}
-        self._rules = MoveRules(
-            least={role: least for role, (least, _) in limits.items()},
-            most={role: most for role, (_, most) in limits.items()},
-        )  # fmt: skip
+        self._rules = rules_of(config)
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
+        self._unshared = {slab: role for slab, role in placement.sampling.items() if slab not in table}
         self._moves = Moves(table=table)
         for index in sorted(node.absent):
             self._moves, _ = core.step(self._moves, core.NodeGone(index), self._rules)
@@ -72,22 +68,28 @@ class Slabs:
 
     def holders(self, phase: Phase, scoring: int) -> Holders:
         """Returns the roles that hold the slabs in a phase."""
-        placement, table = self._node.placement, self._moves.table
-        if phase is Phase.SCORE:
-            return placement.scoring[scoring]
-        is_sampling = phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT)
-        fixed = placement.sampling if is_sampling else placement.training
-        return {slab: role if role == TRAINER else table.get(slab, role) for slab, role in fixed.items()}
+        fixed = self._fixed(phase, scoring)
+        return {slab: self._role(slab, role) for slab, role in fixed.items()}
 
     def holders_on(self, index: int, phase: Phase, scoring: int = 0) -> tuple[tuple[int, str], ...]:
         """Returns (slab, role) of one node's slabs in a phase."""
-        holders = self.holders(phase, scoring)
-        slabs = self._node.placement.slabs_by_node[index]
-        return tuple((slab.index, holders[slab]) for slab in slabs if slab in holders)
+        fixed, slabs = self._fixed(phase, scoring), self._node.placement.slabs_by_node[index]
+        return tuple((slab.index, self._role(slab, fixed[slab])) for slab in slabs if slab in fixed)
+
+    def _fixed(self, phase: Phase, scoring: int) -> Holders:
+        placement = self._node.placement
+        if phase is Phase.SCORE:
+            return placement.scoring[scoring]
+        is_sampling = phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT)
+        return placement.sampling if is_sampling else placement.training
+
+    def _role(self, slab: Slab, role: str) -> str:
+        return role if role == TRAINER else self._moves.table.get(slab, role)
 
     def split(self) -> dict[str, int]:
         """Returns the number of shared slabs of each role, on nodes that take part."""
-        return {role: len(self._moves.of(role)) for role in self._rules.least}
+        num_of = self._moves.num_of()
+        return {role: num_of[role] for role in self._rules.least}
 
     def counts(self) -> dict[str, int]:
         """Returns the number of slabs of each engine role while it samples or scores."""
@@ -193,8 +195,14 @@ class Slabs:
         self._chosen = split
         if self._moves.is_open:
             self._begun = split
-            for slab, role in self._assigned(split).items():
+            await self._want_all(self._assigned(split))
+
+    async def _want_all(self, table: Mapping[Slab, str]) -> None:
+        """Orders the slabs that change; other work of the leader goes on meanwhile."""
+        for slab, role in table.items():
+            if self._moves.table[slab] != role:
                 self._want(slab, role, {"reason": "split"})
+                await asyncio.sleep(0)
 
     def _assigned(self, split: Mapping[str, int]) -> dict[Slab, str]:
         live = {slab: role for slab, role in self._moves.table.items() if slab.node not in self._moves.lost}
@@ -224,14 +232,15 @@ class Slabs:
 
     def _decide(self) -> None:
         """Moves slabs to GenRMs, if the batch is near its end."""
-        roles, built = self.measured.roles(), self._built()
-        tail = tail_of(self._moves, self._node.placement, self.measured, built)
-        slabs = {slab.name: slab for slab in self._moves.table}
-        for move in tail_moves(tail, roles, ROLLOUT):
+        tail = tail_of(self._moves, self._node.placement, self.measured)
+        moves = tail_moves(tail, self.measured.roles(), ROLLOUT)
+        slabs = {slab.name: slab for slab in self._moves.table} if moves else {}
+        for move in moves:
+            is_built = not tail.is_unbuilt(move.slab, move.role)
             about = {
                 "reason": "tail", "running": tail.running[move.slab], "backlog_s": round(move.backlog_s, 6),
-                "after_s": round(move.after_s, 6), "switch_s": round(tail.switch_s, 6),
-                "is_built": not tail.is_unbuilt(move.slab, move.role),
+                "after_s": round(move.after_s, 6), "is_built": is_built,
+                "switch_s": round(tail.switch_s if is_built else tail.build_s, 6),
             }  # fmt: skip
             self._want(slabs[move.slab], move.role, about)
 
@@ -252,9 +261,9 @@ class Slabs:
         """Returns the number of slabs that engines of each role hold; none if nothing is sampled."""
         if self._sampling is None:
             return {}
-        moves, holders = self._moves, self.holders(*self._sampling)
-        away = {slab for slab in holders if slab in moves.moving or slab.node in moves.lost}
-        return Counter(role for slab, role in holders.items() if role != TRAINER and slab not in away)
+        phase, scoring = self._sampling
+        fixed = self._node.placement.scoring[scoring] if phase is Phase.SCORE else self._unshared
+        return num_held(self._moves, fixed)
 
     async def _order(self, order: OrderMove) -> None:
         slab, began_s = order.slab, clock.monotonic_s()

@@ -15,7 +15,7 @@ from yatt.records.moves import LoadQuery
 _DROPPED = ("rollout/dropped_groups", "rollout/failed_groups")
 
 
-class BatchLoad:
+class BatchMeter:
     """Measures each batch when it is trained on."""
 
     def __init__(self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog) -> None:
@@ -66,8 +66,10 @@ class BatchLoad:
         measured = self._slabs.measured
         speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
         engines = engines_per_slab(self._node.config, role)
+        engine_s = held_s * engines
         return {
             "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
             "room": room_of(self._node.config, role), "engines": engines, "slabs": num_slabs,
-            "idle": round(max(0.0, 1 - busy_s / (held_s * engines)), 6) if held_s else None,
+            "busy_s": round(busy_s, 6), "held_s": round(engine_s, 6),
+            "idle": round(max(0.0, 1 - busy_s / engine_s), 6) if engine_s else None,
         }  # fmt: skip

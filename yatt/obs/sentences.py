@@ -1,0 +1,111 @@
+"""Notable events of a run as sentences for its user. Pure.
+
+Only events whose sentence depends on nothing else; `yatt.obs.view` adds those that depend on the state of the
+run. The fields that `yatt.obs.events.FIELDS` names are there.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from yatt.obs.slab_events import as_split_choice, split_in_words
+
+Event = Mapping[str, Any]
+
+
+def sentence_of(event: Event) -> str:
+    """Returns the event's sentence; empty if it is not notable."""
+    words = _SENTENCES.get(event["kind"])
+    return words(event) if words is not None else ""
+
+
+def _expired(event: Event) -> str:
+    whose = event.get("worker") or f"slab {event['slab']}"
+    return f"lease of {whose} expired: {event['cause']}"
+
+
+def _node_lost(event: Event) -> str:
+    then = "the run continues without it" if event["goes_on"] else "the run cannot continue without it"
+    return f"node{event['node']} {event['why']}: {then}"
+
+
+def _restarted(event: Event) -> str:
+    return "" if event["worker"].endswith(".1") else f"{event['worker']} was restarted"
+
+
+def _resumed(event: Event) -> str:
+    where = ", which only the nodes' disks have" if event.get("is_local") is True else ""
+    return f"resumed from iteration {event['iteration']}{where}" if event["iteration"] else ""
+
+
+def _committed(event: Event) -> str:
+    return f"checkpoint {event['iteration']} committed ({event['size_bytes'] / 1e6:.1f} MB)"
+
+
+def _kept(event: Event) -> str:
+    return (
+        f"checkpoint {event['iteration']} is on the nodes' disks only ({event['size_bytes'] / 1e6:.1f} MB): "
+        "there was no time for the store. The next start on the same nodes uploads it"
+    )
+
+
+def _backpressure(event: Event) -> str:
+    return (
+        f"the checkpoint store is slow: {event['size_bytes'] / 1e6:.1f} MB of checkpoint "
+        f"{event['iteration']} were copied aside in {event['seconds']:.1f} s"
+    )
+
+
+def _not_local(event: Event) -> str:
+    return (
+        f"node{event.get('node', 0)} has no local files of checkpoint {event['iteration']}: {event['error']}"
+    )
+
+
+def _late(event: Event) -> str:
+    return (
+        f"events and metrics could not be written for {event['seconds']:.1f} s; "
+        f"{event['lost']} lines were lost"
+    )
+
+
+def _split(event: Event) -> str:
+    choice = as_split_choice(event)
+    if choice is None or not choice.is_change:
+        return ""
+    return f"the split changes: {split_in_words(choice)}"
+
+
+def _unfit(event: Event) -> str:
+    return (
+        f"no engine of {event['holder']} can be built on slab {event['slab']}, which stays with its first "
+        f"role: {event['error']}"
+    )
+
+
+_SENTENCES: dict[str, Callable[[Event], str]] = {
+    "attempt.resume": _resumed,
+    "lease.expire": _expired,
+    "lease.not_free": lambda event: f"slab {event['slab']} is not free yet: {event['cause']}",
+    "engine.expire": _expired,
+    "lease.quarantine": lambda event: f"slab {event['slab']} is quarantined: {event['cause']}",
+    "node.joined": lambda event: f"node{event['node']} takes part again",
+    "node.lost": _node_lost,
+    "worker.start": _restarted,
+    "split.choose": _split,
+    "engine.unfit": _unfit,
+    "ckpt.commit": _committed,
+    "ckpt.fail": lambda e: f"checkpoint {e['iteration']} failed, training goes on: {e['error']}",
+    "ckpt.postpone": lambda event: (
+        f"checkpoint {event['iteration']} is postponed: {event['in_flight']} is still being uploaded"
+    ),
+    "ckpt.backpressure": _backpressure,
+    "ckpt.local": _not_local,
+    "ckpt.given_up": lambda event: (
+        f"checkpoint {event['iteration']} would come too late: its upload was given up"
+    ),
+    "ckpt.kept": _kept,
+    "ckpt.skip": lambda event: f"checkpoint skipped: {event['reason']}",
+    "alarm.begin": lambda event: f"ALARM {event['alarm']}: {event['message']}",
+    "alarm.drops": lambda event: str(event["message"]),
+    "telemetry.late": _late,
+}
