@@ -48,6 +48,18 @@ class Controller:
         self.socket.send_multipart([b"w", encode_frame(ATTEMPT, self.seq, 0, body, token=1)])
 
     def hear(self):
+        """The next message that is no heartbeat."""
+        while isinstance(body := self.next(), m.Renew):
+            pass
+        return body
+
+    def beat(self):
+        """The next heartbeat."""
+        while not isinstance(body := self.next(), m.Renew):
+            pass
+        return body
+
+    def next(self):
         assert self.socket.poll(10_000), "the worker is silent"
         return decode_body(decode_frame(self.socket.recv_multipart()[1]))
 
@@ -171,3 +183,16 @@ def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number
     error = ConfigError("tokenizer.json cannot be read")
     error.__cause__ = OSError(number, "weather")
     assert _failure(m.Wake(), error).user is is_users
+
+
+def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
+    controller.send(m.Wake())
+    assert controller.hear() == m.Done()
+    controller.send(sample("unlucky"))
+    assert controller.hear().finish_reason == "lost"
+    controller.send(sample("next"))
+    assert controller.hear().finish_reason == "length"
+    steps = controller.beat().steps
+    while steps.steps < 32:  # two before the failure, and one for each token of the next
+        steps = controller.beat().steps
+    assert (steps.steps, steps.running, steps.running2) == (32, 32, 32) and steps.seconds > 0
