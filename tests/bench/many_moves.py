@@ -176,7 +176,7 @@ def run() -> dict[str, Any]:
              "value": f"{p95_s * 1e3:.0f} ms", "met": p95_s <= MOST_MOVE_S},
         ],
         "notes": [
-            "Without moves: keep-alive messages with loads, barriers of an iteration of 30 s, the choice of a "
-            "split. The stand-ins share the machine's two cores with the leader, so a move waits for them."
+            "Without moves: keep-alive messages with loads, barriers of an iteration of 30 s, the choice of "
+            "a split. The stand-ins share the machine's two cores with the leader, so a move waits for them."
         ],
     }  # fmt: skip
