@@ -62,14 +62,15 @@ class Request:
 
 
 class EngineModel:
-    """One engine at a moment `now_s`, which only moves forward.
+    """One engine at a moment `now_s`, which only moves forward; or several that share their requests evenly.
 
     Args:
         room: maximum number of sequences that run at once; further requests wait, in order.
+        engines: number of engines; a part of one where a part of a system is modelled.
     """
 
-    def __init__(self, speed: EngineSpeed, room: int, now_s: float = 0.0) -> None:
-        self._speed, self._room = speed, room
+    def __init__(self, speed: EngineSpeed, room: int, now_s: float = 0.0, engines: float = 1.0) -> None:
+        self._speed, self._room, self._engines = speed, room, engines
         self._now_s, self._progress = now_s, 0.0
         self._ends: list[tuple[float, int, str]] = []  # a heap: progress at the end, order, key
         self._running: dict[str, float] = {}  # progress at the end, by key
@@ -101,7 +102,7 @@ class EngineModel:
         """When the next sequence ends, if nothing else happens; infinity if nothing runs."""
         if not self._ends:
             return math.inf
-        return self._now_s + (self._ends[0][0] - self._progress) * self._speed.token_s(len(self._running))
+        return self._now_s + (self._ends[0][0] - self._progress) * self._token_s()
 
     def advance(self, now_s: float) -> list[tuple[float, str]]:
         """Moves to `now_s`; returns what has ended until then, (second, key), in order."""
@@ -113,7 +114,7 @@ class EngineModel:
             ended.append((end_s, key))
             self._fill()
         if self._running and now_s > self._now_s:
-            more = (now_s - self._now_s) / self._speed.token_s(len(self._running))
+            more = (now_s - self._now_s) / self._token_s()
             self._move(self._progress + more, now_s)
         self._idle_until(now_s)
         return ended
@@ -126,6 +127,21 @@ class EngineModel:
         self._ends.clear()
         self._waiting.clear()
         return left
+
+    def resize(self, engines: float, room: int) -> None:
+        """Changes the number of engines. The model must have been advanced to this moment. Sequences that
+        have no room any more wait, those that would end last; they keep their tokens."""
+        self._engines, self._room = engines, room
+        while len(self._running) > max(room, 0):
+            last = max(self._ends)
+            self._ends.remove(last)
+            del self._running[last[2]]
+            self._waiting.appendleft(Request(last[2], max(last[0] - self._progress, 0.0)))
+        heapq.heapify(self._ends)
+        self._fill()
+
+    def _token_s(self) -> float:
+        return self._speed.token_s(max(len(self._running) / self._engines, 1.0))
 
     def _move(self, progress: float, now_s: float) -> None:
         self.tokens += (progress - self._progress) * len(self._running)

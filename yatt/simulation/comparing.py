@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from yatt.config.schema import RunConfig
 from yatt.core.placement import ROLLOUT, TRAINER, genrm_role
-from yatt.core.split import BatchDemand, RoleSpeed, predict
+from yatt.core.prediction import BatchDemand, predict
+from yatt.core.tail import RoleSpeed
 from yatt.simulation.alternatives import Alternative, num_gpus
 from yatt.simulation.figures import RunFigures, drawn_length, even_lengths
 from yatt.simulation.groups import SimulatedGroups, Workload

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from yatt.core.dispatch import Dispatch
 from yatt.core.engine_model import EngineModel, Request
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchTail, RoleSpeed, tail_moves
+from yatt.core.tail import BatchTail, RoleSpeed, tail_moves
 
 IDLE, SWITCHING = "idle", "switch"
 
@@ -280,6 +280,7 @@ class SimulatedBatch:
             running=running,
             num_waiting=self._num_unsampled - sum(running.values()),
             backlog={role: self._backlog[role] for role in judges},
+            num_asked={role: self._open_requests[role] for role in judges},
             split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
             switch_s=self._setting.switch_s,
         )

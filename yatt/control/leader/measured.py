@@ -9,7 +9,8 @@ from yatt.config.schema import RunConfig
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.core.engine_model import EngineSpeed, fitted
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchDemand, RoleSpeed
+from yatt.core.prediction import BatchDemand
+from yatt.core.tail import RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
 
 QUANTILES = 20

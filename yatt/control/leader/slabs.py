@@ -22,7 +22,9 @@ from yatt.core import moves as core
 from yatt.core.moves import MoveRules, Moves, OrderMove
 from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
-from yatt.core.split import UNDO_BATCHES, BatchTail, choose, predict, tail_moves
+from yatt.core.prediction import predict
+from yatt.core.split import UNDO_BATCHES, choose
+from yatt.core.tail import BatchTail, tail_moves
 from yatt.obs.events import EventLog
 from yatt.records.moves import MoveSlab
 

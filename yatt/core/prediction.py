@@ -1,0 +1,228 @@
+"""How long a split takes for a batch, predicted from what was measured. Pure.
+
+Runs a batch on one model of engines per role (`yatt.core.engine_model`) with the lengths that were seen: every
+engine of a role has the same share of its requests. Groups are opened by the same rule as in a run
+(`yatt.core.prompts.Quota`): as many as the share that is kept needs, and more when that was not enough.
+Verdicts begin when their completion is complete, and slabs move by the rules of `yatt.core.tail`.
+
+A large batch is predicted by a part of it, on the same part of the engines.
+"""
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from yatt.core.engine_model import EngineModel, Request
+from yatt.core.prompts import MOST_AHEAD
+from yatt.core.tail import RoleSpeed, Split, can_spare, is_worth, longest_queue
+
+MOST_PREDICTED = 384
+"""Number of samples that a prediction looks at, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDemand:
+    """What a batch asks for.
+
+    Attributes:
+        completions: tokens of each completion that was seen.
+        verdicts: tokens of each GenRM's verdicts on the same completions, by role.
+        num_samples: completions that a batch needs, those that are dropped later included.
+        group_size: completions of a prompt group.
+        kept: share of the groups that are not dropped.
+    """
+
+    completions: Sequence[float]
+    verdicts: Mapping[str, Sequence[float]]
+    num_samples: int
+    group_size: int = 1
+    kept: float = 1.0
+
+
+def predict(
+    split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+) -> float:
+    """Returns seconds from the first request of a batch to its last verdict, with the moves of
+    `yatt.core.tail` in it."""
+    return _PredictedBatch(split, demand, roles, rollout, switch_s).seconds()
+
+
+class _PredictedBatch:
+    """A batch that is run on models of engines."""
+
+    def __init__(
+        self,
+        split: Split,
+        demand: BatchDemand,
+        roles: Mapping[str, RoleSpeed],
+        rollout: str,
+        switch_s: float,
+    ) -> None:
+        self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
+        self._size = max(demand.group_size, 1)
+        groups = max(round(demand.num_samples / self._size), 1)
+        most = max(MOST_PREDICTED // self._size, 8)
+        self._num_groups, self._kept = min(groups, most), min(max(demand.kept, 0.01), 1.0)
+        self._scale = groups / self._num_groups
+        self._missing = max(round(self._num_groups * self._kept), 1)
+        self._samples = _mixed(demand, self._num_groups * self._size)
+        self._slabs = dict(split)
+        self._fleets = {
+            role: _Fleet(roles[role], split[role], self._scale) for role in (rollout, *demand.verdicts)
+        }
+        self._backlog = dict.fromkeys(demand.verdicts, 0.0)
+        self._coming: list[tuple[float, str]] = []
+        self._asked: list[tuple[float, ...]] = []
+        self._unjudged: list[int] = []
+        self._left: list[int] = []
+        self._in_flight, self._num_sampling, self._now_s = 0, 0, 0.0
+
+    def seconds(self) -> float:
+        self._open()
+        while self._missing > 0:
+            self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
+            if self._coming and self._coming[0][0] <= self._now_s:
+                self._now_s, role = heapq.heappop(self._coming)
+                self._advance()
+                self._fleets[role].grow(self._now_s)
+            else:
+                self._advance()
+            self._move()
+        return self._now_s
+
+    def _open(self) -> None:
+        """Opens as many groups as are probably needed."""
+        wanted = min(math.ceil(self._missing / self._kept - 1e-9), MOST_AHEAD * self._missing)
+        for _ in range(wanted - self._in_flight):
+            self._left.append(self._size)
+            self._in_flight += 1
+            for _ in range(self._size):
+                number = len(self._asked)
+                self._asked.append(self._samples[number % len(self._samples)])
+                self._unjudged.append(len(self._backlog))
+                self._num_sampling += 1
+                self._fleets[self._rollout].add(Request(str(number), self._asked[-1][0]), self._now_s)
+
+    def _advance(self) -> None:
+        ended = [(role, key) for role, fleet in self._fleets.items() for key in fleet.advance(self._now_s)]
+        for role, key in ended:
+            number = int(key)
+            if role == self._rollout:
+                self._num_sampling -= 1
+                for judge, tokens in zip(self._backlog, self._asked[number][1:], strict=True):
+                    self._backlog[judge] += tokens
+                    self._fleets[judge].add(Request(key, tokens), self._now_s)
+            else:
+                self._backlog[role] -= self._asked[number][1 + [*self._backlog].index(role)]
+                self._unjudged[number] -= 1
+            if not self._unjudged[number]:
+                self._judged(number // self._size)
+
+    def _judged(self, group: int) -> None:
+        self._left[group] -= 1
+        if self._left[group]:
+            return
+        self._in_flight -= 1
+        self._missing -= math.floor((group + 1) * self._kept + 1e-9) > math.floor(group * self._kept + 1e-9)
+        if self._missing > 0:
+            self._open()
+
+    def _move(self) -> None:
+        """Moves slabs of rollout to GenRMs, as in a run."""
+        fleet, speed = self._fleets[self._rollout], self._roles[self._rollout]
+        if fleet.num_running < self._num_sampling:
+            return
+        while can_spare(self._num_sampling * self._scale, self._slabs[self._rollout], speed):
+            backlog = {role: tokens * self._scale for role, tokens in self._backlog.items()}
+            asked = {role: self._fleets[role].num_requests * self._scale for role in backlog}
+            role, queue_s = longest_queue(backlog, asked, self._slabs, self._roles)
+            if not role or not is_worth(queue_s, self._switch_s):
+                return
+            self._slabs[self._rollout] -= 1
+            self._slabs[role] += 1
+            fleet.shrink(self._slabs[self._rollout])
+            heapq.heappush(self._coming, (self._now_s + self._switch_s, role))
+
+
+class _Fleet:
+    """One role's engines. Those of the beginning share their requests evenly; those of a slab that comes later
+    get only requests that have no engine yet, because what runs stays where it is."""
+
+    def __init__(self, speed: RoleSpeed, slabs: int, scale: float) -> None:
+        self._speed, self._scale = speed, scale
+        self._models, self._rooms = list[EngineModel](), list[int]()
+        self._waiting = deque[Request]()
+        self.grow(0.0, slabs)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._waiting) + self.num_running
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that an engine has."""
+        return sum(model.num_requests for model in self._models)
+
+    def next_end_s(self) -> float:
+        """When the next request ends; infinity if none runs."""
+        return min(model.next_end_s() for model in self._models)
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Adds a request at a moment to which everything was advanced."""
+        self._waiting.append(request)
+        self._fill(now_s)
+
+    def advance(self, now_s: float) -> list[str]:
+        """Moves to `now_s`; returns the keys of what has ended."""
+        ended = [key for model in self._models for _, key in model.advance(now_s)]
+        self._fill(now_s)
+        return ended
+
+    def grow(self, now_s: float, slabs: int = 1) -> None:
+        """Adds the engines of so many slabs."""
+        engines, room = self._size(slabs)
+        self._models.append(EngineModel(self._speed.speed, room, now_s, engines))
+        self._rooms.append(room)
+        self._fill(now_s)
+
+    def shrink(self, slabs: int) -> None:
+        """Leaves the engines of so many of the slabs that it had at the beginning."""
+        engines, self._rooms[0] = self._size(slabs)
+        self._models[0].resize(engines, self._rooms[0])
+
+    def _size(self, slabs: int) -> tuple[float, int]:
+        """Number of engines and their room, in the part of the system that is predicted."""
+        engines = slabs * self._speed.engines / self._scale
+        return engines, max(round(engines * self._speed.room), 1)
+
+    def _fill(self, now_s: float) -> None:
+        """Gives what waits to the emptiest engines with room."""
+        while self._waiting:
+            loads = [(m.num_requests / room, i) for i, (m, room) in enumerate(zip(self._models, self._rooms))]
+            load, index = min(loads)
+            if load >= 1:
+                return
+            self._models[index].add(self._waiting.popleft(), now_s)
+
+
+def _mixed(demand: BatchDemand, num: int) -> list[tuple[float, ...]]:
+    """Takes `num` of the samples, each (tokens, tokens of each verdict), in an order that is drawn once. Long
+    completions get the longest verdicts."""
+    columns = [
+        _spread(sorted(each), num, demand.num_samples)
+        for each in (demand.completions, *demand.verdicts.values())
+    ]
+    samples = [*zip(*columns, strict=True)]
+    random.Random(0).shuffle(samples)
+    return samples
+
+
+def _spread(items: Sequence[float], num: int, whole: int) -> list[float]:
+    """Takes `num` of sorted items at even distances. The last one is as long as the longest of `whole` items
+    is likely to be."""
+    shares = [(i + 0.5) / num for i in range(num - 1)] + [1 - 0.5 / max(whole, num)]
+    return [items[min(int(share * len(items)), len(items) - 1)] for share in shares]
