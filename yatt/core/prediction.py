@@ -23,6 +23,10 @@ MOST_PREDICTED = 384
 """Number of samples that a prediction looks at, at most."""
 
 
+MOST_ADDITIONS = 8
+"""Number of times at which engines that a role gets are modelled apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDemand:
     """What a batch asks for.
@@ -85,13 +89,21 @@ class _PredictedBatch:
         while self._missing > 0:
             self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
             if self._coming and self._coming[0][0] <= self._now_s:
-                self._now_s, role = heapq.heappop(self._coming)
-                self._advance()
-                self._fleets[role].grow(self._now_s)
+                self._begin()
             else:
                 self._advance()
             self._move()
         return self._now_s
+
+    def _begin(self) -> None:
+        """Begins with the engines of the slabs that come next."""
+        self._now_s, role = first = self._coming[0]
+        self._advance()
+        num = 0
+        while self._coming and self._coming[0] == first:
+            heapq.heappop(self._coming)
+            num += 1
+        self._fleets[role].grow(self._now_s, num)
 
     def _open(self) -> None:
         """Opens as many groups as are probably needed."""
@@ -153,7 +165,7 @@ class _Fleet:
 
     def __init__(self, speed: RoleSpeed, slabs: int, scale: float) -> None:
         self._speed, self._scale = speed, scale
-        self._models, self._rooms = list[EngineModel](), list[int]()
+        self._models, self._rooms, self._slabs = list[EngineModel](), list[int](), list[int]()
         self._waiting = deque[Request]()
         self.grow(0.0, slabs)
 
@@ -182,17 +194,25 @@ class _Fleet:
         self._fill(now_s)
         return ended
 
-    def grow(self, now_s: float, slabs: int = 1) -> None:
-        """Adds the engines of so many slabs."""
-        engines, room = self._size(slabs)
-        self._models.append(EngineModel(self._speed.speed, room, now_s, engines))
-        self._rooms.append(room)
+    def grow(self, now_s: float, slabs: int) -> None:
+        """Adds the engines of so many slabs; of many additions, the last ones count as one."""
+        if len(self._models) == MOST_ADDITIONS:
+            self._resize(-1, self._slabs[-1] + slabs)
+        else:
+            engines, room = self._size(slabs)
+            self._models.append(EngineModel(self._speed.speed, room, now_s, engines))
+            self._rooms.append(room)
+            self._slabs.append(slabs)
         self._fill(now_s)
 
     def shrink(self, slabs: int) -> None:
         """Leaves the engines of so many of the slabs that it had at the beginning."""
-        engines, self._rooms[0] = self._size(slabs)
-        self._models[0].resize(engines, self._rooms[0])
+        self._resize(0, slabs)
+
+    def _resize(self, index: int, slabs: int) -> None:
+        engines, room = self._size(slabs)
+        self._slabs[index], self._rooms[index] = slabs, room
+        self._models[index].resize(engines, room)
 
     def _size(self, slabs: int) -> tuple[float, int]:
         """Number of engines and their room, in the part of the system that is predicted."""

@@ -16,6 +16,16 @@ from yatt.core.tail import RoleSpeed, Split
 DEAD_BAND = 0.02
 """Fraction of the predicted time that another split must gain."""
 
+MISTRUST = 0.05
+"""Share of what moves within a batch are predicted to save that is not believed: of splits that are alike, the
+one that needs fewer moves is chosen."""
+
+NEVER_S = 1e9
+"""Seconds of a switch that no backlog is worth: nothing moves within a batch."""
+
+FINEST = 64
+"""Splits are compared down to this part of all slabs, or one slab."""
+
 UNDO_BAND, UNDO_BATCHES = 0.1, 3
 """The same for a split that takes back a change of so many batches before: lengths differ by chance."""
 
@@ -37,20 +47,39 @@ def choose(
     def seconds(split: Split) -> float:
         key = tuple(sorted(split.items()))
         if key not in known:
-            known[key] = predict(split, demand, roles, rollout, switch_s)
+            moving_s, fixed_s = (predict(split, demand, roles, rollout, each) for each in (switch_s, NEVER_S))
+            known[key] = moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
         return known[key]
 
-    now_s = best_s = seconds(now)
-    best, step = dict(now), max(sum(now.values()) // 4, 1)
-    while step:
-        tried = [(seconds(each), sorted(each.items())) for each in _near(best, step, roles)]
-        least_s, split = min(tried, default=(best_s, []))
-        if least_s < best_s:
-            best_s, best = least_s, dict(split)
+    total, now_s = sum(now.values()), seconds(now)
+    best = min((dict(now), _by_work(demand, roles, rollout, total) or dict(now)), key=seconds)
+    step, least = max(total // 16, 1), max(total // FINEST, 1)
+    while step >= least:
+        nearest = min(_near(best, step, roles), key=lambda each: (seconds(each), sorted(each.items())), default=best)
+        if seconds(nearest) < seconds(best):
+            best = nearest
         else:
             step //= 2
+    best_s = seconds(best)
     band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
     return best if best_s < now_s * (1 - band) else dict(now)
+
+
+def _by_work(
+    demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, total: int
+) -> dict[str, int]:
+    """Returns the split in proportion to the work of each role: where to begin, because the way from a far
+    one may not fall everywhere."""
+    if sum(roles[role].least for role in roles) > total:
+        return {}  # nodes are lost
+    work_s = {role: sum(tokens) / max(len(tokens), 1) / roles[role].peak
+              for role, tokens in {rollout: demand.completions, **demand.verdicts}.items()}  # fmt: skip
+    split = {role: roles[role].least for role in work_s}
+    while sum(split.values()) < total:
+        able = [role for role in work_s if split[role] < roles[role].most]
+        neediest = max(able, key=lambda role: (work_s[role] / split[role], role))
+        split[neediest] += 1
+    return split
 
 
 def _undoes(split: Split, before: Sequence[Split]) -> bool:

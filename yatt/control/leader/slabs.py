@@ -228,7 +228,8 @@ class Slabs:
         switch_s, build_s = self.measured.switch_s()
         return BatchTail(
             running=running, num_waiting=sum(load.num_waiting for load in loads.values()),
-            backlog=self.measured.backlog(), split={role: len(self._moves.of(role)) for role in judges},
+            backlog=self.measured.backlog(), num_asked=self.measured.num_asked(),
+            split={role: len(self._moves.of(role)) for role in judges},
             switch_s=switch_s, build_s=build_s, unbuilt=unbuilt,
         )  # fmt: skip
 
