@@ -67,10 +67,21 @@ class EngineModel:
     Args:
         room: maximum number of sequences that run at once; further requests wait, in order.
         engines: number of engines; a part of one where a part of a system is modelled.
+        unevenness: of several engines that got requests together, by how many sequences one that still has
+            some is fuller than the mean when most have ended: 0 for one engine, 1 for very many.
     """
 
-    def __init__(self, speed: EngineSpeed, room: int, now_s: float = 0.0, engines: float = 1.0) -> None:
+    def __init__(
+        self,
+        speed: EngineSpeed,
+        room: int,
+        now_s: float = 0.0,
+        *,
+        engines: float = 1.0,
+        unevenness: float = 0.0,
+    ) -> None:
         self._speed, self._room, self._engines = speed, room, engines
+        self._unevenness, self._most = unevenness, 1
         self._now_s, self._progress = now_s, 0.0
         self._ends: list[tuple[float, int, str]] = []  # a heap: progress at the end, order, key
         self._running: dict[str, float] = {}  # progress at the end, by key
@@ -141,7 +152,9 @@ class EngineModel:
         self._fill()
 
     def _token_s(self) -> float:
-        return self._speed.token_s(max(len(self._running) / self._engines, 1.0))
+        running = len(self._running)
+        fuller = self._unevenness * (1 - running / self._most)
+        return self._speed.token_s(max(running / self._engines + fuller, 1.0))
 
     def _move(self, progress: float, now_s: float) -> None:
         self.tokens += (progress - self._progress) * len(self._running)
@@ -158,6 +171,7 @@ class EngineModel:
             end = self._progress + request.tokens
             self._running[request.key] = end
             heapq.heappush(self._ends, (end, self._count, request.key))
+        self._most = max(self._most, len(self._running))
 
 
 def finish_times(arrivals: Iterable[tuple[float, float]], speed: EngineSpeed, room: int) -> list[float]:

@@ -1,11 +1,13 @@
 """How long a split takes for a batch, predicted from what was measured. Pure.
 
-Runs a batch on one model of engines per role (`yatt.core.engine_model`) with the lengths that were seen: every
-engine of a role has the same share of its requests. Groups are opened by the same rule as in a run
-(`yatt.core.prompts.Quota`): as many as the share that is kept needs, and more when that was not enough.
+Runs a batch on models of engines (`yatt.core.engine_model`) with the lengths that were seen. A role's engines
+are one model, with a fair share of the requests for each; a slab that comes later is another, which takes only
+what no engine has yet. Groups are opened by the rule of a run (`yatt.core.prompts.Quota`): as many as the share
+that is kept needs. Whether a group is kept follows a regular pattern, so good and bad luck are left out.
 Verdicts begin when their completion is complete, and slabs move by the rules of `yatt.core.tail`.
 
-A large batch is predicted by a part of it, on the same part of the engines.
+A large batch is predicted by a part of it, on the same part of the engines. Groups that a batch cuts, and those
+that it continues with, are left out.
 """
 
 import heapq
@@ -18,6 +20,9 @@ from dataclasses import dataclass
 from yatt.core.engine_model import EngineModel, Request
 from yatt.core.prompts import MOST_AHEAD
 from yatt.core.tail import RoleSpeed, Split, can_spare, is_worth, longest_queue
+
+NEVER_S = 1e9
+"""Seconds of a switch that no backlog is worth: nothing moves within a batch."""
 
 MOST_PREDICTED = 384
 """Number of samples that a prediction looks at, at most."""
@@ -75,16 +80,19 @@ class _PredictedBatch:
         self._samples = _mixed(demand, self._num_groups * self._size)
         self._slabs = dict(split)
         self._fleets = {
-            role: _Fleet(roles[role], split[role], self._scale) for role in (rollout, *demand.verdicts)
+            role: _Fleet(roles[role], split[role], self._scale, is_uneven=role == rollout)
+            for role in (rollout, *demand.verdicts)
         }
         self._backlog = dict.fromkeys(demand.verdicts, 0.0)
-        self._coming: list[tuple[float, str]] = []
-        self._asked: list[tuple[float, ...]] = []
-        self._unjudged: list[int] = []
-        self._left: list[int] = []
+        self._column = {role: column for column, role in enumerate(demand.verdicts, start=1)}
+        self._coming: list[tuple[float, str]] = []  # a heap: second at which a slab's engines begin, role
+        self._asked: list[tuple[float, ...]] = []  # tokens of each sample and of its verdicts
+        self._unjudged: list[int] = []  # verdicts that are missing, by sample
+        self._left: list[int] = []  # samples that are not judged, by group
         self._in_flight, self._num_sampling, self._now_s = 0, 0, 0.0
 
     def seconds(self) -> float:
+        """Runs the batch until enough groups are kept."""
         self._open()
         while self._missing > 0:
             self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
@@ -119,6 +127,7 @@ class _PredictedBatch:
                 self._fleets[self._rollout].add(Request(str(number), self._asked[-1][0]), self._now_s)
 
     def _advance(self) -> None:
+        """Moves all engines to this moment, and asks for the verdicts on what is complete."""
         ended = [(role, key) for role, fleet in self._fleets.items() for key in fleet.advance(self._now_s)]
         for role, key in ended:
             number = int(key)
@@ -128,12 +137,13 @@ class _PredictedBatch:
                     self._backlog[judge] += tokens
                     self._fleets[judge].add(Request(key, tokens), self._now_s)
             else:
-                self._backlog[role] -= self._asked[number][1 + [*self._backlog].index(role)]
+                self._backlog[role] -= self._asked[number][self._column[role]]
                 self._unjudged[number] -= 1
             if not self._unjudged[number]:
                 self._judged(number // self._size)
 
     def _judged(self, group: int) -> None:
+        """Handles a sample's last verdict; a group that is dropped is replaced."""
         self._left[group] -= 1
         if self._left[group]:
             return
@@ -160,11 +170,17 @@ class _PredictedBatch:
 
 
 class _Fleet:
-    """One role's engines. Those of the beginning share their requests evenly; those of a slab that comes later
-    get only requests that have no engine yet, because what runs stays where it is."""
+    """One role's engines. Those of the beginning share their requests evenly; those of a slab that comes
+    later get only requests that have no engine yet, because what runs stays where it is.
 
-    def __init__(self, speed: RoleSpeed, slabs: int, scale: float) -> None:
+    Args:
+        is_uneven: as requests end, some engines keep more of them than others. Verdicts come one by one, to
+            the emptiest engine, and remain even.
+    """
+
+    def __init__(self, speed: RoleSpeed, slabs: int, scale: float, *, is_uneven: bool) -> None:
         self._speed, self._scale = speed, scale
+        self._unevenness = 1 - 1 / (slabs * speed.engines) if is_uneven else 0.0
         self._models, self._rooms, self._slabs = list[EngineModel](), list[int](), list[int]()
         self._waiting = deque[Request]()
         self.grow(0.0, slabs)
@@ -200,7 +216,8 @@ class _Fleet:
             self._resize(-1, self._slabs[-1] + slabs)
         else:
             engines, room = self._size(slabs)
-            self._models.append(EngineModel(self._speed.speed, room, now_s, engines))
+            model = EngineModel(self._speed.speed, room, now_s, engines=engines, unevenness=self._unevenness)
+            self._models.append(model)
             self._rooms.append(room)
             self._slabs.append(slabs)
         self._fill(now_s)
@@ -222,8 +239,8 @@ class _Fleet:
     def _fill(self, now_s: float) -> None:
         """Gives what waits to the emptiest engines with room."""
         while self._waiting:
-            loads = [(m.num_requests / room, i) for i, (m, room) in enumerate(zip(self._models, self._rooms))]
-            load, index = min(loads)
+            loads = [model.num_requests / room for model, room in zip(self._models, self._rooms, strict=True)]
+            load, index = min((each, number) for number, each in enumerate(loads))
             if load >= 1:
                 return
             self._models[index].add(self._waiting.popleft(), now_s)

@@ -10,18 +10,15 @@ A *unit* is one engine's worth; a slab holds `engines` of them, which differs be
 import itertools
 from collections.abc import Mapping, Sequence
 
-from yatt.core.prediction import BatchDemand, predict
+from yatt.core.prediction import NEVER_S, BatchDemand, predict
 from yatt.core.tail import RoleSpeed, Split
 
 DEAD_BAND = 0.02
 """Fraction of the predicted time that another split must gain."""
 
-MISTRUST = 0.05
-"""Share of what moves within a batch are predicted to save that is not believed: of splits that are alike, the
-one that needs fewer moves is chosen."""
-
-NEVER_S = 1e9
-"""Seconds of a switch that no backlog is worth: nothing moves within a batch."""
+MISTRUST = 0.1
+"""Share of what moves within a batch are predicted to save that is not believed: of splits that are alike,
+the one that needs fewer moves is chosen."""
 
 FINEST = 64
 """Splits are compared down to this part of all slabs, or one slab."""
@@ -51,35 +48,34 @@ def choose(
             known[key] = moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
         return known[key]
 
-    total, now_s = sum(now.values()), seconds(now)
-    best = min((dict(now), _by_work(demand, roles, rollout, total) or dict(now)), key=seconds)
-    step, least = max(total // 16, 1), max(total // FINEST, 1)
-    while step >= least:
-        nearest = min(_near(best, step, roles), key=lambda each: (seconds(each), sorted(each.items())), default=best)
+    total = sum(now.values())
+    best = min((dict(now), *_by_work(demand, roles, rollout, total)), key=seconds)
+    step = max(total // 16, 1)
+    while step >= max(total // FINEST, 1):
+        near = [*_near(best, step, roles), best]
+        nearest = min(near, key=lambda each: (seconds(each), sorted(each.items())))
         if seconds(nearest) < seconds(best):
             best = nearest
         else:
             step //= 2
-    best_s = seconds(best)
     band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
-    return best if best_s < now_s * (1 - band) else dict(now)
+    return best if seconds(best) < seconds(now) * (1 - band) else dict(now)
 
 
 def _by_work(
     demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, total: int
-) -> dict[str, int]:
-    """Returns the split in proportion to the work of each role: where to begin, because the way from a far
-    one may not fall everywhere."""
-    if sum(roles[role].least for role in roles) > total:
-        return {}  # nodes are lost
-    work_s = {role: sum(tokens) / max(len(tokens), 1) / roles[role].peak
-              for role, tokens in {rollout: demand.completions, **demand.verdicts}.items()}  # fmt: skip
-    split = {role: roles[role].least for role in work_s}
+) -> list[dict[str, int]]:
+    """Returns the split in proportion to the work of each role, from where the search begins: on the way from
+    the present split, the time need not fall everywhere. Empty if the limits do not allow it."""
+    lengths = {rollout: demand.completions, **demand.verdicts}
+    work_s = {role: sum(each) / max(len(each), 1) / roles[role].peak for role, each in lengths.items()}
+    split = {role: roles[role].least for role in lengths}
     while sum(split.values()) < total:
-        able = [role for role in work_s if split[role] < roles[role].most]
-        neediest = max(able, key=lambda role: (work_s[role] / split[role], role))
-        split[neediest] += 1
-    return split
+        able = [role for role in lengths if split[role] < roles[role].most]
+        if not able:
+            return []
+        split[max(able, key=lambda role: (work_s[role] / split[role], role))] += 1
+    return [split] if sum(split.values()) == total else []
 
 
 def _undoes(split: Split, before: Sequence[Split]) -> bool:

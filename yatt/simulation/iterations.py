@@ -107,9 +107,10 @@ def partial_iterations(
         outcome = batch.run(groups.first())
         before = groups.carried(batch.unfinished())
         seen.append(groups.asked)
+        switch_s = setting.switch_s if setting.is_shared else 0.0
         iterations.append(
             SimulatedIteration(
-                now, outcome.seconds + setting.switch_s, len(outcome.moves), setting.switch_s,
+                now, outcome.seconds + switch_s, len(outcome.moves), switch_s,
                 outcome.busy_s, outcome.held_s, sum(groups.tokens[: work.num_groups]),
                 (RecordedBatch("", 0.0, trace),) if trace is not None else (),
             )
@@ -184,8 +185,10 @@ def _sampled(groups: SimulatedGroups, numbers: Sequence[int], index: int) -> Seq
     return groups.sampled(numbers[index])
 
 
-def demand_of(batches: Sequence[Sequence[SimulatedSample]], work: Workload, roles: Sequence[str]) -> BatchDemand:
-    """Returns what the next batch asks of these roles, for the policy: as much as the mean of such batches."""
+def demand_of(
+    batches: Sequence[Sequence[SimulatedSample]], work: Workload, roles: Sequence[str]
+) -> BatchDemand:
+    """Returns what the next batch asks of these roles, for the policy: the mean of such batches."""
     judges, samples = [role for role in roles if role != ROLLOUT], list(itertools.chain(*batches))
     num = len(samples) / len(batches)
     return BatchDemand(

@@ -1,6 +1,6 @@
 """Simulates the sampling and judging of one batch, second by second of a clock that jumps.
 
-Requests are assigned by `yatt.core.dispatch` and slabs are moved by `yatt.core.split`, as in a run; engines
+Requests are assigned by `yatt.core.dispatch` and slabs are moved by `yatt.core.tail`, as in a run; engines
 are `yatt.core.engine_model`. An engine that moves hands back its requests, which go on elsewhere with their
 tokens kept. While it switches, its slab does nothing.
 """
@@ -35,11 +35,13 @@ More = Callable[[int], Sequence[SimulatedSample] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSetting:
-    """What is simulated: the roles' speeds, seconds of a switch, and whether slabs move within a batch."""
+    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch, and
+    whether the trainer uses the same slabs, so that all switch at the end."""
 
     roles: Mapping[str, RoleSpeed]
     switch_s: float
     is_dynamic: bool = False
+    is_shared: bool = True
     decide_s: float = 2.0
     """Interval at which moves are decided."""
 
