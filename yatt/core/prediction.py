@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from yatt.core.engine_model import EngineModel, Request
 from yatt.core.prompts import MOST_AHEAD
-from yatt.core.tail import RoleSpeed, Split, can_spare, is_worth, longest_queue
+from yatt.core.tail import RoleSpeed, Split, can_spare, is_worth, late_samples, longest_queue
 
 NEVER_S = 1e9
 """Seconds of a switch that no backlog is worth: nothing moves within a batch."""
@@ -27,6 +27,9 @@ NEVER_S = 1e9
 MOST_PREDICTED = 384
 """Number of samples that a prediction looks at, at most."""
 
+
+LEAST_KEPT = 0.01
+"""A smaller share of kept groups counts as this one."""
 
 MOST_ADDITIONS = 8
 """Number of times at which engines that a role gets are modelled apart."""
@@ -49,6 +52,11 @@ class BatchDemand:
     num_samples: int
     group_size: int = 1
     kept: float = 1.0
+
+    @property
+    def num_late(self) -> float:
+        """Samples that may be needed beyond those that are expected (`late_samples`)."""
+        return late_samples(self.num_samples, self.group_size, min(max(self.kept, LEAST_KEPT), 1.0))
 
 
 def predict(
@@ -74,11 +82,11 @@ class _PredictedBatch:
         self._size = max(demand.group_size, 1)
         groups = max(round(demand.num_samples / self._size), 1)
         most = max(MOST_PREDICTED // self._size, 8)
-        self._num_groups, self._kept = min(groups, most), min(max(demand.kept, 0.01), 1.0)
+        self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
         self._scale = groups / self._num_groups
         self._missing = max(round(self._num_groups * self._kept), 1)
         self._samples = _mixed(demand, self._num_groups * self._size)
-        self._slabs = dict(split)
+        self._slabs, self._num_late = dict(split), demand.num_late
         self._fleets = {
             role: _Fleet(roles[role], split[role], self._scale, is_uneven=role == rollout)
             for role in (rollout, *demand.verdicts)
@@ -157,7 +165,8 @@ class _PredictedBatch:
         fleet, speed = self._fleets[self._rollout], self._roles[self._rollout]
         if fleet.num_running < self._num_sampling:
             return
-        while can_spare(self._num_sampling * self._scale, self._slabs[self._rollout], speed):
+        alive = self._num_sampling * self._scale + self._num_late
+        while can_spare(alive, self._slabs[self._rollout], speed):
             backlog = {role: tokens * self._scale for role, tokens in self._backlog.items()}
             asked = {role: self._fleets[role].num_requests * self._scale for role in backlog}
             role, queue_s = longest_queue(backlog, asked, self._slabs, self._roles)

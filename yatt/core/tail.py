@@ -8,6 +8,7 @@ A signal of utilisation is no input: the tail lowers it, and a slab that the tai
 """
 
 import heapq
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class BatchTail:
         num_asked: number of these verdicts.
         split: slabs of each GenRM that work or are on their way.
         switch_s: measured seconds of a move.
+        num_late: rollout requests that may still come for groups that replace dropped ones (`late_samples`).
         build_s: the same where the GenRM's engine is not built yet.
         unbuilt: slabs without a GenRM's engine, by role.
     """
@@ -65,6 +67,7 @@ class BatchTail:
     num_asked: Mapping[str, float]
     split: Split
     switch_s: float
+    num_late: float = 0.0
     build_s: float = 0.0
     unbuilt: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -90,7 +93,7 @@ def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) ->
     speed = roles[rollout]
     if tail.num_waiting:
         return []
-    alive, split, moves = sum(tail.running.values()), dict(tail.split), list[TailMove]()
+    alive, split, moves = sum(tail.running.values()) + tail.num_late, dict(tail.split), list[TailMove]()
     given, queues = set[str](), dict[str, list[tuple[bool, int, str]]]()
     while can_spare(alive, len(tail.running) - len(given), speed):
         role, backlog_s = longest_queue(tail.backlog, tail.num_asked, split, roles)
@@ -106,6 +109,18 @@ def tail_moves(tail: BatchTail, roles: Mapping[str, RoleSpeed], rollout: str) ->
         split[role] += 1
         moves.append(TailMove(name, role, backlog_s, backlog_s * (split[role] - 1) / split[role]))
     return moves
+
+
+def late_samples(num_samples: float, group_size: int, kept: float) -> float:
+    """Returns by how many samples a batch may need more than expected, because more groups are dropped: one
+    standard deviation.
+
+    Args:
+        num_samples: expected number.
+        kept: share of the groups that are not dropped.
+    """
+    groups = num_samples / group_size
+    return group_size * math.sqrt(groups * kept * (1 - kept)) / kept
 
 
 def can_spare(alive: float, slabs: int, speed: RoleSpeed) -> bool:

@@ -101,6 +101,7 @@ def partial_iterations(
             now = choose(
                 [each.split for each in iterations], demand, setting.roles, ROLLOUT, setting.switch_s
             )
+            setting = replace(setting, num_late=demand.num_late)
         groups = SimulatedGroups(work, iteration, seed, before)
         trace = BatchTrace() if iteration == traced else None
         batch = SimulatedBatch(setting, now, groups.judged, trace)

@@ -35,13 +35,15 @@ More = Callable[[int], Sequence[SimulatedSample] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSetting:
-    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch, and
-    whether the trainer uses the same slabs, so that all switch at the end."""
+    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch,
+    whether the trainer uses the same slabs, so that all switch at the end, and the completions that may still
+    come for groups that replace dropped ones."""
 
     roles: Mapping[str, RoleSpeed]
     switch_s: float
     is_dynamic: bool = False
     is_shared: bool = True
+    num_late: float = 0.0
     decide_s: float = 2.0
     """Interval at which moves are decided."""
 
@@ -285,6 +287,7 @@ class SimulatedBatch:
             num_asked={role: self._open_requests[role] for role in judges},
             split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
             switch_s=self._setting.switch_s,
+            num_late=self._setting.num_late,
         )
         for move in tail_moves(tail, self._setting.roles, ROLLOUT):
             self._move(move.slab, move.role)

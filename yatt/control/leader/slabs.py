@@ -230,7 +230,7 @@ class Slabs:
             running=running, num_waiting=sum(load.num_waiting for load in loads.values()),
             backlog=self.measured.backlog(), num_asked=self.measured.num_asked(),
             split={role: len(self._moves.of(role)) for role in judges},
-            switch_s=switch_s, build_s=build_s, unbuilt=unbuilt,
+            switch_s=switch_s, num_late=self.measured.demand().num_late, build_s=build_s, unbuilt=unbuilt,
         )  # fmt: skip
 
     def _want(self, slab: Slab, role: str, about: Mapping[str, Any]) -> None:
