@@ -33,6 +33,7 @@ NAMES = (
     "overlap",
     "learning",
     "split_policy",
+    "split_sample",
     "simulate",
     "limits",
 )

@@ -1,13 +1,13 @@
 """How long a split takes for a batch, predicted from what was measured. Pure.
 
-Runs a batch on models of engines (`yatt.core.engine_model`) with the lengths that were seen. A role's engines
-are one model, with a fair share of the requests for each; a slab that comes later is another, which takes only
-what no engine has yet. Groups are opened by the rule of a run (`yatt.core.prompts.Quota`): as many as the share
-that is kept needs. Whether a group is kept follows a regular pattern, so good and bad luck are left out.
-Verdicts begin when their completion is complete, and slabs move by the rules of `yatt.core.tail`.
+Runs a batch on models of engines (`yatt.core.engine_model`) with the lengths that were seen. A role's
+engines are one model, which shares requests evenly at first; a slab that comes later is another, which takes
+only what no engine has yet. Groups are opened by the rule of a run (`yatt.core.prompts.Quota`): as many as
+the share that is kept needs. Whether a group is kept follows a regular pattern, so good and bad luck are left
+out. Verdicts begin when their completion is complete, and slabs move by the rules of `yatt.core.tail`.
 
-A large batch is predicted by a part of it, on the same part of the engines. Groups that a batch cuts, and those
-that it continues with, are left out.
+A large batch is predicted by a part of it, on the same part of the engines. What a batch cuts, and what it
+continues with, are left out.
 """
 
 import heapq
@@ -24,9 +24,13 @@ from yatt.core.tail import RoleSpeed, Split, can_spare, is_worth, late_samples, 
 NEVER_S = 1e9
 """Seconds of a switch that no backlog is worth: nothing moves within a batch."""
 
-MOST_PREDICTED = 384
-"""Number of samples that a prediction looks at, at most."""
+MOST_PREDICTED, MOST_IF_DROPPED = 384, 768
+"""Number of samples that a prediction looks at, at most; the second one where groups are dropped, because
+it then depends more on which ones end last."""
 
+
+LEAST_ROOM = 4
+"""Engines that a role gets count from so much room in the part of the system that is predicted."""
 
 LEAST_KEPT = 0.01
 """A smaller share of kept groups counts as this one."""
@@ -81,7 +85,7 @@ class _PredictedBatch:
         self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
         self._size = max(demand.group_size, 1)
         groups = max(round(demand.num_samples / self._size), 1)
-        most = max(MOST_PREDICTED // self._size, 8)
+        most = max((MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
         self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
         self._scale = groups / self._num_groups
         self._missing = max(round(self._num_groups * self._kept), 1)
@@ -191,7 +195,7 @@ class _Fleet:
         self._speed, self._scale = speed, scale
         self._unevenness = 1 - 1 / (slabs * speed.engines) if is_uneven else 0.0
         self._models, self._rooms, self._slabs = list[EngineModel](), list[int](), list[int]()
-        self._waiting = deque[Request]()
+        self._waiting, self._small = deque[Request](), 0
         self.grow(0.0, slabs)
 
     @property
@@ -220,8 +224,12 @@ class _Fleet:
         return ended
 
     def grow(self, now_s: float, slabs: int) -> None:
-        """Adds the engines of so many slabs; of many additions, the last ones count as one."""
-        if len(self._models) == MOST_ADDITIONS:
+        """Adds the engines of so many slabs; those of a part too small for requests wait for more. Of many
+        additions, the last ones count as one."""
+        slabs, self._small = slabs + self._small, 0
+        if self._models and self._scale > 1 and self._size(slabs)[1] < LEAST_ROOM:
+            self._small = slabs
+        elif len(self._models) == MOST_ADDITIONS:
             self._resize(-1, self._slabs[-1] + slabs)
         else:
             engines, room = self._size(slabs)

@@ -3,8 +3,6 @@
 The split whose predicted time for a batch is least (`yatt.core.prediction`). It changes only if that gains
 more than a dead band, because lengths differ from batch to batch. The decision within a batch is in
 `yatt.core.tail`.
-
-A *unit* is one engine's worth; a slab holds `engines` of them, which differs between roles.
 """
 
 import itertools
@@ -27,6 +25,14 @@ UNDO_BAND, UNDO_BATCHES = 0.1, 3
 """The same for a split that takes back a change of so many batches before: lengths differ by chance."""
 
 
+def believed_s(
+    split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+) -> float:
+    """Returns the predicted seconds of a batch, without the share of what moves save that is not believed."""
+    moving_s, fixed_s = (predict(split, demand, roles, rollout, each) for each in (switch_s, NEVER_S))
+    return moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
+
+
 def choose(
     before: Sequence[Split],
     demand: BatchDemand,
@@ -44,13 +50,12 @@ def choose(
     def seconds(split: Split) -> float:
         key = tuple(sorted(split.items()))
         if key not in known:
-            moving_s, fixed_s = (predict(split, demand, roles, rollout, each) for each in (switch_s, NEVER_S))
-            known[key] = moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
+            known[key] = believed_s(split, demand, roles, rollout, switch_s)
         return known[key]
 
     total = sum(now.values())
     best = min((dict(now), *_by_work(demand, roles, rollout, total)), key=seconds)
-    step = max(total // 16, 1)
+    step = max(total // 8, 1)
     while step >= max(total // FINEST, 1):
         near = [*_near(best, step, roles), best]
         nearest = min(near, key=lambda each: (seconds(each), sorted(each.items())))

@@ -12,7 +12,7 @@ import pytest
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
 from yatt.core.prediction import NEVER_S, predict
-from yatt.core.split import choose
+from yatt.core.split import believed_s, choose
 from yatt.core.tail import RoleSpeed
 from yatt.simulation.groups import Carried, SimulatedGroups, Workload
 from yatt.simulation.iterations import demand_of
@@ -55,7 +55,9 @@ class Case:
         return dict(zip(self.roles, counts, strict=True))
 
     def simulated(self, counts: tuple[int, ...], *, is_dynamic: bool) -> float:
-        setting = SimulatedSetting(roles=self.roles, switch_s=self.switch_s, is_dynamic=is_dynamic)
+        setting = SimulatedSetting(
+            roles=self.roles, switch_s=self.switch_s, is_dynamic=is_dynamic, num_late=self.demand.num_late
+        )
         found = []
         for seed in range(self.num):
             groups = SimulatedGroups(self.work, 0, seed, self.warm)
@@ -114,11 +116,11 @@ def test_a_fixed_split_takes_about_what_is_predicted(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_plan_with_moves_is_not_predicted_much_too_fast(name):
+def test_a_plan_with_moves_is_not_believed_to_be_much_faster_than_it_is(name):
     found = CASES[name]
     for counts in found.splits:
-        predicted_s = predict(found.split(counts), found.demand, found.roles, ROLLOUT, found.switch_s)
-        assert predicted_s > 0.88 * found.simulated(counts, is_dynamic=True), counts
+        seconds = believed_s(found.split(counts), found.demand, found.roles, ROLLOUT, found.switch_s)
+        assert seconds > 0.85 * found.simulated(counts, is_dynamic=True), counts
 
 
 @pytest.mark.parametrize("name", CASES)
