@@ -34,6 +34,7 @@ NAMES = (
     "overlap",
     "learning",
     "split_policy",
+    "split_sample",
     "simulate",
     "slab_moves",
     "limits",

@@ -14,7 +14,7 @@ from typing import Any
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import RoleSpeed
+from yatt.core.tail import RoleSpeed
 from yatt.simulation.groups import Workload
 from yatt.simulation.iterations import SimulatedIteration, colocated_iterations, partial_iterations
 from yatt.simulation.sampling import SimulatedSample, SimulatedSetting

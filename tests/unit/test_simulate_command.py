@@ -80,6 +80,16 @@ def test_it_prints_a_table_and_a_recommendation_with_what_to_write(tmp_path):
     assert any(line.startswith("The model leaves out: ") for line in lines)
 
 
+def test_a_dynamic_split_is_recommended_with_the_key_that_turns_it_on(simulate, tmp_path):
+    long_verdicts = ("--verdict-tokens", "judge=2000", "--switch-s", "0.1", "--lengths", "300,1.5")
+    done = simulate(run_file(tmp_path), *GIVEN, *long_verdicts, "--json")
+    found = [each for each in json.loads(done.stdout)["results"] if each["is_dynamic"]]
+    assert found
+    assert all("placement.split=dynamic" in each["settings"] for each in found)
+    again = simulate(run_file(tmp_path), *found[0]["settings"], *GIVEN, *long_verdicts, "--json")
+    assert json.loads(again.stdout)["results"][0]["iteration_s"] == found[0]["iteration_s"]
+
+
 def test_json_has_every_setting_and_the_same_result_each_time(simulate, tmp_path):
     done, again = (simulate(run_file(tmp_path), *GIVEN, "--json") for _ in range(2))
     found = json.loads(done.stdout)
@@ -115,6 +125,7 @@ def test_a_figure_that_nobody_gives_is_asked_for(simulate, tmp_path, left_out):
         (("--kept", "0"), "write 0.01 to 1"),
         (("--iterations", "2"), "write 3 to 1000"),
         (("--gpus", "99999"), "write 1 to 16384"),
+        (("--gpus", "1"), "use more nodes or GPUs"),
         (("--run", "nowhere"), "not a run folder"),
         (("placement.genrm_slabs=9",), "placement.genrm_slabs"),
         (("--html", "/nowhere/page.html"), "cannot be written"),

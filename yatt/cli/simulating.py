@@ -163,13 +163,14 @@ def recommendation(found: Recommendation, config: RunConfig) -> list[str]:
 
 def _saves(what: str, found: Recommendation, result: SimulatedResult, config: RunConfig) -> str:
     settings = " ".join(result.alternative.settings(config))
-    policy = " and the policy that moves slabs (docs/adr/0051)" if result.alternative.is_dynamic else ""
+    removed = " and ".join(result.alternative.removed(config))
     older = ""
     if result.most_age > found.own.most_age:
         older = f" It trains on tokens up to {counted(result.most_age, 'policy version')} old."
     return (
         f"{what}: {result.alternative.name}. {result.iteration_s:,.1f} s, {found.gain(result):.0%} less than "
-        f"the config's {found.own.iteration_s:,.1f} s.{older} Write {settings or 'the same config'}{policy}."
+        f"the config's {found.own.iteration_s:,.1f} s.{older} Write {settings or 'the same config'}"
+        f"{' and remove ' + removed if removed else ''}."
     )
 
 
@@ -188,6 +189,7 @@ def _result_json(result: SimulatedResult, found: Recommendation, config: RunConf
         "is_own": result is found.own,
         "is_dynamic": result.alternative.is_dynamic,
         "settings": result.alternative.settings(config),
+        "removed": result.alternative.removed(config),
         "split": dict(result.split),
         "iteration_s": result.iteration_s,
         "sampling_s": result.sampling_s,

@@ -169,6 +169,12 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
             )
         elif place.genrm_slabs:
             yield "placement.genrm_slabs", f"{place.genrm_slabs}, but no GenRM has an engine; remove it."
+    elif num_slabs(config) <= len(genrms):
+        yield (
+            "placement.genrm_slabs",
+            f"rollout and {len(genrms)} GenRM(s) need a slab each, but the engines' nodes have "
+            f"{num_slabs(config)} slab(s) of {slab_gpus(config)} GPU(s); use more nodes or GPUs.",
+        )
     elif not len(genrms) <= place.genrm_slabs < num_slabs(config):
         yield (
             "placement.genrm_slabs",

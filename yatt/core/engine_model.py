@@ -62,14 +62,26 @@ class Request:
 
 
 class EngineModel:
-    """One engine at a moment `now_s`, which only moves forward.
+    """One engine at a moment `now_s`, which only moves forward; or several that share their requests evenly.
 
     Args:
         room: maximum number of sequences that run at once; further requests wait, in order.
+        engines: number of engines; a part of one where a part of a system is modelled.
+        unevenness: of several engines that got requests together, by how many sequences one that still has
+            some is fuller than the mean when most have ended: 0 for one engine, 1 for very many.
     """
 
-    def __init__(self, speed: EngineSpeed, room: int, now_s: float = 0.0) -> None:
-        self._speed, self._room = speed, room
+    def __init__(
+        self,
+        speed: EngineSpeed,
+        room: int,
+        now_s: float = 0.0,
+        *,
+        engines: float = 1.0,
+        unevenness: float = 0.0,
+    ) -> None:
+        self._speed, self._room, self._engines = speed, room, engines
+        self._unevenness, self._most = unevenness, 1
         self._now_s, self._progress = now_s, 0.0
         self._ends: list[tuple[float, int, str]] = []  # a heap: progress at the end, order, key
         self._running: dict[str, float] = {}  # progress at the end, by key
@@ -101,7 +113,7 @@ class EngineModel:
         """When the next sequence ends, if nothing else happens; infinity if nothing runs."""
         if not self._ends:
             return math.inf
-        return self._now_s + (self._ends[0][0] - self._progress) * self._speed.token_s(len(self._running))
+        return self._now_s + (self._ends[0][0] - self._progress) * self._token_s()
 
     def advance(self, now_s: float) -> list[tuple[float, str]]:
         """Moves to `now_s`; returns what has ended until then, (second, key), in order."""
@@ -113,7 +125,7 @@ class EngineModel:
             ended.append((end_s, key))
             self._fill()
         if self._running and now_s > self._now_s:
-            more = (now_s - self._now_s) / self._speed.token_s(len(self._running))
+            more = (now_s - self._now_s) / self._token_s()
             self._move(self._progress + more, now_s)
         self._idle_until(now_s)
         return ended
@@ -126,6 +138,23 @@ class EngineModel:
         self._ends.clear()
         self._waiting.clear()
         return left
+
+    def resize(self, engines: float, room: int) -> None:
+        """Changes the number of engines. The model must have been advanced to this moment. Sequences that
+        have no room any more wait, those that would end last; they keep their tokens."""
+        self._engines, self._room = engines, room
+        while len(self._running) > max(room, 0):
+            last = max(self._ends)
+            self._ends.remove(last)
+            del self._running[last[2]]
+            self._waiting.appendleft(Request(last[2], max(last[0] - self._progress, 0.0)))
+        heapq.heapify(self._ends)
+        self._fill()
+
+    def _token_s(self) -> float:
+        running = len(self._running)
+        fuller = self._unevenness * (1 - running / self._most)
+        return self._speed.token_s(max(running / self._engines + fuller, 1.0))
 
     def _move(self, progress: float, now_s: float) -> None:
         self.tokens += (progress - self._progress) * len(self._running)
@@ -142,6 +171,7 @@ class EngineModel:
             end = self._progress + request.tokens
             self._running[request.key] = end
             heapq.heappush(self._ends, (end, self._count, request.key))
+        self._most = max(self._most, len(self._running))
 
 
 def finish_times(arrivals: Iterable[tuple[float, float]], speed: EngineSpeed, room: int) -> list[float]:

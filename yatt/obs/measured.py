@@ -36,7 +36,6 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
             for role in loads[-1].verdicts
         },
         speeds=_speeds(loads),
-        engines={role: load.engines for role, load in loads[-1].roles.items()},
         switch_s=_mean(load.switch_s for load in loads if load.switch_s),
         train_gpu_s=None if train_s is None else train_gpu_s(train_s, config),
         kept=_mean(load.kept for load in loads),

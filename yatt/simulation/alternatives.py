@@ -3,6 +3,7 @@
 Each alternative is a complete config that the rules between sections allow; what they refuse is left out.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,19 +21,26 @@ OVERSAMPLING = (1.25, 1.5)
 MOST_GPUS = 16384
 
 KEYS = (
-    "placement.mode", "placement.trainer_nodes", "placement.genrm_slabs", "rollout.ahead",
+    "placement.mode", "placement.trainer_nodes", "placement.genrm_slabs", "placement.split", "rollout.ahead",
     "rollout.max_policy_age", "rollout.oversample",
 )  # fmt: skip
 """Keys in which alternatives differ."""
 
+LIMITS = ("placement.min_slabs", "placement.max_slabs")
+"""Keys that are allowed with a dynamic split only."""
+
 
 @dataclass(frozen=True)
 class Alternative:
-    """One setting to simulate. `is_dynamic`: the policy of the split moves slabs."""
+    """One setting to simulate."""
 
     config: RunConfig
-    is_dynamic: bool = False
     is_own: bool = False
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the policy of the split moves slabs."""
+        return self.config.placement.split == "dynamic"
 
     @cached_property
     def split(self) -> dict[str, int]:
@@ -80,6 +88,11 @@ class Alternative:
         pairs = ((key, _value(self.config, key), _value(config, key)) for key in KEYS)
         return [f"{key}={new}" for key, new, old in pairs if new != old]
 
+    def removed(self, config: RunConfig) -> list[str]:
+        """Returns the keys of `config` that must not be written for this setting: a command line cannot
+        remove them."""
+        return [key for key in LIMITS if _value(config, key) and not _value(self.config, key)]
+
 
 def counted(num: int, what: str) -> str:
     """Returns a number with its noun."""
@@ -119,6 +132,8 @@ def sized(config: RunConfig, gpus: int) -> RunConfig:
         placement=replace(
             placement, trainer_nodes=int(trainers),
             genrm_slabs=max(judges, len(config.engine_genrms)) if placement.genrm_slabs else 0,
+            min_slabs={role: max(int(num * factor), 1) for role, num in placement.min_slabs.items()},
+            max_slabs={role: max(math.ceil(num * factor), 1) for role, num in placement.max_slabs.items()},
         ),
         trainer=replace(
             trainer, mini_batch_size=minis,
@@ -149,9 +164,13 @@ def colocated(config: RunConfig) -> Alternative:
 
 
 def partial(config: RunConfig, genrm_slabs: int, *, is_dynamic: bool = False) -> Alternative:
-    """Returns the config with so many slabs of GenRMs while completions are sampled."""
+    """Returns the config with so many slabs of GenRMs while completions are sampled; with a dynamic split, at
+    first, and with the config's own limits."""
     placement = PlacementSection(mode="partial", genrm_slabs=genrm_slabs)
-    return Alternative(_placed(config, placement, ahead=0), is_dynamic)
+    if is_dynamic:
+        own = config.placement
+        placement = replace(placement, split="dynamic", min_slabs=own.min_slabs, max_slabs=own.max_slabs)
+    return Alternative(_placed(config, placement, ahead=0))
 
 
 def disaggregated(config: RunConfig, trainer_nodes: int, genrm_slabs: int, ahead: int) -> Alternative:

@@ -8,9 +8,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from yatt.config.check import engines_per_slab, slab_limits
 from yatt.config.schema import RunConfig
 from yatt.core.placement import ROLLOUT, TRAINER, genrm_role
-from yatt.core.split import BatchDemand, RoleSpeed, predict
+from yatt.core.prediction import NEVER_S, BatchDemand, predict
+from yatt.core.tail import RoleSpeed
 from yatt.simulation.alternatives import Alternative, num_gpus
 from yatt.simulation.figures import RunFigures, drawn_length, even_lengths
 from yatt.simulation.groups import SimulatedGroups, Workload
@@ -42,9 +44,6 @@ NUM_LENGTHS = 512
 FEW_CHECKED, MOST_CHECKED = 16_384, 80_000
 """To check the share, so many samples are simulated in full, in one or more batches, but no larger batch than
 the second number."""
-
-NEVER_S = 1e9
-"""Seconds of a switch that no backlog is worth: a fixed split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +118,20 @@ class SimulatedSetup:
         """Share of the groups that are not dropped."""
         return 1.0 if self.figures.kept is None else self.figures.kept
 
-    def roles(self) -> dict[str, RoleSpeed]:
-        """Returns the speeds of the engine roles."""
-        rooms = {ROLLOUT: self.config.rollout.max_num_seqs}
-        rooms |= {genrm_role(each.name): each.max_num_seqs for each in self.config.engine_genrms}
-        figures = self.figures
-        return {
-            role: RoleSpeed(speed=figures.speeds[role], room=room, engines=figures.engines.get(role, 1))
-            for role, room in rooms.items()
-        }
+    def roles(self, alternative: Alternative | None = None, share: int = 1) -> dict[str, RoleSpeed]:
+        """Returns the speeds of the engine roles; with an alternative, the limits of its split in one of
+        `share` slabs."""
+        config = self.config if alternative is None else alternative.config
+        rooms = {ROLLOUT: config.rollout.max_num_seqs}
+        rooms |= {genrm_role(each.name): each.max_num_seqs for each in config.engine_genrms}
+        found = {}
+        for role, room in rooms.items():
+            least, most = slab_limits(config, role)
+            found[role] = RoleSpeed(
+                speed=self.figures.speeds[role], room=room, engines=engines_per_slab(config, role),
+                least=max(least // share, 1), most=max(-(-most // share), 1),
+            )  # fmt: skip
+        return found
 
     def workload(self, alternative: Alternative, share: int) -> Workload:
         """Returns what an iteration of an alternative samples, or a share of it."""
@@ -151,9 +155,12 @@ class SimulatedSetup:
         return (self.figures.train_gpu_s or 0.0) * self.num_samples / gpus
 
     def setting(self, alternative: Alternative) -> SimulatedSetting:
-        """Returns the setting of an alternative's engines; on nodes of their own, nothing switches."""
-        switch_s = (self.figures.switch_s or 0.0) if alternative.is_shared else 0.0
-        return SimulatedSetting(roles=self.roles(), switch_s=switch_s, is_dynamic=alternative.is_dynamic)
+        """Returns the setting of an alternative's engines; on nodes of their own, only slabs that move
+        switch."""
+        return SimulatedSetting(
+            roles=self.roles(alternative, self.share_of(alternative)), switch_s=self.figures.switch_s or 0.0,
+            is_dynamic=alternative.is_dynamic, is_shared=alternative.is_shared,
+        )  # fmt: skip
 
 
 def part_of(split: Mapping[str, int], share: int) -> dict[str, int]:
@@ -199,7 +206,8 @@ class SettingsComparison:
         setup, share = self.setup, self.setup.share_of(alternative)
         work, setting = setup.workload(alternative, share), setup.setting(alternative)
         split = part_of(alternative.split, share)
-        key = (alternative.takes_turns, alternative.is_dynamic, setting.switch_s, tuple(split.items()),
+        limits = tuple((each.least, each.most) for each in setting.roles.values())
+        key = (alternative.takes_turns, setting.is_dynamic, setting.is_shared, limits, tuple(split.items()),
                work.num_groups, work.oversample, work.max_cuts)  # fmt: skip
         if key not in self._known or traced >= 0:
             num, seed = setup.num_iterations, setup.seed
@@ -217,6 +225,8 @@ class SettingsComparison:
             completions=even_lengths(setup.figures.lengths, NUM_LENGTHS),
             verdicts={role: [setup.figures.verdicts[role]] for role in roles if role != ROLLOUT},
             num_samples=round(setup.num_samples / setup.kept),
+            group_size=setup.config.rollout.n,
+            kept=setup.kept,
         )
         return predict(alternative.split, demand, roles, ROLLOUT, NEVER_S)
 

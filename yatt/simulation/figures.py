@@ -28,7 +28,6 @@ class RunFigures:
         lengths: quantiles of the tokens of the policy per completion, from 0% to 100% at even distances.
         verdicts: mean tokens of verdicts per completion, by role of the GenRM.
         speeds: of one engine, by role.
-        engines: engines on a slab, by role; 1 for a role that is missing.
         switch_s: seconds in which a slab changes its role.
         train_gpu_s: GPU seconds from a batch that is complete to the weights of the next policy version, per
             completion of the batch.
@@ -38,7 +37,6 @@ class RunFigures:
     lengths: Sequence[float] = ()
     verdicts: Mapping[str, float] = field(default_factory=dict)
     speeds: Mapping[str, EngineSpeed] = field(default_factory=dict)
-    engines: Mapping[str, int] = field(default_factory=dict)
     switch_s: float | None = None
     train_gpu_s: float | None = None
     kept: float | None = None
@@ -49,7 +47,6 @@ class RunFigures:
             lengths=self.lengths or measured.lengths,
             verdicts={**measured.verdicts, **self.verdicts},
             speeds={**measured.speeds, **self.speeds},
-            engines={**measured.engines, **self.engines},
             switch_s=measured.switch_s if self.switch_s is None else self.switch_s,
             train_gpu_s=measured.train_gpu_s if self.train_gpu_s is None else self.train_gpu_s,
             kept=measured.kept if self.kept is None else self.kept,

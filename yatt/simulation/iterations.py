@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchDemand, Split, choose
+from yatt.core.prediction import BatchDemand
+from yatt.core.split import choose
+from yatt.core.tail import Split
 from yatt.simulation.groups import Carried, SimulatedGroups, Workload
 from yatt.simulation.sampling import (
     BatchTrace,
@@ -95,19 +97,21 @@ def partial_iterations(
     seen: list[list[SimulatedSample]] = []
     for iteration in range(num_iterations):
         if setting.is_dynamic and seen:
-            demand = demand_of(list(itertools.chain(*seen[-REMEMBERED:])), len(seen[-1]), [*split])
+            demand = demand_of(seen[-REMEMBERED:], work, [*split])
             now = choose(
                 [each.split for each in iterations], demand, setting.roles, ROLLOUT, setting.switch_s
             )
+            setting = replace(setting, num_late=demand.num_late)
         groups = SimulatedGroups(work, iteration, seed, before)
         trace = BatchTrace() if iteration == traced else None
         batch = SimulatedBatch(setting, now, groups.judged, trace)
         outcome = batch.run(groups.first())
         before = groups.carried(batch.unfinished())
         seen.append(groups.asked)
+        switch_s = setting.switch_s if setting.is_shared else 0.0
         iterations.append(
             SimulatedIteration(
-                now, outcome.seconds + setting.switch_s, len(outcome.moves), setting.switch_s,
+                now, outcome.seconds + switch_s, len(outcome.moves), switch_s,
                 outcome.busy_s, outcome.held_s, sum(groups.tokens[: work.num_groups]),
                 (RecordedBatch("", 0.0, trace),) if trace is not None else (),
             )
@@ -182,11 +186,16 @@ def _sampled(groups: SimulatedGroups, numbers: Sequence[int], index: int) -> Seq
     return groups.sampled(numbers[index])
 
 
-def demand_of(samples: Sequence[SimulatedSample], num: int, roles: Sequence[str]) -> BatchDemand:
-    """Returns what a batch of `num` such samples asks of these roles, for the policy."""
-    judges = [role for role in roles if role != ROLLOUT]
+def demand_of(
+    batches: Sequence[Sequence[SimulatedSample]], work: Workload, roles: Sequence[str]
+) -> BatchDemand:
+    """Returns what the next batch asks of these roles, for the policy: the mean of such batches."""
+    judges, samples = [role for role in roles if role != ROLLOUT], list(itertools.chain(*batches))
+    num = len(samples) / len(batches)
     return BatchDemand(
         completions=[each.tokens for each in samples],
         verdicts={role: [each.verdicts.get(role, 0.0) for each in samples] for role in judges},
-        num_samples=num,
+        num_samples=round(num),
+        group_size=work.group_size,
+        kept=min(work.num_groups * work.group_size / num, 1.0),
     )

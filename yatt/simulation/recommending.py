@@ -75,13 +75,12 @@ def recommended(comparison: SettingsComparison) -> Recommendation:
     """Simulates the config and its alternatives."""
     config = comparison.setup.config
     results = [comparison.result(Alternative(config, is_own=True))]
-    known = [(config, False)]
+    known = [config]
 
     def simulate(tried: Iterable[Alternative]) -> None:
         for alternative in tried:
-            what = alternative.config, alternative.is_dynamic
-            if what not in known and a.allowed(alternative):
-                known.append(what)
+            if alternative.config not in known and a.allowed(alternative):
+                known.append(alternative.config)
                 results.append(comparison.result(alternative))
 
     simulate(_without_splits(config))

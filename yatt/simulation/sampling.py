@@ -1,6 +1,6 @@
 """Simulates the sampling and judging of one batch, second by second of a clock that jumps.
 
-Requests are assigned by `yatt.core.dispatch` and slabs are moved by `yatt.core.split`, as in a run; engines
+Requests are assigned by `yatt.core.dispatch` and slabs are moved by `yatt.core.tail`, as in a run; engines
 are `yatt.core.engine_model`. An engine that moves hands back its requests, which go on elsewhere with their
 tokens kept. While it switches, its slab does nothing.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from yatt.core.dispatch import Dispatch
 from yatt.core.engine_model import EngineModel, Request
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchTail, RoleSpeed, tail_moves
+from yatt.core.tail import BatchTail, RoleSpeed, tail_moves
 
 IDLE, SWITCHING = "idle", "switch"
 
@@ -35,11 +35,15 @@ More = Callable[[int], Sequence[SimulatedSample] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSetting:
-    """What is simulated: the roles' speeds, seconds of a switch, and whether slabs move within a batch."""
+    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch,
+    whether the trainer uses the same slabs, so that all switch at the end, and the completions that may still
+    come for groups that replace dropped ones."""
 
     roles: Mapping[str, RoleSpeed]
     switch_s: float
     is_dynamic: bool = False
+    is_shared: bool = True
+    num_late: float = 0.0
     decide_s: float = 2.0
     """Interval at which moves are decided."""
 
@@ -280,8 +284,10 @@ class SimulatedBatch:
             running=running,
             num_waiting=self._num_unsampled - sum(running.values()),
             backlog={role: self._backlog[role] for role in judges},
+            num_asked={role: self._open_requests[role] for role in judges},
             split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
             switch_s=self._setting.switch_s,
+            num_late=self._setting.num_late,
         )
         for move in tail_moves(tail, self._setting.roles, ROLLOUT):
             self._move(move.slab, move.role)

@@ -55,3 +55,42 @@ def test_no_token_is_lost_or_made_twice_when_an_engine_is_emptied(lengths: list[
         map(str, range(len(lengths)))
     )
     assert engine.num_requests == 0 and engine.next_end_s() == math.inf
+
+
+def ends_of(engine: EngineModel, lengths: list[int]) -> dict[str, float]:
+    for number, tokens in enumerate(lengths):
+        engine.add(Request(str(number), tokens), 0.0)
+    return {key: second for second, key in engine.advance(math.inf)}
+
+
+def test_several_engines_are_as_fast_as_each_with_its_share():
+    """Four engines with the same requests each."""
+    lengths = [100, 200, 300]
+    one = ends_of(EngineModel(SPEED, 8), lengths)
+    four = ends_of(EngineModel(SPEED, 32, engines=4.0), lengths * 4)
+    for number in range(3):
+        assert four[str(number)] == pytest.approx(one[str(number)])
+    quarter = ends_of(EngineModel(SPEED, 2, engines=0.25), [100])
+    assert quarter["0"] == pytest.approx(100 * SPEED.token_s(4))  # stands for four on one engine
+
+
+def test_the_last_of_many_engines_have_more_than_the_mean():
+    lengths = [100] * 30 + [400] * 2
+    even, uneven = (EngineModel(SPEED, 64, engines=16.0, unevenness=each) for each in (0.0, 1.0))
+    assert ends_of(uneven, lengths)["31"] > ends_of(even, lengths)["31"]
+    alone_s = 100 * SPEED.token_s(2) + 300 * SPEED.token_s(1)
+    assert ends_of(EngineModel(SPEED, 64, engines=16.0), lengths)["31"] == pytest.approx(alone_s)
+
+
+def test_what_has_no_room_after_a_change_waits_and_keeps_its_tokens():
+    engine = EngineModel(SPEED, 4)
+    for number, tokens in enumerate([100, 200, 300, 400]):
+        engine.add(Request(str(number), tokens), 0.0)
+    half_s = 50 * SPEED.token_s(4)
+    engine.advance(half_s)
+    engine.resize(1.0, 2)
+    assert (engine.num_running, engine.num_requests) == (2, 4)
+    ended = engine.advance(math.inf)
+    assert [key for _, key in ended] == ["0", "1", "2", "3"]
+    assert engine.tokens == pytest.approx(1000)
+    assert ended[0][0] == pytest.approx(half_s + 50 * SPEED.token_s(2))

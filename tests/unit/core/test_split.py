@@ -3,22 +3,16 @@
 import itertools
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import (
-    DEAD_BAND,
-    UNDO_BAND,
-    BatchDemand,
-    BatchTail,
-    RoleSpeed,
-    choose,
-    predict,
-    tail_moves,
-)
+from yatt.core.prediction import NEVER_S, BatchDemand, predict
+from yatt.core.split import DEAD_BAND, UNDO_BAND, believed_s, choose
+from yatt.core.tail import BatchTail, RoleSpeed, tail_moves
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 ENGINE = RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4)
@@ -61,10 +55,10 @@ def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
         if sum(counts) == num and all(n >= r.least for n, r in zip(counts, found, strict=True))
     ]
     start = allowed[seed % len(allowed)]
-    chosen = choose([start], demand, roles, ROLLOUT, 5.0)
+    chosen = choose([start], demand, roles, ROLLOUT, 15.0)
     assert chosen in allowed
-    best_s = min(predict(each, demand, roles, ROLLOUT, 5.0) for each in allowed)
-    assert predict(chosen, demand, roles, ROLLOUT, 5.0) <= best_s * (1 + 3 * DEAD_BAND)
+    best_s = min(believed_s(each, demand, roles, ROLLOUT, 15.0) for each in allowed)
+    assert believed_s(chosen, demand, roles, ROLLOUT, 15.0) <= best_s * (1 + 3 * DEAD_BAND)
 
 
 def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
@@ -77,14 +71,13 @@ def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
 def test_a_ceiling_is_respected():
     roles = {ROLLOUT: ENGINE, JUDGE: RoleSpeed(speed=SCORER.speed, room=128, most=2)}
     assert choose([{ROLLOUT: 7, JUDGE: 1}], demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
-    tail = BatchTail(
-        running={"a": 0, "b": 0}, num_waiting=0, backlog={JUDGE: 1e6}, split={JUDGE: 2}, switch_s=1.0
-    )
+    tail = tail_of({"a": 0, "b": 0}, split={JUDGE: 2})
     assert tail_moves(tail, roles, ROLLOUT) == []
 
 
 def tail_of(running: dict[str, int], **more: object) -> BatchTail:
     given_ = {"num_waiting": 0, "backlog": {JUDGE: 1e6}, "split": {JUDGE: 1}, "switch_s": 1.0, **more}
+    given_ = {"num_asked": dict.fromkeys(given_["backlog"], 10**9), **given_}
     return BatchTail(running=running, **given_)  # type: ignore[arg-type]
 
 
@@ -96,6 +89,7 @@ def tail_of(running: dict[str, int], **more: object) -> BatchTail:
         (tail_of({"a": 99, "b": 99, "c": 99}), []),  # not the tail
         (tail_of({"a": 0, "b": 3, "c": 9}, backlog={JUDGE: 1600.0}), []),  # a second of work
         (tail_of({"a": 0, "b": 3, "c": 9}, switch_s=1e6), []),
+        (tail_of({"a": 0, "b": 3}, num_asked={JUDGE: 64}), []),  # half of the room: another takes none of it
         (tail_of({"a": 0}), []),  # the last slab stays
         (tail_of({}), []),
     ],
@@ -122,7 +116,7 @@ def test_the_genrm_with_the_longest_backlog_is_helped_first():
 @pytest.mark.parametrize(("since", "is_kept"), [(1, True), (3, True), (4, False)])
 def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_kept: bool):
     demand, splits = demand_of(0), [{ROLLOUT: 16 - num, JUDGE: num} for num in range(1, 16)]
-    cost_s = [predict(split, demand, ROLES, ROLLOUT, 15.0) for split in splits]
+    cost_s = [believed_s(split, demand, ROLES, ROLLOUT, 15.0) for split in splits]
     best = min(range(15), key=lambda i: cost_s[i])
     gains = [1 - cost_s[best] / each_s for each_s in cost_s]
     near = next(i for i in range(15) if DEAD_BAND < gains[i] < UNDO_BAND)
@@ -131,4 +125,27 @@ def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_ke
     if is_kept:
         assert chosen == splits[near]
     else:
-        assert predict(chosen, demand, ROLES, ROLLOUT, 15.0) < cost_s[near] * (1 - DEAD_BAND)
+        assert believed_s(chosen, demand, ROLES, ROLLOUT, 15.0) < cost_s[near] * (1 - DEAD_BAND)
+
+
+@pytest.mark.parametrize("start", [1, 1024, 2047])
+def test_a_large_system_gets_the_ratio_of_a_small_one(start: int):
+    small, large = (replace(demand_of(0), num_samples=num) for num in (128 * 8, 128 * 2048))
+    best = min(
+        range(1, 8), key=lambda num: believed_s({ROLLOUT: 8 - num, JUDGE: num}, small, ROLES, ROLLOUT, 15.0)
+    )
+    split = choose([{ROLLOUT: 2048 - start, JUDGE: start}], large, ROLES, ROLLOUT, 15.0)
+    assert sum(split.values()) == 2048
+    assert abs(split[JUDGE] / 256 - best) < 1
+    assert predict(split, large, ROLES, ROLLOUT, 15.0) <= 1.02 * predict(
+        {ROLLOUT: 2048 - 256 * best, JUDGE: 256 * best}, large, ROLES, ROLLOUT, 15.0
+    )
+
+
+def test_groups_that_are_dropped_are_paid_for_and_a_batch_ends_without_those_that_it_does_not_need():
+    split = {ROLLOUT: 4, JUDGE: 4}
+    few = replace(demand_of(0), num_samples=512, group_size=8)
+    many = replace(few, num_samples=1024, kept=0.5)
+    cost_s = [predict(split, each, ROLES, ROLLOUT, NEVER_S) for each in (few, many)]
+    assert cost_s[1] > 1.2 * cost_s[0]
+    assert cost_s[1] < 1.2 * predict(split, replace(many, kept=1.0), ROLES, ROLLOUT, NEVER_S)

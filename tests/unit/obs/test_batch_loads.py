@@ -51,7 +51,6 @@ def test_figures_are_the_mean_of_the_last_batches_without_those_that_measured_no
     assert figures.kept == pytest.approx((0.8 + 1 + 0.8) / 3)
     assert figures.lengths[20] == pytest.approx(400 / 3)
     assert figures.speeds[JUDGE] == EngineSpeed(pytest.approx(0.04), pytest.approx(0.001))
-    assert figures.engines == {"rollout": 1, JUDGE: 2}
     assert "3 iterations up to 4" in where
 
 

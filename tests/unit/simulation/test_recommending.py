@@ -89,6 +89,44 @@ def test_every_alternative_is_allowed_and_its_settings_lead_from_the_config_to_i
     assert any(each.alternative.config.rollout.oversample == 1.25 for each in found.results)
 
 
+def test_a_dynamic_split_of_the_config_is_simulated_within_its_limits(tmp_path):
+    dynamic = ("placement.split=dynamic", "placement.min_slabs={rollout: 2}",
+               "placement.max_slabs={'genrm:judge': 3}")  # fmt: skip
+    config = config_of(tmp_path, *dynamic)
+    found = recommended(comparison_of(config, figures(config)))
+    assert found.own.alternative.is_dynamic
+    assert found.own.moves > 0
+    free = config_of(tmp_path, "placement.split=dynamic")
+    known = figures(free, verdicts={JUDGE: 3000.0})
+    assert comparison_of(free, known).result(Alternative(free)).split[JUDGE] > 3
+    assert comparison_of(config, known).result(Alternative(config)).split[JUDGE] == 3
+    others = [each.alternative for each in found.results if not each.alternative.is_dynamic]
+    assert others and all(not relations(each.config) for each in others)
+    for each in others:
+        assert each.removed(config) == ["placement.min_slabs", "placement.max_slabs"]
+        assert "placement.split=fixed" in each.settings(config)
+
+
+def test_moves_cost_a_switch_on_nodes_of_their_own_too_but_a_batch_ends_without_one(tmp_path):
+    own = ("placement.mode=disaggregated", "placement.trainer_nodes=2", "placement.genrm_slabs=1")
+    config = config_of(tmp_path, *own, "placement.split=dynamic", "trainer.train_batch_size=32")
+    slow, fast = (
+        comparison_of(config, figures(config, switch_s=each)).result(Alternative(config))
+        for each in (60.0, 0.0)
+    )
+    assert slow.switch_s == fast.switch_s == 0
+    assert fast.moves > 0
+    assert slow.moves < fast.moves
+
+
+def test_engines_on_a_slab_follow_from_the_config(tmp_path):
+    config = config_of(tmp_path, "launch.gpus_per_node=4", "rollout.tp_size=2")
+    engines = {
+        role: each.engines for role, each in comparison_of(config, figures(config)).setup.roles().items()
+    }
+    assert engines == {ROLLOUT: 1, JUDGE: 2}
+
+
 def test_a_deterministic_run_is_offered_neither_ahead_nor_oversampling(tmp_path):
     config = config_of(tmp_path, "run.deterministic=true")
     found = recommended(comparison_of(config, figures(config), 3))
@@ -150,6 +188,8 @@ def test_nodes_of_their_own_wait_for_each_other_unless_sampling_is_ahead(tmp_pat
 
 
 def test_at_another_size_the_ratio_of_roles_and_samples_for_each_gpu_stay(tmp_path):
+    limits = ("placement.split=dynamic", "placement.min_slabs={rollout: 2}")
+    assert sized(config_of(tmp_path, *limits), 64).placement.min_slabs == {ROLLOUT: 16}
     config = sized(config_of(tmp_path, "placement.genrm_slabs=3"), 64)
     assert (config.launch.nodes, config.placement.genrm_slabs) == (64, 24)
     assert (config.trainer.train_batch_size, config.trainer.mini_batch_size) == (128, 64)
@@ -167,7 +207,7 @@ def test_at_another_size_the_ratio_of_roles_and_samples_for_each_gpu_stay(tmp_pa
             "multiple of 2",
         ),
         (12, ("launch.gpus_per_node=8",), "write a multiple of 8"),
-        (1, (), "each GenRM needs at least one slab"),
+        (1, (), "need a slab each, but the engines' nodes have 1 slab.* use more nodes or GPUs"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_what_to_write(tmp_path, gpus, settings, says):

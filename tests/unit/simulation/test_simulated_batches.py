@@ -7,7 +7,8 @@ import pytest
 
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchDemand, RoleSpeed, predict
+from yatt.core.prediction import BatchDemand, predict
+from yatt.core.tail import RoleSpeed
 from yatt.simulation.groups import Workload
 from yatt.simulation.iterations import colocated_iterations, partial_iterations
 from yatt.simulation.sampling import (

@@ -1,6 +1,7 @@
 """What was measured of the last batches: the engines' speeds, lengths, and the cost of a move."""
 
 import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,11 +11,15 @@ from yatt.control.leader.node_loads import NodeLoads
 from yatt.core.engine_model import EngineSpeed, fitted
 from yatt.core.moves import MoveRules
 from yatt.core.placement import ROLLOUT
-from yatt.core.split import BatchDemand, RoleSpeed
+from yatt.core.prediction import BatchDemand
+from yatt.core.tail import RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
 
 QUANTILES = 20
 """Number of equal parts into which the lengths in an event are cut."""
+
+REMEMBERED = 2
+"""Number of batches from which the next one is expected."""
 
 MOST_LENGTHS = 4096
 """Number of lengths that the policy looks at, at most."""
@@ -51,7 +56,9 @@ class Measurements:
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds of engines' steps in the last batch, by role."""
 
-    batch: BatchLengths | None = None
+    batches: deque[BatchLengths] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The last ones, oldest first."""
+
     overhead_s: float = 0.0
     """Seconds of the last move in which no engine slept or woke."""
 
@@ -71,14 +78,15 @@ class Measurements:
                 self.speeds[role] = speed
             if role != ROLLOUT and batch.num_samples:
                 self.tokens[role] = new.running / batch.num_samples
-        self.batch, self._before = batch, now
+        self.batches.append(batch)
+        self._before = now
 
     @property
     def is_known(self) -> bool:
         """Whether every role was measured."""
         roles = engine_roles(self.config)
         has_speeds = all(role in self.speeds for role in roles)
-        return self.batch is not None and has_speeds and all(role in self.tokens for role in roles[1:])
+        return bool(self.batches) and has_speeds and all(role in self.tokens for role in roles[1:])
 
     def roles(self) -> dict[str, RoleSpeed]:
         """Returns the roles of the policy."""
@@ -91,13 +99,17 @@ class Measurements:
         return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
 
     def demand(self) -> BatchDemand:
-        """Returns what the next batch is expected to ask for: the same as the last one."""
-        assert self.batch is not None, "asked for once it is known"
-        every = sorted(self.batch.lengths)
+        """Returns what the next batch is expected to ask for: the same as the mean of the last ones."""
+        assert self.batches, "asked for once it is known"
+        every = sorted(length for batch in self.batches for length in batch.lengths)
         step = -(-len(every) // MOST_LENGTHS)
         seen = [float(length) for length in every[::-1][::step]][::-1]
         verdicts = {role: [mean] * len(seen) for role, mean in self.tokens.items()}
-        return BatchDemand(completions=seen, verdicts=verdicts, num_samples=self.batch.num_samples)
+        num_samples = sum(batch.num_samples for batch in self.batches)
+        return BatchDemand(
+            completions=seen, verdicts=verdicts, num_samples=round(num_samples / len(self.batches)),
+            group_size=self.config.rollout.n, kept=len(every) / max(num_samples, 1),
+        )  # fmt: skip
 
     def switch_s(self) -> tuple[float, float]:
         """Returns the seconds of a move from rollout to a GenRM: with an engine that sleeps, and with one
@@ -109,13 +121,17 @@ class Measurements:
         fixed_s = sleep_s + self.overhead_s
         return fixed_s + (wake_s or build_s), fixed_s + (build_s or wake_s)
 
-    def backlog(self) -> dict[str, float]:
-        """Returns the tokens that each GenRM still has to make for the questions that it has."""
-        asked: dict[str, float] = dict.fromkeys(engine_roles(self.config)[1:], 0.0)
+    def num_asked(self) -> dict[str, int]:
+        """Returns the number of questions that each GenRM has and has not answered, by role."""
+        asked = dict.fromkeys(engine_roles(self.config)[1:], 0)
         for load in self.loads.now().values():
             for role, num in load.num_asked.items():
-                asked[role] = asked.get(role, 0.0) + num * self.tokens.get(role, 0.0)
+                asked[role] = asked.get(role, 0) + num
         return asked
+
+    def backlog(self) -> dict[str, float]:
+        """Returns the tokens of the verdicts on these questions."""
+        return {role: num * self.tokens.get(role, 0.0) for role, num in self.num_asked().items()}
 
 
 def rules_of(config: RunConfig) -> MoveRules:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.thread_call import call_in_thread
 from yatt.control.leader.background import Background
+from yatt.control.leader.choice import next_split
 from yatt.control.leader.held_time import HeldTime, num_held
 from yatt.control.leader.measured import Measurements, rules_of
 from yatt.control.leader.node_clients import NodeClients
@@ -23,7 +23,8 @@ from yatt.core import moves as core
 from yatt.core.moves import Moves, OrderMove
 from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
-from yatt.core.split import UNDO_BATCHES, choose, predict, tail_moves
+from yatt.core.split import UNDO_BATCHES
+from yatt.core.tail import tail_moves
 from yatt.obs.events import EventLog
 from yatt.records.moves import MoveSlab
 
@@ -175,21 +176,8 @@ class Slabs:
         self._events.emit("split.failed", error=repr(error))
 
     async def _choose_next(self) -> None:
-        measured, splits = self.measured, [*self._splits]
-        roles, demand, (switch_s, _) = measured.roles(), measured.demand(), measured.switch_s()
-
-        def chosen() -> tuple[dict[str, int], float, float]:
-            best = choose(splits, demand, roles, ROLLOUT, switch_s)
-            now_s, best_s = (predict(each, demand, roles, ROLLOUT, switch_s) for each in (splits[-1], best))
-            return best, now_s, best_s
-
-        began_s = clock.monotonic_s()
-        split, now_s, best_s = await call_in_thread(chosen)
-        self._events.emit(
-            "split.choose", before=splits[-1], after=split, predicted_s=round(now_s, 6),
-            chosen_s=round(best_s, 6), num_samples=demand.num_samples, tokens=measured.tokens,
-            switch_s=round(switch_s, 6), took_s=round(clock.monotonic_s() - began_s, 6),
-        )  # fmt: skip
+        split, about = await next_split([*self._splits], self.measured)
+        self._events.emit("split.choose", **about)
         if sum(split.values()) != sum(self.split().values()):
             return  # a node was lost or has come back meanwhile
         self._chosen = split

@@ -3,7 +3,7 @@
 from yatt.control.leader.measured import Measurements
 from yatt.core.moves import Moves
 from yatt.core.placement import ROLLOUT, Placement
-from yatt.core.split import BatchTail
+from yatt.core.tail import BatchTail
 
 
 def tail_of(moves: Moves, placement: Placement, measured: Measurements) -> BatchTail:
@@ -28,6 +28,7 @@ def tail_of(moves: Moves, placement: Placement, measured: Measurements) -> Batch
     num_of, (switch_s, build_s) = moves.num_of(), measured.switch_s()
     return BatchTail(
         running=running, num_waiting=sum(load.num_waiting for load in loads.values()),
-        backlog=measured.backlog(), split={role: num_of[role] for role in judges},
-        switch_s=switch_s, build_s=build_s, unbuilt=unbuilt,
+        backlog=measured.backlog(), num_asked=measured.num_asked(),
+        split={role: num_of[role] for role in judges}, switch_s=switch_s,
+        num_late=measured.demand().num_late, build_s=build_s, unbuilt=unbuilt,
     )  # fmt: skip

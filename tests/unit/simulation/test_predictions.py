@@ -1,0 +1,142 @@
+"""The policy's prediction against the simulator, in workloads in which an earlier prediction was wrong."""
+
+import functools
+import itertools
+import math
+import random
+import statistics
+from dataclasses import dataclass
+
+import pytest
+
+from yatt.core.engine_model import EngineSpeed
+from yatt.core.placement import ROLLOUT
+from yatt.core.prediction import NEVER_S, predict
+from yatt.core.split import believed_s, choose
+from yatt.core.tail import RoleSpeed
+from yatt.simulation.groups import Carried, SimulatedGroups, Workload
+from yatt.simulation.iterations import demand_of
+from yatt.simulation.sampling import SimulatedBatch, SimulatedSample, SimulatedSetting
+
+JUDGE, CRITIC = "genrm:judge", "genrm:critic"
+WIDE = {
+    ROLLOUT: RoleSpeed(speed=EngineSpeed(0.00333, 0.00021), room=128),
+    JUDGE: RoleSpeed(speed=EngineSpeed(0.0091, 0.00057), room=128),
+}
+NARROW = {
+    ROLLOUT: RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4),
+    JUDGE: RoleSpeed(speed=EngineSpeed(16 / 1760, 1 / 1760), room=128),
+    CRITIC: RoleSpeed(speed=EngineSpeed(16 / 1760, 1 / 1760), room=128),
+}
+FEW_PLACES = {
+    ROLLOUT: RoleSpeed(speed=EngineSpeed(0.0267, 0.00167), room=32, engines=2),
+    JUDGE: RoleSpeed(speed=EngineSpeed(0.0079, 0.00099), room=32),
+}
+
+
+def draw(
+    numbers: random.Random, _: int, *, mean: float, verdicts: dict[str, tuple[float, float]]
+) -> SimulatedSample:
+    tokens = min(max(numbers.lognormvariate(math.log(mean) - 0.32, 0.8), 16), 8192)
+    return SimulatedSample(tokens, {role: base + each * tokens for role, (base, each) in verdicts.items()})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload; `splits` are (rollout, GenRMs ...) slabs, the best fixed one first."""
+
+    roles: dict[str, RoleSpeed]
+    work: Workload
+    switch_s: float
+    splits: tuple[tuple[int, ...], ...]
+    num: int
+
+    def split(self, counts: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.roles, counts, strict=True))
+
+    def simulated(self, counts: tuple[int, ...], *, is_dynamic: bool) -> float:
+        setting = SimulatedSetting(
+            roles=self.roles, switch_s=self.switch_s, is_dynamic=is_dynamic, num_late=self.demand.num_late
+        )
+        found = []
+        for seed in range(self.num):
+            groups = SimulatedGroups(self.work, 0, seed, self.warm)
+            found.append(SimulatedBatch(setting, self.split(counts), groups.judged).run(groups.first()))
+        return statistics.mean(each.seconds for each in found)
+
+    @property
+    def warm(self) -> Carried:
+        """What is known of the groups that are kept before the first batch."""
+        quota = SimulatedGroups(self.work, 0, 0).quota
+        for number in range(400):
+            is_kept = math.floor((number + 1) * self.work.pass_rate) > math.floor(
+                number * self.work.pass_rate
+            )
+            quota = quota.opened(1).resolved(accepted=is_kept)
+        return Carried(acceptance=quota.acceptance)
+
+    @functools.cached_property
+    def demand(self):
+        groups = round(self.work.num_groups / self.work.pass_rate)
+        whole = Workload(draw=self.work.draw, num_groups=groups, group_size=self.work.group_size)
+        batches = [SimulatedGroups(whole, 0, seed).first() for seed in (100, 101)]
+        return demand_of(batches, self.work, [*self.roles])
+
+
+def case(roles, mean, verdicts, groups, *, kept=1.0, switch_s=15.0, splits, num=1) -> Case:
+    drawn = functools.partial(draw, mean=mean, verdicts=verdicts)
+    work = Workload(draw=drawn, num_groups=groups, group_size=8, pass_rate=kept)
+    return Case({role: roles[role] for role in (ROLLOUT, *verdicts)}, work, switch_s, splits, num)
+
+
+CASES = {
+    "verdicts that run cannot go to another engine": case(
+        WIDE, 1500, {JUDGE: (825, 0)}, 512, splits=((14, 18), (18, 14), (20, 12))
+    ),
+    "two GenRMs, half of the groups dropped": case(
+        NARROW, 1500, {JUDGE: (600, 0.15), CRITIC: (300, 0.1)}, 64, kept=0.5, num=8,
+        splits=((6, 4, 2), (7, 3, 2), (8, 3, 1)),
+    ),
+    "more samples than places, 60% dropped": case(
+        FEW_PLACES, 500, {JUDGE: (317, 0.3)}, 152, kept=0.4, switch_s=0.0, num=2,
+        splits=((10, 9), (13, 6), (18, 1)),
+    ),
+    "few slabs, a long switch, 40% dropped": case(
+        NARROW, 1500, {JUDGE: (600, 0.15)}, 128, kept=0.6, switch_s=30.0, num=2, splits=((4, 4), (6, 2)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fixed_split_takes_about_what_is_predicted(name):
+    found = CASES[name]
+    for counts in found.splits:
+        predicted_s = predict(found.split(counts), found.demand, found.roles, ROLLOUT, NEVER_S)
+        assert predicted_s == pytest.approx(found.simulated(counts, is_dynamic=False), rel=0.12), counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_with_moves_is_not_believed_to_be_much_faster_than_it_is(name):
+    found = CASES[name]
+    for counts in found.splits:
+        seconds = believed_s(found.split(counts), found.demand, found.roles, ROLLOUT, found.switch_s)
+        assert seconds > 0.85 * found.simulated(counts, is_dynamic=True), counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_split_that_is_chosen_is_as_good_as_the_best_fixed_one(name):
+    found = CASES[name]
+    best_s = found.simulated(found.splits[0], is_dynamic=False)
+    for counts in (found.splits[-1], found.splits[0]):
+        split = choose([found.split(counts)], found.demand, found.roles, ROLLOUT, found.switch_s)
+        chosen = tuple(split[role] for role in found.roles)
+        assert found.simulated(chosen, is_dynamic=True) <= 1.04 * best_s, (counts, chosen)
+
+
+def test_cases_differ_enough_that_a_wrong_choice_would_be_seen():
+    worst = [
+        found.simulated(found.splits[-1], is_dynamic=False)
+        / found.simulated(found.splits[0], is_dynamic=False)
+        for found in itertools.islice(CASES.values(), 3)
+    ]
+    assert min(worst) > 1.2
