@@ -62,6 +62,7 @@ class Measurements:
     overhead_s: float = 0.0
     """Seconds of the last move in which no engine slept or woke."""
 
+    _demand: BatchDemand | None = None
     _before: Mapping[str, StepSums] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -79,6 +80,7 @@ class Measurements:
             if role != ROLLOUT and batch.num_samples:
                 self.tokens[role] = new.running / batch.num_samples
         self.batches.append(batch)
+        self._demand = None
         self._before = now
 
     @property
@@ -100,6 +102,11 @@ class Measurements:
 
     def demand(self) -> BatchDemand:
         """Returns what the next batch is expected to ask for: the same as the mean of the last ones."""
+        if self._demand is None:
+            self._demand = self._expected()
+        return self._demand
+
+    def _expected(self) -> BatchDemand:
         assert self.batches, "asked for once it is known"
         every = sorted(length for batch in self.batches for length in batch.lengths)
         step = -(-len(every) // MOST_LENGTHS)
