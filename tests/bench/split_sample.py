@@ -63,12 +63,11 @@ def sample(
 
 
 def work(
-    mean: float, sigma: float, verdicts: dict[str, tuple[float, float]], groups: int, kept: float,
-    size: int = 8,
+    mean: float, sigma: float, verdicts: dict[str, tuple[float, float]], groups: int, kept: float
 ) -> Workload:  # fmt: skip
     return Workload(
         draw=functools.partial(sample, mean=mean, sigma=sigma, verdicts=verdicts), num_groups=groups,
-        group_size=size, pass_rate=kept,
+        group_size=8, pass_rate=kept,
     )  # fmt: skip
 
 
@@ -158,13 +157,11 @@ def run() -> dict[str, Any]:
     return {
         "title": "The policy of the split in drawn workloads",
         "how": f"`yatt/simulation`, {NUM_DRAWN} drawn workloads (4 to 32 slabs, 1 or 2 GenRMs, lengths, "
-        "rooms, "
-        "speeds, shares of dropped groups, switch 0 to 30 s) and three in which an earlier policy was worse "
-        "than a fixed split; the policy begins with one slab of rollout. Mean of the iterations "
-        f"{FIRST + 1} to "
-        f"{NUM_ITERATIONS}, {SEEDS} seeds, against the fixed split that is best in hindsight, of at most "
-        f"{MOST_FIXED}. Where groups are dropped, an iteration's time depends on luck: the standard error is "
-        "that of the difference, and the best in hindsight had luck.",
+        "rooms, speeds, shares of dropped groups, switch 0 to 30 s) and three in which an earlier policy was "
+        "worse than a fixed split; the policy begins with one slab of rollout. Mean of the iterations "
+        f"{FIRST + 1} to {NUM_ITERATIONS}, {SEEDS} seeds, against the fixed split that is best in hindsight, "
+        f"of at most {MOST_FIXED}. Where groups are dropped, an iteration's time depends on luck: the error "
+        "is that of the difference, and the best split in hindsight had luck.",
         "head": ["workload", "slabs", "GenRMs", "switch", "groups dropped", "best fixed split",
                  "policy against it", "standard error"],
         "rows": [each.row() for each in found],

@@ -18,6 +18,7 @@ from yatt.simulation.groups import Carried, SimulatedGroups, Workload
 from yatt.simulation.iterations import demand_of
 from yatt.simulation.sampling import SimulatedBatch, SimulatedSample, SimulatedSetting
 
+pytestmark = pytest.mark.slow
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 WIDE = {
     ROLLOUT: RoleSpeed(speed=EngineSpeed(0.00333, 0.00021), room=128),
@@ -107,12 +108,18 @@ CASES = {
 }  # fmt: skip
 
 
+@functools.cache
+def simulated_s(name: str, counts: tuple[int, ...], is_dynamic: bool) -> float:
+    """Several tests need the same simulation."""
+    return CASES[name].simulated(counts, is_dynamic=is_dynamic)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_fixed_split_takes_about_what_is_predicted(name):
     found = CASES[name]
     for counts in found.splits:
         predicted_s = predict(found.split(counts), found.demand, found.roles, ROLLOUT, NEVER_S)
-        assert predicted_s == pytest.approx(found.simulated(counts, is_dynamic=False), rel=0.12), counts
+        assert predicted_s == pytest.approx(simulated_s(name, counts, False), rel=0.12), counts
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,23 +127,20 @@ def test_a_plan_with_moves_is_not_believed_to_be_much_faster_than_it_is(name):
     found = CASES[name]
     for counts in found.splits:
         seconds = believed_s(found.split(counts), found.demand, found.roles, ROLLOUT, found.switch_s)
-        assert seconds > 0.85 * found.simulated(counts, is_dynamic=True), counts
+        assert seconds > 0.85 * simulated_s(name, counts, True), counts
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_split_that_is_chosen_is_as_good_as_the_best_fixed_one(name):
     found = CASES[name]
-    best_s = found.simulated(found.splits[0], is_dynamic=False)
+    best_s = simulated_s(name, found.splits[0], False)
     for counts in (found.splits[-1], found.splits[0]):
         split = choose([found.split(counts)], found.demand, found.roles, ROLLOUT, found.switch_s)
         chosen = tuple(split[role] for role in found.roles)
-        assert found.simulated(chosen, is_dynamic=True) <= 1.04 * best_s, (counts, chosen)
+        assert simulated_s(name, chosen, True) <= 1.04 * best_s, (counts, chosen)
 
 
 def test_cases_differ_enough_that_a_wrong_choice_would_be_seen():
-    worst = [
-        found.simulated(found.splits[-1], is_dynamic=False)
-        / found.simulated(found.splits[0], is_dynamic=False)
-        for found in itertools.islice(CASES.values(), 3)
-    ]
-    assert min(worst) > 1.2
+    for name, found in itertools.islice(CASES.items(), 3):
+        worst_s, best_s = (simulated_s(name, found.splits[i], False) for i in (-1, 0))
+        assert worst_s > 1.2 * best_s, name
