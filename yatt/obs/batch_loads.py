@@ -114,7 +114,8 @@ def _roles(value: Any) -> dict[str, RoleLoad] | None:
 def _role(value: Any) -> RoleLoad | None:
     if not isinstance(value, dict):
         return None
-    amounts: list[Any] = [value.get(name) for name in ("step_s", "sequence_s", "idle")]
+    measured: list[Any] = [value.get(name, "") for name in ("step_s", "sequence_s", "idle")]
+    amounts = [0.0 if each is None else each for each in measured]  # None: nothing was measured
     counts: list[Any] = [value.get(name) for name in ("room", "engines", "slabs")]
     if not all(map(is_amount, amounts)) or not all(map(is_count, counts)) or amounts[2] > 1:
         return None

@@ -161,6 +161,28 @@ def test_one_of_two_engines_is_woken_again_under_the_token_of_both_while_it_coun
     asyncio.run(scene(Bench(narrow=True)))
 
 
+def test_where_memory_is_lacking_none_of_the_engines_of_a_slab_is_started() -> None:
+    async def scene(bench: Bench) -> None:
+        async def lack(_: Worker) -> str:
+            await asyncio.sleep(0)
+            return "too little memory"
+
+        def failed(worker: Worker, _: str) -> bool:
+            assert worker.slab is not None
+            bench.workers.take_back(worker.slab)  # as the arbiter does when the slab goes back
+            return True
+
+        unfit = bench.workers._unfit
+        unfit.lack, unfit.failed = lack, failed  # type: ignore[method-assign]
+        workers = bench.supervisor.of(ROLLOUT, bench.slab)
+        for worker in workers:
+            worker.is_starting = False
+        await bench.workers.wake(bench.slab, ROLLOUT, 7)
+        assert [worker.starts for worker in workers] == [1, 1], "neither was started again"
+
+    asyncio.run(scene(Bench(narrow=True)))
+
+
 def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_is_no_failure_of_the_engine() -> None:
     async def scene(bench: Bench) -> None:
         bench.publish(4)

@@ -60,6 +60,15 @@ def test_an_engine_whose_speed_was_not_measured_has_none(tmp_path):
     assert measured_figures(paths)[0].speeds == {}
 
 
+def test_a_role_of_which_a_run_measured_nothing_does_not_make_the_batch_unreadable():
+    """The leader writes null for a role that made no step yet, or that held no slab."""
+    roles = load(1)["roles"]
+    silent = {**roles[JUDGE], "step_s": None, "sequence_s": None, "idle": None}
+    found = as_batch_load(load(1, roles={**roles, JUDGE: silent}))
+    assert found is not None and found.roles["rollout"].speed == EngineSpeed(0.02, 0.001)
+    assert (found.roles[JUDGE].speed, found.roles[JUDGE].idle) == (None, 0)
+
+
 DAMAGED = (
     {"lengths": []}, {"lengths": [3.0, 2.0]}, {"lengths": ["1", "2"]}, {"lengths": [1.0, float("nan")]},
     {"lengths": {}}, {"kept": 0}, {"kept": 1.1}, {"kept": None}, {"num_samples": 1.5}, {"num_samples": -1},

@@ -239,8 +239,8 @@ class Workers:
         self._waking.add(worker.name)
         try:
             lack = await self._unfit.lack(worker)
-            if lack and self._gives_back(worker, lack):
-                return
+            if (lack and self._gives_back(worker, lack)) or not self._is_granted(worker, token):
+                return  # not granted: another engine of the slab found the same lack first
             await self._supervisor.start(worker)
             await self._guarded(worker, self._bring_up(worker, token))
         finally:
