@@ -9,6 +9,18 @@ from collections.abc import Iterator
 
 from yatt.config.algorithm import GROUP_BASELINES
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import (
+    engine_nodes as engine_nodes,
+    engine_roles as engine_roles,
+    engine_sizes as engine_sizes,
+    engines_per_slab as engines_per_slab,
+    first_split as first_split,
+    node_gpus as node_gpus,
+    num_slabs as num_slabs,
+    num_trainer_nodes as num_trainer_nodes,
+    slab_gpus as slab_gpus,
+    slab_limits as slab_limits,
+)
 from yatt.paths import LOCAL_NAME_BYTES, LOCAL_SOCKET
 from yatt.records.episode import ENVIRONMENT
 
@@ -71,29 +83,11 @@ def _sockets(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def num_trainer_nodes(config: RunConfig) -> int:
-    """Returns the number of trainer nodes; they are the first nodes."""
-    return config.placement.trainer_nodes if config.placement.mode == "disaggregated" else config.launch.nodes
-
-
 def upload_limit(config: RunConfig) -> float:
     """Returns the bytes per second that one trainer node may upload; 0: no limit."""
     own, whole = config.checkpoint.max_bytes_per_s, config.checkpoint.max_run_bytes_per_s
     limits = [float(limit) for limit in (own, whole / num_trainer_nodes(config)) if limit]
     return min(limits, default=0.0)
-
-
-def node_gpus(config: RunConfig) -> tuple[int, ...]:
-    """Returns the number of GPUs of each node."""
-    launch, trainers = config.launch, num_trainer_nodes(config)
-    rest = launch.engine_gpus_per_node or launch.gpus_per_node
-    return (launch.gpus_per_node,) * trainers + (rest,) * (launch.nodes - trainers)
-
-
-def engine_nodes(config: RunConfig) -> range:
-    """Returns the nodes that run engines in any phase."""
-    first = config.placement.trainer_nodes if config.placement.mode == "disaggregated" else 0
-    return range(first, config.launch.nodes)
 
 
 def _layout(config: RunConfig) -> Iterator[Fault]:
@@ -117,9 +111,9 @@ def _widths(config: RunConfig) -> Iterator[Fault]:
     """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
     gpus, slab = node_gpus(config)[-1], slab_gpus(config)
     named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
-    widest = next(key for key, size in _engine_sizes(config) if size == slab)
+    widest = next(key for key, size in engine_sizes(config) if size == slab)
     fitting = ", ".join(str(each) for each in range(1, slab + 1) if slab % each == 0)
-    for key, size in _engine_sizes(config):
+    for key, size in engine_sizes(config):
         if gpus % size:
             yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
         elif slab % size:
@@ -128,30 +122,6 @@ def _widths(config: RunConfig) -> Iterator[Fault]:
                 f"{size} does not divide {widest} {slab}: engines of this kind would not fill a slab, which "
                 f"has {slab} GPUs; write one of {fitting}, or another {widest}.",
             )
-
-
-def _engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
-    yield "rollout.tp_size", config.rollout.tp_size
-    for index, genrm in enumerate(config.genrms):
-        if genrm.has_engine:
-            yield f"genrms[{index}].tp_size", genrm.tp_size
-
-
-def slab_gpus(config: RunConfig) -> int:
-    """Returns the GPUs per slab: the smallest set that one engine of any kind can use. It is as wide as the
-    widest engine; narrower ones are on it side by side."""
-    return max(size for _, size in _engine_sizes(config))
-
-
-def engines_per_slab(config: RunConfig, role: str) -> int:
-    """Returns the number of engines that a role has on one slab."""
-    sizes = {f"genrm:{genrm.name}": genrm.tp_size for genrm in config.engine_genrms}
-    return slab_gpus(config) // sizes.get(role, config.rollout.tp_size)
-
-
-def num_slabs(config: RunConfig) -> int:
-    """Returns the number of slabs that engines may hold, on all nodes together."""
-    return sum(node_gpus(config)[node] // slab_gpus(config) for node in engine_nodes(config))
 
 
 def _placement(config: RunConfig) -> Iterator[Fault]:
@@ -184,11 +154,6 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def engine_roles(config: RunConfig) -> tuple[str, ...]:
-    """Returns the roles with engines: rollout, then each GenRM's."""
-    return ("rollout", *(f"genrm:{genrm.name}" for genrm in config.engine_genrms))
-
-
 def _split(config: RunConfig) -> Iterator[Fault]:
     place, roles = config.placement, engine_roles(config)
     if place.split == "fixed":
@@ -208,6 +173,8 @@ def _split(config: RunConfig) -> Iterator[Fault]:
     if config.run.deterministic:
         yield "placement.split", "dynamic depends on timing (run.deterministic); write fixed."
     yield from _slab_limits(config, roles)
+    if place.mode != "colocated":
+        yield from _first_split(config)
 
 
 def _slab_limits(config: RunConfig, roles: tuple[str, ...]) -> Iterator[Fault]:
@@ -230,10 +197,16 @@ def _slab_limits(config: RunConfig, roles: tuple[str, ...]) -> Iterator[Fault]:
         yield "placement.max_slabs", f"leaves some of {total} slabs to nobody; write more."
 
 
-def slab_limits(config: RunConfig, role: str) -> tuple[int, int]:
-    """Returns the fewest and the most slabs that a role may have with a dynamic split."""
-    place = config.placement
-    return place.min_slabs.get(role, 1), place.max_slabs.get(role, num_slabs(config))
+def _first_split(config: RunConfig) -> Iterator[Fault]:
+    place, total = config.placement, num_slabs(config)
+    for role, num in first_split(config).items():
+        least, most = slab_limits(config, role)
+        if not least <= num <= most:
+            yield (
+                "placement.genrm_slabs",
+                f"{place.genrm_slabs} begins with {num} of {total} slabs for {role}, but min_slabs and "
+                f"max_slabs allow {least} to {most}; change one of them.",
+            )
 
 
 def _rewards(config: RunConfig) -> Iterator[Fault]:

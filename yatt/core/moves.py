@@ -11,6 +11,7 @@ sampled; afterwards the barriers of the phases give each slab to the table's rol
   ceiling.
 - Where a role's engine cannot be built, the slab has its first role again, and is not ordered to that role
   any more.
+- A role without any slab gets one of a role that has two, whatever the floors.
 - If a lost node leaves a role below its floor, a slab of the role that can best spare one is ordered to it,
   as soon as there is one that does not move already.
 """
@@ -108,6 +109,8 @@ class MoveFailed:
     slab: Slab
     role: str
     first: str
+    is_answer: bool = True
+    """Whether it answers the slab's order; else it was heard of otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +200,13 @@ def _without(moves: Moves, event: MoveFailed) -> Moves:
     """Returns the state in which the slab has its first role again, if the table has it with the unfit
     one."""
     unfit = moves.unfit | {(event.slab, event.role)}
-    if moves.table.get(event.slab) != event.role:
-        return replace(moves, unfit=unfit)
-    table, moving = {**moves.table, event.slab: event.first}, moves.moving - {event.slab}
-    return replace(moves, unfit=unfit, table=table, moving=moving, changed=moves.changed - {event.slab})
+    is_its = moves.table.get(event.slab) == event.role
+    over = {event.slab} if event.is_answer or is_its else set[Slab]()
+    known = replace(moves, unfit=unfit, moving=moves.moving - over)
+    if not is_its:
+        return known
+    table = {**moves.table, event.slab: event.first}
+    return replace(known, table=table, changed=moves.changed - {event.slab})
 
 
 def _moved(moves: Moves, slab: Slab, role: str) -> Result:
@@ -222,9 +228,10 @@ def _repaired(moves: Moves, rules: MoveRules) -> Result:
 
 
 def _spare(moves: Moves, wanted: str, rules: MoveRules) -> Slab | None:
-    """Returns a slab of the role that is farthest above its floor; None if no role above it has a fit one."""
-    num_there = moves.num_there()
-    spare = {role: num_there[role] - least for role, least in rules.least.items()}
+    """Returns a fit slab of the role that is farthest above its floor. If the wanted role has none at all,
+    floors do not count: each other role keeps one. None if there is none to spare."""
+    num_there, is_last = moves.num_there(), not moves.num_of()[wanted]
+    spare = {role: num_there[role] - (1 if is_last else least) for role, least in rules.least.items()}
     for role in sorted(spare, key=lambda each: (-spare[each], each)):
         fit = [slab for slab in moves.there(role) if (slab, wanted) not in moves.unfit]
         if spare[role] > 0 and fit:

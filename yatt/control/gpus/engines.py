@@ -86,6 +86,7 @@ class LocalEngines:
 
     async def add(self, address: str, role: str, slab: Slab, token: int) -> None:
         """Adds an engine that is awake under `token`."""
+        self._leaving.pop(address, None)
         self._engines[address] = _Engine(address, role, slab, token)
         self._dispatch.serve(address, role, engine_room(self._config, role))
         self.version += 1

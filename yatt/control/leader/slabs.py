@@ -25,6 +25,7 @@ from yatt.core.phases import Phase
 from yatt.core.placement import ROLLOUT, TRAINER, Holders, Slab
 from yatt.core.split import UNDO_BATCHES
 from yatt.core.tail import tail_moves
+from yatt.errors import EXIT_FAILED
 from yatt.obs.events import EventLog
 from yatt.records.moves import MoveSlab
 
@@ -114,11 +115,17 @@ class Slabs:
         """Handles a lost node."""
         self.loads.gone(index)
         self._splits.clear()
+        self._begun = {}
         self._step(core.NodeGone(index))
+        num_left = sum(slab.node not in self._moves.lost for slab in self._moves.table)
+        if self._moves.table and num_left < len(self._rules.least) and not self._is_stopped:
+            error = f"only {num_left} slabs are left for {', '.join(self._rules.least)}"
+            self._background.inbox.fail(error, EXIT_FAILED)
 
     def back(self, index: int) -> None:
         """Handles a node that takes part again."""
         self._splits.clear()
+        self._begun = {}
         self._step(core.NodeBack(index))
 
     # ---- batches --------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ class Slabs:
         seconds = clock.monotonic_s() - began_s
         if moved.has_moved:
             self._num_moves += 1
-            self.measured.overhead_s = seconds - moved.workers_s
+            self.measured.overhead_s = max(0.0, seconds - moved.workers_s)
         self._events.emit(
             "slab.moved", slab=slab.name, after=order.role, has_moved=moved.has_moved,
             seconds=round(seconds, 6), workers_s=round(moved.workers_s, 6),
@@ -279,7 +286,7 @@ class Slabs:
             for number, role in load.unfit:
                 slab = by_node[index][number]
                 if (slab, role) not in self._moves.unfit:
-                    self._step(core.MoveFailed(slab, role, first[slab]))
+                    self._step(core.MoveFailed(slab, role, first[slab], is_answer=False))
 
     def metrics(self) -> dict[str, float]:
         """Returns the split, and the number of moves since the last call; nothing if the split is fixed."""
