@@ -291,7 +291,13 @@ class SimulatedBatch:
         )
         for move in tail_moves(tail, self._setting.roles, ROLLOUT):
             self._move(move.slab, move.role)
-        self._at(self._now_s + self._setting.decide_s, "decide")
+        self._at(self._now_s + self._next_decision() * self._setting.decide_s, "decide")
+
+    def _next_decision(self) -> int:
+        """After how many intervals something will have happened: decisions before would find the same."""
+        if not self._events:
+            return 1
+        return max(math.ceil((self._events[0][0] - self._now_s) / self._setting.decide_s), 1)
 
     def _move(self, name: str, role: str) -> None:
         self.outcome.moves.append((self._now_s, name, role))
