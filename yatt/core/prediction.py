@@ -64,11 +64,21 @@ class BatchDemand:
 
 
 def predict(
-    split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+    split: Split,
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
+    *,
+    effort: int = 1,
 ) -> float:
     """Returns seconds from the first request of a batch to its last verdict, with the moves of
-    `yatt.core.tail` in it."""
-    return _PredictedBatch(split, demand, roles, rollout, switch_s).seconds()
+    `yatt.core.tail` in it.
+
+    Args:
+        effort: looks at so many times as many samples. Where groups are dropped, chance then matters less.
+    """
+    return _PredictedBatch(split, demand, roles, rollout, switch_s, effort).seconds()
 
 
 class _PredictedBatch:
@@ -81,11 +91,12 @@ class _PredictedBatch:
         roles: Mapping[str, RoleSpeed],
         rollout: str,
         switch_s: float,
+        effort: int,
     ) -> None:
         self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
         self._size = max(demand.group_size, 1)
         groups = max(round(demand.num_samples / self._size), 1)
-        most = max((MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
+        most = max(effort * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
         self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
         self._scale = groups / self._num_groups
         self._missing = max(round(self._num_groups * self._kept), 1)

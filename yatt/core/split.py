@@ -21,15 +21,26 @@ the one that needs fewer moves is chosen."""
 FINEST = 64
 """Splits are compared down to this part of all slabs, or one slab."""
 
+EFFORT = 4
+"""A change is made only if a prediction that looks at so many times as many samples agrees."""
+
 UNDO_BAND, UNDO_BATCHES = 0.1, 3
 """The same for a split that takes back a change of so many batches before: lengths differ by chance."""
 
 
 def believed_s(
-    split: Split, demand: BatchDemand, roles: Mapping[str, RoleSpeed], rollout: str, switch_s: float
+    split: Split,
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
+    *,
+    effort: int = 1,
 ) -> float:
     """Returns the predicted seconds of a batch, without the share of what moves save that is not believed."""
-    moving_s, fixed_s = (predict(split, demand, roles, rollout, each) for each in (switch_s, NEVER_S))
+    moving_s, fixed_s = (
+        predict(split, demand, roles, rollout, each, effort=effort) for each in (switch_s, NEVER_S)
+    )
     return moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
 
 
@@ -64,7 +75,12 @@ def choose(
         else:
             step //= 2
     band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
-    return best if seconds(best) < seconds(now) * (1 - band) else dict(now)
+    if best == now or seconds(best) >= seconds(now) * (1 - band):
+        return dict(now)
+    best_s, now_s = (
+        believed_s(each, demand, roles, rollout, switch_s, effort=EFFORT) for each in (best, now)
+    )
+    return best if best_s < now_s * (1 - band) else dict(now)
 
 
 def _by_work(
