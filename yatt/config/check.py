@@ -139,18 +139,13 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
             )
         elif place.genrm_slabs:
             yield "placement.genrm_slabs", f"{place.genrm_slabs}, but no GenRM has an engine; remove it."
-    elif num_slabs(config) <= len(genrms):
-        yield (
-            "placement.genrm_slabs",
-            f"rollout and {len(genrms)} GenRM(s) need a slab each, but the engines' nodes have "
-            f"{num_slabs(config)} slab(s) of {slab_gpus(config)} GPU(s); use more nodes or GPUs.",
-        )
     elif not len(genrms) <= place.genrm_slabs < num_slabs(config):
+        most = num_slabs(config) - 1
+        fix = f"write {len(genrms)} to {most}, or use" if most >= len(genrms) else "use"
         yield (
             "placement.genrm_slabs",
             f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(genrms)} GenRM(s): each GenRM "
-            f"needs at least one slab and rollout at least one; write {len(genrms)} to "
-            f"{num_slabs(config) - 1}, or use more nodes or GPUs.",
+            f"needs at least one slab and rollout at least one; {fix} more nodes or GPUs.",
         )
 
 

@@ -133,7 +133,8 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
             "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
-            "placement.genrm_slabs: rollout and 1 GenRM(s) need a slab each, but the engines' nodes",
+            "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab "
+            "and rollout at least one; use more nodes or GPUs.",
         ),
         (
             "trainer:\n",

@@ -207,7 +207,7 @@ def test_at_another_size_the_ratio_of_roles_and_samples_for_each_gpu_stay(tmp_pa
             "multiple of 2",
         ),
         (12, ("launch.gpus_per_node=8",), "write a multiple of 8"),
-        (1, (), "need a slab each, but the engines' nodes have 1 slab.* use more nodes or GPUs"),
+        (1, (), "each GenRM needs at least one slab and rollout at least one; use more nodes"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_what_to_write(tmp_path, gpus, settings, says):
