@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from yatt.config.algorithm import GROUP_BASELINES
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import (
+    engine_gpus as engine_gpus,
     engine_nodes as engine_nodes,
     engine_roles as engine_roles,
     engine_sizes as engine_sizes,
     engines_per_slab as engines_per_slab,
     first_split as first_split,
+    max_num_seqs as max_num_seqs,
     node_gpus as node_gpus,
     num_slabs as num_slabs,
     num_trainer_nodes as num_trainer_nodes,
@@ -187,9 +189,9 @@ def _slab_limits(config: RunConfig, roles: tuple[str, ...]) -> Iterator[Fault]:
             yield "placement.max_slabs", f"{role}: {most} is below min_slabs {least}; write {least} or more."
     needed, total = sum(slab_limits(config, role)[0] for role in roles), num_slabs(config)
     if needed > total:
-        yield "placement.min_slabs", f"{needed} slabs in all, but there are {total}; write less."
+        yield "placement.min_slabs", f"{needed} slabs in all, but there are {total}; write smaller numbers."
     if sum(min(slab_limits(config, role)[1], total) for role in roles) < total:
-        yield "placement.max_slabs", f"leaves some of {total} slabs to nobody; write more."
+        yield "placement.max_slabs", f"leaves some of {total} slabs to nobody; write larger numbers."
 
 
 def _first_split(config: RunConfig) -> Iterator[Fault]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 
 
 def num_trainer_nodes(config: RunConfig) -> int:
@@ -39,8 +39,22 @@ def slab_gpus(config: RunConfig) -> int:
 
 def engines_per_slab(config: RunConfig, role: str) -> int:
     """Returns the number of engines that a role has on one slab."""
-    sizes = {f"genrm:{genrm.name}": genrm.tp_size for genrm in config.engine_genrms}
-    return slab_gpus(config) // sizes.get(role, config.rollout.tp_size)
+    return slab_gpus(config) // engine_gpus(config)[role]
+
+
+def engine_gpus(config: RunConfig) -> dict[str, int]:
+    """Returns the number of GPUs of one engine, by role."""
+    return {role: section.tp_size for role, section in _sections(config).items()}
+
+
+def max_num_seqs(config: RunConfig, role: str) -> int:
+    """Returns the maximum number of sequences that one engine of a role runs at the same time."""
+    return _sections(config)[role].max_num_seqs
+
+
+def _sections(config: RunConfig) -> dict[str, RolloutSection | GenRMSection]:
+    sections: tuple[RolloutSection | GenRMSection, ...] = (config.rollout, *config.engine_genrms)
+    return dict(zip(engine_roles(config), sections, strict=True))
 
 
 def num_slabs(config: RunConfig) -> int:

@@ -18,7 +18,7 @@ sampled; afterwards the barriers of the phases give each slab to the table's rol
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from yatt.core.placement import Slab
 
@@ -136,7 +136,6 @@ class OrderMove:
 
     slab: Slab
     role: str
-    former: str = field(compare=False, default="")
 
 
 Result = tuple[Moves, tuple[OrderMove, ...]]
@@ -210,11 +209,10 @@ def _without(moves: Moves, event: MoveFailed) -> Moves:
 
 
 def _moved(moves: Moves, slab: Slab, role: str) -> Result:
-    former = moves.table[slab]
     after = replace(moves, table={**moves.table, slab: role})
     if not moves.is_open:
         return replace(after, changed=moves.changed | {slab}), ()
-    return replace(after, moving=moves.moving | {slab}), (OrderMove(slab, role, former),)
+    return replace(after, moving=moves.moving | {slab}), (OrderMove(slab, role),)
 
 
 def _repaired(moves: Moves, rules: MoveRules) -> Result:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from yatt.config.check import node_gpus, num_slabs, num_trainer_nodes, slab_gpus
+from yatt.config.check import engine_gpus, node_gpus, num_slabs, num_trainer_nodes, slab_gpus
 from yatt.config.schema import RunConfig
 
 TRAINER = "trainer"
@@ -195,8 +195,7 @@ def place(config: RunConfig) -> Placement:
             Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
         ]
     names = [genrm_role(genrm.name) for genrm in config.engine_genrms]
-    sizes = {ROLLOUT: config.rollout.tp_size}
-    sizes.update((genrm_role(genrm.name), genrm.tp_size) for genrm in config.engine_genrms)
+    sizes = engine_gpus(config)
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
         training = dict.fromkeys(slabs, TRAINER)

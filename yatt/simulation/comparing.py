@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from yatt.config.check import engines_per_slab, slab_limits
+from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, slab_limits
 from yatt.config.schema import RunConfig
-from yatt.core.placement import ROLLOUT, TRAINER, genrm_role
+from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.core.prediction import NEVER_S, BatchDemand, predict
 from yatt.core.tail import RoleSpeed
 from yatt.simulation.alternatives import Alternative, num_gpus
@@ -122,13 +122,12 @@ class SimulatedSetup:
         """Returns the speeds of the engine roles; with an alternative, the limits of its split in one of
         `share` slabs."""
         config = self.config if alternative is None else alternative.config
-        rooms = {ROLLOUT: config.rollout.max_num_seqs}
-        rooms |= {genrm_role(each.name): each.max_num_seqs for each in config.engine_genrms}
         found = {}
-        for role, room in rooms.items():
+        for role in engine_roles(config):
             least, most = slab_limits(config, role)
             found[role] = RoleSpeed(
-                speed=self.figures.speeds[role], room=room, engines=engines_per_slab(config, role),
+                speed=self.figures.speeds[role], room=max_num_seqs(config, role),
+                engines=engines_per_slab(config, role),
                 least=max(least // share, 1), most=max(-(-most // share), 1),
             )  # fmt: skip
         return found

@@ -21,8 +21,8 @@ from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
 
-def node_of(index: int, life: int = 1) -> Node:
-    config = disaggregated(3, 1, 1)
+def node_of(index: int, life: int = 1, genrms: int = 0) -> Node:
+    config = disaggregated(3, 1, 1, genrms=genrms, slabs=genrms)
     return Node(
         config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=index, host="",
         device="cpu", life=life,
@@ -71,13 +71,14 @@ def test_a_newcomer_reports_its_room_once_it_is_opened_and_until_it_is_heard() -
 
 def test_a_refused_report_of_one_role_is_sent_again_though_the_room_of_another_has_changed() -> None:
     async def play() -> None:
-        node, peers = node_of(1), Asked(num_refusals=1)
+        node, peers = node_of(1, genrms=1), Asked(num_refusals=1)
+        _, judge = sorted(node.placement.pools, reverse=True)
         engines = LocalEngines(None, node.config)  # type: ignore[arg-type]
         RoomAnnouncer(node, engines, peers)
-        await engines.add("genrm-n1s0.1", "genrm:judge", node.slabs[0], 1)
+        await engines.add("genrm-n1s0.1", judge, node.slabs[0], 1)
         await engines.add("rollout-n1s0.1", ROLLOUT, node.slabs[0], 2)
         await asyncio.sleep(0.2)
-        assert sorted(body.role for body in peers.asked) == ["genrm:judge", "genrm:judge", ROLLOUT]
+        assert sorted(body.role for body in peers.asked) == [judge, judge, ROLLOUT]
         assert {body.version for body in peers.asked} == {2}, "what is there when it is sent"
 
     asyncio.run(play())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from yatt.adapters.channel import Channel
+from yatt.config.check import engine_roles, max_num_seqs
 from yatt.config.schema import RunConfig
 from yatt.core.dispatch import Dispatch
 from yatt.core.placement import ROLLOUT, Slab
@@ -35,9 +36,7 @@ class Bounced(WorkerFailed):
 
 def engine_room(config: RunConfig, role: str) -> int:
     """Returns the number of requests that one engine of a role is given at once."""
-    genrm = next((g for g in config.genrms if role == f"genrm:{g.name}"), None)
-    most = genrm.max_num_seqs if genrm is not None else config.rollout.max_num_seqs
-    return 2 if config.run.deterministic else max(2, int(most * AHEAD))
+    return 2 if config.run.deterministic else max(2, int(max_num_seqs(config, role) * AHEAD))
 
 
 @dataclass(slots=True)
@@ -62,7 +61,8 @@ class LocalEngines:
     """This node's awake engines and the requests that run in them."""
 
     def __init__(self, channel: Channel, config: RunConfig) -> None:
-        self.channel, self._config = channel, config
+        self.channel = channel
+        self._rooms = {role: engine_room(config, role) for role in engine_roles(config)}
         self._subscribers: list[Callable[[str], None]] = []
         self._engines: dict[str, _Engine] = {}
         self._leaving: dict[str, str] = {}  # role by address: engines that fall asleep
@@ -88,7 +88,7 @@ class LocalEngines:
         """Adds an engine that is awake under `token`."""
         self._leaving.pop(address, None)
         self._engines[address] = _Engine(address, role, slab, token)
-        self._dispatch.serve(address, role, engine_room(self._config, role))
+        self._dispatch.serve(address, role, self._rooms[role])
         self.version += 1
         self._changed(role)
         await self._pump()
@@ -141,7 +141,7 @@ class LocalEngines:
 
     def room(self, role: str) -> int:
         """Returns the number of requests that this node's awake engines of a role run at once."""
-        return sum(engine_room(self._config, role) for e in self._engines.values() if e.role == role)
+        return self._rooms[role] * sum(e.role == role for e in self._engines.values())
 
     def loads(self) -> tuple[SlabLoad, ...]:
         """Returns the number of requests on each slab with an awake engine."""

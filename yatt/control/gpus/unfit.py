@@ -3,6 +3,7 @@
 Only for roles that the slab did not have at first: a move is for speed, so it must not cost the attempt.
 """
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,10 @@ from yatt.obs.events import EventLog
 
 PROCESS_BYTES = 1 << 30
 """Host memory of an engine's process beside weights and KV cache: libraries, and on GPUs the driver."""
+
+
+LOOK_S = 5.0
+"""Longest time to look at a model folder; less than a lease without heartbeats lasts."""
 
 
 def engine_host_bytes(config: RunConfig, role: str, device: str) -> int:
@@ -69,13 +74,12 @@ class UnfitEngines:
         if worker.slab is None or not self._is_first(worker):
             return ""
         num_engines = len(self._node.placement.engines_on(worker.slab, worker.role))
-        config, role = self._node.config, worker.role
+        node, role = self._node, worker.role
+        size = partial(engine_host_bytes, node.config, role, node.device)
         try:
-            needed = num_engines * await call_in_thread(
-                partial(engine_host_bytes, config, role, self._node.device)
-            )
+            needed = num_engines * await asyncio.wait_for(call_in_thread(size), LOOK_S)
             available = available_bytes()
-        except OSError:
+        except (OSError, TimeoutError):
             return ""
         if available >= needed:
             return ""

@@ -1,16 +1,21 @@
 """The event of each batch's load: speeds, lengths and idle time. `yatt simulate` reads it."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from yatt.config.check import engines_per_slab
-from yatt.control.leader.measured import BatchLengths, room_of
+from yatt.config.check import engines_per_slab, max_num_seqs
+from yatt.control.leader.measured import BatchLengths
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs import Slabs
 from yatt.control.node import Node
+from yatt.errors import YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
-from yatt.records.moves import LoadQuery
+from yatt.records.moves import LoadAnswer, LoadQuery
+
+ASK_S = 10.0
+"""Longest wait for a node's sums without progress there."""
 
 _DROPPED = ("rollout/dropped_groups", "rollout/failed_groups")
 
@@ -21,7 +26,7 @@ class BatchMeter:
     def __init__(self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog) -> None:
         self._node, self._clients, self._slabs, self._events = node, clients, slabs, events
         self._num_dropped = self._sampled_s = 0.0
-        self._trained_s = self._trained_before_s = 0.0
+        self._trained_s = 0.0
 
     def sampled(self, counters: dict[str, float], seconds: float) -> None:
         """Adds a part of the batch."""
@@ -33,13 +38,8 @@ class BatchMeter:
         self._trained_s += seconds
 
     async def batch_over(self, iteration: int, groups: Sequence[c.GroupFact]) -> dict[str, float]:
-        """Emits the event; returns metrics. The next batch is sampled by what was measured.
-
-        Raises:
-            WorkerFailed, DeadlineExceeded: a trainer node failed.
-        """
-        for answer in await self._clients.ask_all(LoadQuery()):
-            self._slabs.loads.put(answer.node, answer.life, answer.load)
+        """Emits the event; returns metrics. The next batch is sampled by what was measured."""
+        await self._ask_loads()
         facts = [fact for group in groups for fact in group.samples]
         num_groups = len(groups) + int(self._num_dropped)
         lengths = tuple(fact.num_completion_tokens for fact in facts)
@@ -62,6 +62,17 @@ class BatchMeter:
         }
         return {**self._slabs.metrics(), **idle}
 
+    async def _ask_loads(self) -> None:
+        """Asks all nodes for the newest sums. A node that does not answer is not judged here: its last
+        keep-alive message counts."""
+        nodes = (n for n in range(self._node.config.launch.nodes) if not self._clients.is_lost(n))
+        asked = (self._clients.ask(index, LoadQuery(), ASK_S) for index in nodes)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, LoadAnswer):
+                self._slabs.loads.put(answer.node, answer.life, answer.load)
+            elif not isinstance(answer, YattError):
+                raise answer
+
     def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
         measured = self._slabs.measured
         speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
@@ -69,7 +80,7 @@ class BatchMeter:
         engine_s = held_s * engines
         return {
             "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
-            "room": room_of(self._node.config, role), "engines": engines, "slabs": num_slabs,
+            "room": max_num_seqs(self._node.config, role), "engines": engines, "slabs": num_slabs,
             "busy_s": round(busy_s, 6), "held_s": round(engine_s, 6),
             "idle": round(max(0.0, 1 - busy_s / engine_s), 6) if engine_s else None,
         }  # fmt: skip

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from yatt.config.check import engine_roles, engines_per_slab, slab_limits
+from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, slab_limits
 from yatt.config.schema import RunConfig
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.core.engine_model import EngineSpeed, fitted
@@ -96,7 +96,7 @@ class Measurements:
 
     def _role(self, role: str) -> RoleSpeed:
         least, most = slab_limits(self.config, role)
-        room = room_of(self.config, role)
+        room = max_num_seqs(self.config, role)
         engines = engines_per_slab(self.config, role)
         return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
 
@@ -148,12 +148,6 @@ def rules_of(config: RunConfig) -> MoveRules:
         least={role: least for role, (least, _) in limits.items()},
         most={role: most for role, (_, most) in limits.items()},
     )  # fmt: skip
-
-
-def room_of(config: RunConfig, role: str) -> int:
-    """Returns the number of sequences that one engine of a role runs at once."""
-    genrm = next((g for g in config.genrms if role == f"genrm:{g.name}"), None)
-    return genrm.max_num_seqs if genrm is not None else config.rollout.max_num_seqs
 
 
 def _median(values: Iterable[float]) -> float:

@@ -67,7 +67,9 @@ class PhaseWork:
                 self.track.resumed(found.iteration)
                 return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
             case Phase.SYNC:
+                began_s = clock.monotonic_s()
                 await self.track.published(act.iteration)
+                self._load.trained(clock.monotonic_s() - began_s)
             case Phase.ROLLOUT:
                 return Acted(act.seq, again=await self._take_batch(act.iteration))
             case Phase.SCORE:

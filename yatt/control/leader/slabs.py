@@ -34,6 +34,10 @@ DECIDE_S = 1.0
 """Interval at which moves are decided near the end of a batch."""
 
 
+CHOICE_S = 5.0
+"""Longest wait of a publication for the choice of a split."""
+
+
 class Slabs:
     """The leader's table of slabs.
 
@@ -48,8 +52,7 @@ class Slabs:
     ) -> None:
         self._node, self._clients, self.loads = node, clients, loads
         self._events, self._background = events, background
-        placement, config = node.placement, node.config
-        self._rules = rules_of(config)
+        placement, config, self._rules = node.placement, node.config, rules_of(node.config)
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
         self._unshared = {slab: role for slab, role in placement.sampling.items() if slab not in table}
         self._moves = Moves(table=table)
@@ -58,11 +61,11 @@ class Slabs:
         self._splits = deque[dict[str, int]](maxlen=UNDO_BATCHES + 2)
         self._choosing: asyncio.Task[None] | None = None
         self._chosen: dict[str, int] = {}
-        self._num_moves = 0
         self._is_deciding = self._is_stopped = False
+        self._is_trainers = config.placement.mode == "partial"  # the trainer uses the same slabs
         self._sampling: tuple[Phase, int] | None = None
         self._begun: dict[str, int] = {}  # the split with which the present batch began
-        self.seq = 0
+        self.seq = self._num_moves = 0
         self.measured = Measurements(config, loads)
         self.held = HeldTime()
 
@@ -103,10 +106,9 @@ class Slabs:
     def resumed(self, row: Mapping[str, Any]) -> None:
         """Begins with the split of the iteration that the run resumes from, if its slabs are all here."""
         split = {role: row.get(f"placement/slabs/{role}") for role in self._rules.least}
-        limits = self._rules
         counts = {
             role: num for role, num in split.items()
-            if type(num) is int and limits.least[role] <= num <= limits.most[role]
+            if type(num) is int and self._rules.least[role] <= num <= self._rules.most[role]
         }  # fmt: skip
         if counts.keys() == split.keys() and sum(counts.values()) == sum(self.split().values()):
             self._plan(counts)
@@ -119,7 +121,8 @@ class Slabs:
         self._step(core.NodeGone(index))
         num_left = sum(slab.node not in self._moves.lost for slab in self._moves.table)
         if self._moves.table and num_left < len(self._rules.least) and not self._is_stopped:
-            error = f"only {num_left} slabs are left for {', '.join(self._rules.least)}"
+            roles = ", ".join(self._rules.least)
+            error = f"each of {roles} needs a slab; the nodes that are left have {num_left}"
             self._background.inbox.fail(error, EXIT_FAILED)
 
     def back(self, index: int) -> None:
@@ -137,17 +140,18 @@ class Slabs:
             self.measured.begin()
         self._begun = self._begun or self.split()
         self.held.count(self._there())
-        if self._moves.table and not self._is_stopped:
-            self._step(core.TableOpened(is_settled=not self._node.config.rollout.ahead))
-            if not self._is_deciding:
-                self._is_deciding = True
-                self._background.spawn(self._decide_again())
+        if not self._moves.table or self._is_stopped:
+            return
+        self._step(core.TableOpened(is_settled=not self._node.config.rollout.ahead))
+        if not self._is_deciding:
+            self._is_deciding = True
+            self._background.spawn(self._decide_again())
 
     def end_sampling(self) -> None:
         """No slab that the trainer uses too may move any more."""
         self._sampling = None
         self.held.count({})
-        if self._node.config.placement.mode == "partial":
+        if self._is_trainers:
             self._step(core.TableClosed())
 
     def stop(self) -> None:
@@ -157,16 +161,18 @@ class Slabs:
 
     def batch_over(self) -> None:
         """Begins to choose the next split, beside training. `measured` knows the batch."""
-        if self._moves.table and self.measured.is_known and all(self.split().values()):
+        can_choose = self._moves.table and self.measured.is_known and all(self.split().values())
+        if can_choose and self._choosing is None:
             self._splits.append(self._begun or self.split())
             self._choosing = asyncio.get_running_loop().create_task(self._choose())
         self._begun = {}
 
     async def ready(self) -> None:
-        """Waits for the split of the next batch; the next barriers carry it out."""
+        """Waits a short time for the split of the next batch; the next barriers carry it out. A choice that
+        takes longer is for a later batch."""
         if self._choosing is not None:
-            await self._choosing
-            self._choosing = None
+            done, _ = await asyncio.wait({self._choosing}, timeout=CHOICE_S)
+            self._choosing = None if done else self._choosing
         self._hear_unfit()
         if self._chosen and not self._moves.is_open:
             self._plan(self._chosen)
@@ -188,7 +194,7 @@ class Slabs:
         if sum(split.values()) != sum(self.split().values()):
             return  # a node was lost or has come back meanwhile
         self._chosen = split
-        if self._moves.is_open:
+        if self._moves.is_open and not self._is_trainers:
             self._begun = split
             await self._want_all(self._assigned(split))
 
@@ -200,29 +206,26 @@ class Slabs:
                 await asyncio.sleep(0)
 
     def _assigned(self, split: Mapping[str, int]) -> dict[Slab, str]:
-        live = {slab: role for slab, role in self._moves.table.items() if slab.node not in self._moves.lost}
-        return core.assigned(live, split, self._built(), self._moves.unfit)
+        moves, by_node = self._moves, self._node.placement.slabs_by_node
+        live = {slab: role for slab, role in moves.table.items() if slab.node not in moves.lost}
+        loads = self.loads.now().items()
+        built = ((by_node[index][slab], role) for index, load in loads for slab, role in load.built)
+        return core.assigned(live, split, frozenset(built), moves.unfit)
 
     def _plan(self, split: Mapping[str, int]) -> None:
         self._moves = core.planned(self._moves, self._assigned(split))
-
-    def _built(self) -> frozenset[tuple[Slab, str]]:
-        loads, by_node = self.loads.now(), self._node.placement.slabs_by_node
-        return frozenset(
-            (by_node[index][slab], role) for index, load in loads.items() for slab, role in load.built
-        )
 
     # ---- moves ----------------------------------------------------------------------------------
 
     async def _decide_again(self) -> None:
         while self._moves.is_open:
             await asyncio.sleep(DECIDE_S)
-            self._hear_unfit()
-            if self._sampling and self._moves.is_open and self.measured.is_known:
-                try:
+            try:
+                self._hear_unfit()
+                if self._sampling and self._moves.is_open and self.measured.is_known:
                     self._decide()
-                except Exception as error:  # noqa: BLE001 (as above)
-                    self._failed(error)
+            except Exception as error:  # noqa: BLE001 (as above)
+                self._failed(error)
         self._is_deciding = False
 
     def _decide(self) -> None:
