@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from yatt.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
@@ -18,6 +20,17 @@ class RunPaths:
     def config(self) -> Path:
         """Resolved config; never rewritten."""
         return self.root / "config.yaml"
+
+    def check_is_run(self) -> None:
+        """Checks that a run was started in this folder.
+
+        Raises:
+            ConfigError: it is not a run folder.
+        """
+        if not self.config.exists():
+            raise ConfigError(
+                f"{self.root} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
+            )
 
     @property
     def keys(self) -> Path:

@@ -37,10 +37,7 @@ def open_view(run: Path) -> RunView:
         ConfigError: it is not a run folder.
     """
     paths = RunPaths(run)
-    if not paths.config.exists():
-        raise ConfigError(
-            f"{run} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
-        )
+    paths.check_is_run()
     return RunView(paths, load_resolved(paths.config).trainer.total_iterations)
 
 

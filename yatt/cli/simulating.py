@@ -3,13 +3,12 @@
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import publish
 from yatt.cli.simulated_figures import config_of, figures_of
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.obs.page_file import write_page
 from yatt.obs.simulated_page import simulated_page
 from yatt.printable import printable_lines
 from yatt.simulation.alternatives import counted, num_gpus, sized
@@ -206,7 +205,7 @@ def _result_json(result: SimulatedResult, found: Recommendation, config: RunConf
 def _write_page(
     arguments: argparse.Namespace, comparison: SettingsComparison, found: Recommendation, about: str
 ) -> None:
-    setup, path = comparison.setup, Path(arguments.html)
+    setup = comparison.setup
     facts = [
         ("GPUs", f"{num_gpus(setup.config):,}"),
         ("completions per iteration", f"{setup.num_samples:,}"),
@@ -218,12 +217,7 @@ def _write_page(
     pictures = [(result, picture_of(comparison, result)) for result in drawn]
     says, notes = recommendation(found, setup.config), [f"Simulated: {about}.", *LEFT_OUT]
     page = simulated_page(str(arguments.config), found, says, notes, facts, pictures)
-    try:
-        publish(path, page.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the page cannot be written ({error.strerror}). Name another file with --html."
-        ) from error
+    write_page(arguments.html, page, "--html")
 
 
 def _say(text: str) -> None:

@@ -141,10 +141,7 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
         ConfigError: it is not a run folder, or was moved.
     """
     paths = RunPaths(folder.absolute())
-    if not paths.config.exists():
-        raise ConfigError(
-            f"{folder} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
-        )
+    paths.check_is_run()
     config = load_resolved(paths.config)
     if Path(config.run.dir) != paths.root:
         raise ConfigError(

@@ -16,10 +16,7 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
     Raises:
         ConfigError: it is not a run folder, or it has no readable figures.
     """
-    if not paths.config.exists():
-        raise ConfigError(
-            f"{paths.root} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
-        )
+    paths.check_is_run()
     loads, num_bad = read_batch_loads(paths.events)
     if not loads:
         damaged = f", and {num_bad} that cannot be read" if num_bad else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters import ledger
-from yatt.adapters.files import publish, unsealed
+from yatt.adapters.files import unsealed
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import make_ready, read_records
 from yatt.config.check import node_gpus
@@ -25,6 +25,7 @@ from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.history import AttemptView, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, amount, as_row
+from yatt.obs.page_file import write_page
 from yatt.obs.samples import as_sample
 from yatt.obs.slab_history import slab_history
 from yatt.obs.slabs_part import slabs_part
@@ -51,20 +52,12 @@ def write_report(
     Raises:
         ConfigError: it is not a run folder, or the page cannot be written.
     """
-    if not paths.config.exists():
-        raise ConfigError(
-            f"{paths.root} is not a run folder: it has no config.yaml. Give the folder that run.dir names."
-        )
+    paths.check_is_run()
     target = out or paths.report
     if out is None:
         make_ready(target)
     page = report_page(paths, load_resolved(paths.config), charged_s, now)
-    try:
-        publish(target, page.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(
-            f"{target}: the report cannot be written ({error.strerror}). Name another file with --out."
-        ) from error
+    write_page(target, page, "--out")
     return target
 
 
