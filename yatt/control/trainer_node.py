@@ -43,7 +43,7 @@ class TrainerNode:
         judge: Judge, stores: Stores,
     ) -> None:  # fmt: skip
         self._stores, self._local = stores, LocalStore(partial(LocalTier.of, node.config))
-        self._frozen = 0, NodeState(next_number=0, accepted=[], unfinished=[])
+        self._frozen = 0, NodeState(next_number=0)
         self._node, self._sampler, self._validator = node, sampler, validator
         self._judge = judge
         self.training = training
@@ -87,7 +87,7 @@ class TrainerNode:
             except CheckpointError as error:
                 return m.Restored(fault=str(error))
             if order.is_origin:  # its groups belong to its own data, rewards and lengths
-                state = NodeState(next_number=state.next_number, accepted=[], unfinished=[])
+                state = NodeState(next_number=state.next_number)
             self._sampler.restore(state)
         if not restored.fault:
             kind = "origin/" if order.is_origin else ""

@@ -50,6 +50,7 @@ def state(first: int, step: int, *, accepted: int, unfinished: int) -> NodeState
     return NodeState(
         data="of these files", next_number=first + step * len(groups), accepted=groups[:accepted],
         unfinished=groups[accepted:],
+        counters={number: {"rollout/tokens": number + 1} for number in (first, next(iter(numbers)) + 60)},
     )  # fmt: skip
 
 
@@ -79,6 +80,10 @@ def test_another_number_of_nodes_shares_out_all_groups_each_once(store, trainer_
     assert {share.next_number for share in shares} == {max(one.next_number for one in states) - 2}
     assert all(share.next_number > newest - 3 for share in shares)
     assert {share.data for share in shares} == {"of these files"}
+    counters = [(number, each) for share in shares for number, each in share.counters.items()]
+    assert sorted(counters, key=str) == sorted(
+        ((number, each) for one in states for number, each in one.counters.items()), key=str
+    )
 
 
 def test_no_flipped_bit_and_no_missing_end_is_read_as_a_state(store):
@@ -104,8 +109,20 @@ def test_a_state_of_another_version_is_refused_by_name(store):
     data = len(header).to_bytes(4, "little") + header
     written_file = store.write_stream("f", lambda: [data])
     file = carried.StateFile(path="f", size_bytes=len(data), checksum=written_file.checksum)
-    with pytest.raises(CheckpointError, match="f: has version 99, known is 4"):
+    with pytest.raises(CheckpointError, match="f: has version 99, known are \\(4, 5\\)"):
         read_state(store, [file], shard=0, num_shards=1)
+
+
+def test_a_state_of_the_version_without_counters_can_be_read(store):
+    whole = state(0, 1, accepted=1, unfinished=1)
+    header = {"version": 4, "data": whole.data, "next_number": 2, "num_accepted": 1, "num_unfinished": 1}
+    records = [msgspec.msgpack.encode(each) for each in (header, *whole.accepted, *whole.unfinished)]
+    data = b"".join(len(each).to_bytes(4, "little") + each for each in records)
+    file = carried.StateFile(
+        path="f", size_bytes=len(data), checksum=store.write_stream("f", lambda: [data]).checksum
+    )
+    read = read_state(store, [file], shard=0, num_shards=1)
+    assert (read.accepted, read.unfinished, read.counters) == (whole.accepted, whole.unfinished, {})
 
 
 def test_what_happens_to_a_group_after_the_snapshot_is_not_in_it(store):

@@ -199,7 +199,7 @@ def test_completions_that_are_too_old_are_sampled_anew(make: Make) -> None:
 
     found = asyncio.run(scene())
     assert found.counters["rollout/restarted_groups"] == 2
-    assert found.counters["rollout/tokens"] == 2 * (1 + 2), "their completions are sampled anew"
+    assert found.counters["rollout/tokens"] == 2 * 2 * (1 + 2), "their completions are sampled anew"
     state = bench.sampler.state()
     assert not {group.number for group in state.accepted} & {group.number for group in state.unfinished}
 
@@ -304,7 +304,9 @@ def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_
         after.sampler.restore(state)
         return await asyncio.wait_for(after.advance(1, 4), 5)
 
-    assert [group.number for group in asyncio.run(scene()).groups] == [0, 1, 2, 3]
+    found = asyncio.run(scene())
+    assert [group.number for group in found.groups] == [0, 1, 2, 3]
+    assert found.counters["rollout/tokens"] == 4 * (1 + 2), "in no row of the attempt before"
 
 
 def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make) -> None:

@@ -36,7 +36,9 @@ class AcceptedGroups:
         return [group for group in self.every() if group.number in numbers]
 
     def add(self, group: PromptGroup) -> None:
-        """Adds an accepted group."""
+        """Adds an accepted group, without its texts: tokens are decoded again when they are shown."""
+        for sample in group.samples:
+            sample.text = ""
         self._waiting[group.number] = group
 
     def remove(self, number: int) -> None:

@@ -1,9 +1,9 @@
 """A controller's part of a checkpoint: a binary file beside the shards, written and read as a stream.
 
 The file is a sequence of records: a length (4 bytes, little-endian), then that many bytes of msgpack. The
-first record is a header; the accepted groups follow, then the unfinished ones. Token ids and log-probs stay
-packed. The manifest has the file's size and checksum. The number of trainer nodes may change between writing
-and reading: then each reads all files and keeps its share.
+first record is a header with the counters; the accepted groups follow, then the unfinished ones. Token ids
+and log-probs stay packed. The manifest has the file's size and checksum. The number of trainer nodes may
+change between writing and reading: then each reads all files and keeps its share.
 """
 
 import copy
@@ -19,7 +19,10 @@ from yatt.control.rollouts.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
 
-VERSION = 4
+VERSION = 5
+READABLE = (4, 5)
+"""Versions that can be read: files of version 4 have no counters."""
+
 FETCH_BYTES = 16 << 20
 """Bytes that a reader requests in one call."""
 
@@ -34,6 +37,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     next_number: int
     num_accepted: int
     num_unfinished: int
+    counters: dict[int, dict[str, int]] = {}
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -61,6 +65,7 @@ def frozen(state: NodeState) -> NodeState:
         next_number=state.next_number,
         accepted=[_frozen_group(group) for group in state.accepted],
         unfinished=[_frozen_group(group) for group in state.unfinished],
+        counters={number: dict(counters) for number, counters in state.counters.items()},
     )
 
 
@@ -70,7 +75,7 @@ def write_state(store: Streams, path: str, state: NodeState) -> StateFile:
     def chunks() -> Iterator[bytes]:
         header = Header(
             data=state.data, next_number=state.next_number, num_accepted=len(state.accepted),
-            num_unfinished=len(state.unfinished),
+            num_unfinished=len(state.unfinished), counters=state.counters,
         )  # fmt: skip
         for record in (header, *state.accepted, *state.unfinished):
             data = _ENCODER.encode(record)
@@ -93,7 +98,7 @@ def read_state(store: Ranges, files: Sequence[StateFile], *, shard: int, num_sha
         saved = _read(store, files[shard], first=0, step=1)
         return NodeState(
             data=saved.header.data, next_number=saved.header.next_number, accepted=saved.accepted,
-            unfinished=saved.unfinished,
+            unfinished=saved.unfinished, counters=saved.header.counters,
         )  # fmt: skip
     all_saved: list[_Saved] = []
     for file in files:
@@ -106,7 +111,11 @@ def read_state(store: Ranges, files: Sequence[StateFile], *, shard: int, num_sha
         next_number=max(saved.header.next_number for saved in all_saved) - len(files) + 1,
         accepted=[group for saved in all_saved for group in saved.accepted],
         unfinished=[group for saved in all_saved for group in saved.unfinished],
-    )
+        counters={
+            number: counters for saved in all_saved for number, counters in saved.header.counters.items()
+            if number % num_shards == shard
+        },
+    )  # fmt: skip
 
 
 def _frozen_group(group: PromptGroup) -> PromptGroup:
@@ -122,8 +131,8 @@ def _read(store: Ranges, file: StateFile, *, first: int, step: int, skip: tuple[
     try:
         records = _records(store, file)
         header = _HEADER.decode(next(records))
-        if header.version != VERSION:
-            raise CheckpointError(f"{file.path}: has version {header.version}, known is {VERSION}")
+        if header.version not in READABLE:
+            raise CheckpointError(f"{file.path}: has version {header.version}, known are {READABLE}")
         accepted = [
             _GROUP.decode(data)
             for number, data in zip(range(skip[0], skip[0] + header.num_accepted), records, strict=False)

@@ -246,5 +246,8 @@ class NodeState(msgspec.Struct, kw_only=True):
     """Fingerprint of the training files that contain the groups' rows; empty if unknown."""
 
     next_number: int
-    accepted: list[PromptGroup]
-    unfinished: list[PromptGroup]
+    accepted: list[PromptGroup] = []
+    unfinished: list[PromptGroup] = []
+
+    counters: dict[int, dict[str, int]] = {}
+    """Counters for metrics that are in no row yet, by number of the group."""

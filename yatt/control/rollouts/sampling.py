@@ -59,11 +59,12 @@ class Sampler:
 
     def state(self) -> NodeState:
         """Returns this controller's part of a checkpoint."""
-        data = self._shard.fingerprint
         if self._node.config.run.deterministic:
-            return NodeState(data=data, next_number=self._base_number, accepted=[], unfinished=[])
-        accepted, unfinished = self._accepted.every(), list(self._unfinished.values())
-        return NodeState(data=data, next_number=self._next_number, accepted=accepted, unfinished=unfinished)
+            return NodeState(data=self._shard.fingerprint, next_number=self._base_number)
+        return NodeState(
+            data=self._shard.fingerprint, next_number=self._next_number, accepted=self._accepted.every(),
+            unfinished=list(self._unfinished.values()), counters=self._counters.every(),
+        )  # fmt: skip
 
     def restore(self, state: NodeState) -> None:
         """Resumes from `state`; the next number is moved up to this node's data shard.
@@ -78,6 +79,7 @@ class Sampler:
             self._drops.worked_before()
         self._accepted = AcceptedGroups(state.accepted)
         self._unfinished = {group.number: group for group in state.unfinished}
+        self._counters = GroupCounters(state.counters)
 
     def groups_of(self, numbers: set[int]) -> list[PromptGroup]:
         """Returns this node's groups of a batch."""
@@ -86,6 +88,7 @@ class Sampler:
     def trained(self, numbers: set[int], iteration: int) -> None:
         """Drops groups that were trained on; in deterministic mode also all later groups."""
         self._accepted.trained(numbers, iteration)
+        self._counters.trained(iteration)
         self._rows = {n: row for n, row in self._rows.items() if n not in numbers}
         mine = {n for n in numbers if n % self._num_shards == self._node.index}
         if self._node.config.run.deterministic and mine:
@@ -165,7 +168,7 @@ class Sampler:
         facts = tuple(group.fact(scorer.weights, scorer.shaping, now) for group in chosen)
         # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
         last = max((f.number for f in facts), default=-1) if self._node.config.run.deterministic else None
-        counters = {name: float(n) for name, n in self._counters.take(self._unfinished, last).items()}
+        counters = self._counters.take(self._iteration, self._unfinished, last)
         return c.Advanced(groups=facts, missing=target - len(facts), counters=counters)
 
     async def _use_kept(self, order: c.Advance) -> None:
@@ -256,7 +259,7 @@ class Sampler:
             subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
             await self._scorer.score_group(subjects, roles)
         if group.failure() is None:
-            self.kept.keep(group, self._counters.of(group.number))
+            self.kept.keep(group, self._counters.whole(group.number))
 
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
         subject = self._subject(group, sample)
@@ -280,10 +283,7 @@ class Sampler:
         failed = group.failure()
         flat = failed is None and is_flat(group.rewards(scorer.weights, scorer.shaping))
         counts = self._counters.of(group.number)
-        if flat:
-            counts["rollout/flat_groups"] += 1
-        for sample in group.samples:
-            sample.text = ""
+        counts["rollout/flat_groups"] += int(flat)
         drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
         if self._quota.extra:
             counts.update(key_of(s.num_tokens, "dropped" if drop else "accepted") for s in group.samples)
