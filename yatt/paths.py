@@ -114,6 +114,10 @@ class RunPaths:
         """File in which the leader publishes all controllers' endpoints."""
         return self.attempt(attempt) / "endpoints" / "all.json"
 
+    def engine_meeting(self, attempt: int, engine: str) -> Path:
+        """File in which rank 0 of an engine that spans nodes publishes where the ranks meet."""
+        return self.attempt(attempt) / "endpoints" / "engines" / f"{engine}.json"
+
     def local(self, attempt: int, node: int, life: int = 1) -> Path:
         """Names of a controller's node-local folders, for their removal after it has ended."""
         return self.attempt(attempt) / "local" / (f"{node}.json" if life == 1 else f"{node}.{life}.json")

@@ -1,4 +1,4 @@
-"""A small key-value service for the rendezvous of trainer ranks, over CURVE with the run's keys.
+"""A small key-value service for the rendezvous of ranks, over CURVE with the run's keys.
 
 One process runs the server in a thread; every process is a client. A call that waits for keys is parked at
 the server, which answers as soon as all keys exist. ZAP refuses clients without the run's client key before
@@ -26,7 +26,6 @@ POLL_S = 0.05
 LONGEST_PARK_S = 1.0
 MOST_COUNT = 1 << 63
 ANSWER_S = 30.0
-"""Time limit of an answer, in addition to the requested wait."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -181,10 +180,14 @@ class KeyValueServer:
 
 
 class KeyValueClient:
-    """A client of the service, for use by several threads; each has its own socket."""
+    """A client of the service, for use by several threads; each has its own socket.
 
-    def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
-        self._address, self._keys = tcp(host, port), keys
+    Args:
+        answer_s: time limit of an answer, in addition to the requested wait.
+    """
+
+    def __init__(self, host: str, port: int, keys: CurveKeys, answer_s: float = ANSWER_S) -> None:
+        self._address, self._keys, self._answer_s = tcp(host, port), keys, answer_s
         self._context: zmq.Context[Socket] = zmq.Context()
         self._own, self._sockets = threading.local(), list[Socket]()
 
@@ -203,7 +206,7 @@ class KeyValueClient:
             number=number, kind=kind, keys=keys, value=value, expected=expected, amount=amount, park_s=park_s
         )
         socket.send(msgspec.msgpack.encode(call))
-        until_s = monotonic_s() + min(park_s, LONGEST_PARK_S) + ANSWER_S
+        until_s = monotonic_s() + min(park_s, LONGEST_PARK_S) + self._answer_s
         while (left_s := until_s - monotonic_s()) > 0:
             if socket.poll(int(left_s * 1e3) + 1):
                 reply = REPLIES.decode(socket.recv())
@@ -212,8 +215,8 @@ class KeyValueClient:
                         raise ValueError(reply.error)
                     return reply
         raise DeadlineExceeded(
-            f"the key-value service of the first trainer rank at {self._address} did not answer '{kind}' "
-            f"within {ANSWER_S:g} s. Check that its process runs, and that all nodes see the same keys/."
+            f"the key-value service of the first rank at {self._address} did not answer '{kind}' within "
+            f"{self._answer_s:g} s. Check that its process runs, and that all nodes see the same keys/."
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from yatt.config.check import relations
+from yatt.config.check import block_nodes, relations
 from yatt.config.load import load_command, load_over, load_resolved
 from yatt.config.schema import RunConfig
 from yatt.core.engine_model import EngineSpeed
@@ -26,6 +26,16 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
     Raises:
         ConfigError: it is neither, or has mistakes.
     """
+    config = _read_config(arguments)
+    if block_nodes(config) > 1:
+        raise ConfigError(
+            "an engine of this config spans nodes (tp_size is above the GPUs of a node), which is not "
+            "modelled; simulate it with nodes of more GPUs: launch.gpus_per_node=N."
+        )
+    return config
+
+
+def _read_config(arguments: argparse.Namespace) -> RunConfig:
     place: Path = arguments.config
     if not place.is_dir():
         return load_command(place, arguments.more)

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from yatt.config.algorithm import GROUP_BASELINES
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import (
+    block_nodes as block_nodes,
     engine_gpus as engine_gpus,
     engine_nodes as engine_nodes,
     engine_roles as engine_roles,
     engine_sizes as engine_sizes,
+    engine_spans as engine_spans,
     engines_per_slab as engines_per_slab,
     first_split as first_split,
     max_num_seqs as max_num_seqs,
@@ -23,13 +25,12 @@ from yatt.config.sizes import (
     slab_gpus as slab_gpus,
     slab_limits as slab_limits,
 )
+from yatt.config.widths import Fault, widths
 from yatt.paths import LOCAL_NAME_BYTES, LOCAL_SOCKET
 from yatt.records.episode import ENVIRONMENT
 
 SOCKET_PATH = 107
 """Maximum bytes of a socket's path on Linux."""
-
-Fault = tuple[str, str]  # key; the mistake and what to write
 
 
 def relations(config: RunConfig) -> list[Fault]:
@@ -106,24 +107,7 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
             "trainer.virtual_pipeline_model_parallel_size",
             "interleaving needs pipeline_model_parallel_size above 1; write 1.",
         )
-    yield from _widths(config)
-
-
-def _widths(config: RunConfig) -> Iterator[Fault]:
-    """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
-    gpus, slab = node_gpus(config)[-1], slab_gpus(config)
-    named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
-    widest = next(key for key, size in engine_sizes(config) if size == slab)
-    fitting = ", ".join(str(each) for each in range(1, slab + 1) if slab % each == 0)
-    for key, size in engine_sizes(config):
-        if gpus % size:
-            yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
-        elif slab % size:
-            yield (
-                key,
-                f"{size} does not divide {widest} {slab}: engines of this kind would not fill a slab, which "
-                f"has {slab} GPUs; write one of {fitting}, or another {widest}.",
-            )
+    yield from widths(config)
 
 
 def _placement(config: RunConfig) -> Iterator[Fault]:
@@ -141,13 +125,16 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
             )
         elif place.genrm_slabs:
             yield "placement.genrm_slabs", f"{place.genrm_slabs}, but no GenRM has an engine; remove it."
-    elif not len(genrms) <= place.genrm_slabs < num_slabs(config):
-        most = num_slabs(config) - 1
-        fix = f"write {len(genrms)} to {most}, or use" if most >= len(genrms) else "use"
+        return
+    block = block_nodes(config)
+    least, most = len(genrms) * block, num_slabs(config) - block
+    if not least <= place.genrm_slabs <= most:
+        fix = f"write {least} to {most}, or use" if most >= least else "use"
+        each = f"{block} slabs" if block > 1 else "one slab"
         yield (
             "placement.genrm_slabs",
             f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(genrms)} GenRM(s): each GenRM "
-            f"needs at least one slab and rollout at least one; {fix} more nodes or GPUs.",
+            f"needs at least {each} and rollout at least {each}; {fix} more nodes or GPUs.",
         )
 
 

@@ -32,14 +32,26 @@ def engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
 
 
 def slab_gpus(config: RunConfig) -> int:
-    """Returns the GPUs per slab: the smallest set that one engine of any kind can use. It is as wide as the
-    widest engine; narrower ones are on it side by side."""
-    return max(size for _, size in engine_sizes(config))
+    """Returns the GPUs per slab: as many as the widest engine has on one node; narrower engines are on it
+    side by side. If an engine spans nodes, a slab is a whole node."""
+    return min(max(size for _, size in engine_sizes(config)), node_gpus(config)[-1])
 
 
-def engines_per_slab(config: RunConfig, role: str) -> int:
-    """Returns the number of engines that a role has on one slab."""
-    return slab_gpus(config) // engine_gpus(config)[role]
+def engine_spans(config: RunConfig) -> dict[str, int]:
+    """Returns the number of nodes of one engine, by role."""
+    gpus = node_gpus(config)[-1]
+    return {role: max(size // gpus, 1) for role, size in engine_gpus(config).items()}
+
+
+def block_nodes(config: RunConfig) -> int:
+    """Returns the number of consecutive engine nodes that have the same role together, because an engine
+    spans them; 1 if none spans nodes."""
+    return max(engine_spans(config).values())
+
+
+def engines_per_slab(config: RunConfig, role: str) -> float:
+    """Returns the number of engines that a role has on one slab; 1 / n if an engine spans n nodes."""
+    return slab_gpus(config) / engine_gpus(config)[role]
 
 
 def engine_gpus(config: RunConfig) -> dict[str, int]:
@@ -76,7 +88,7 @@ def slab_limits(config: RunConfig, role: str) -> tuple[int, int]:
 def first_split(config: RunConfig) -> dict[str, int]:
     """Returns the number of slabs that each role with engines has at first, where rollout and GenRMs have
     slabs at the same time."""
-    judges, roles = config.placement.genrm_slabs, engine_roles(config)
-    each, more = divmod(judges, max(len(roles) - 1, 1))
-    found = {role: each + (index < more) for index, role in enumerate(roles[1:])}
+    judges, roles, block = config.placement.genrm_slabs, engine_roles(config), block_nodes(config)
+    each, more = divmod(judges // block, max(len(roles) - 1, 1))
+    found = {role: (each + (index < more)) * block for index, role in enumerate(roles[1:])}
     return {"rollout": num_slabs(config) - judges, **found}

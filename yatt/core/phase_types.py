@@ -38,13 +38,15 @@ class Program:
     """Constants of an attempt. Iterations count from 1; 0 is before the first.
 
     The run cannot continue without its `trainer_nodes`. `pools` maps each engine role to the nodes that can
-    run it. `absent` nodes take no part from the start.
+    run it. `absent` nodes take no part from the start. Nodes of one of the `blocks` are of use only together,
+    because an engine spans them: they are lost and admitted together.
     """
 
     nodes: frozenset[int]
     trainer_nodes: frozenset[int]
     pools: Mapping[str, frozenset[int]] = field(default_factory=dict)
     absent: frozenset[int] = frozenset()
+    blocks: tuple[frozenset[int], ...] = ()
     total_iterations: int
     save_every: int
     validate_every: int
@@ -69,6 +71,10 @@ class Program:
         edge = iteration in (0, self.total_iterations)
         regular = self.validate_every > 0 and iteration % self.validate_every == 0
         return self.validates and (edge or regular)
+
+    def block_of(self, node: int) -> frozenset[int]:
+        """Returns the nodes that are of use only together with this one, and it."""
+        return next((block for block in self.blocks if node in block), frozenset({node}))
 
     def cause_without(self, lost: frozenset[int], *, is_stopping: bool = False) -> str:
         """Returns why the run cannot continue without these nodes; '' if it can. A run that stops only saves,

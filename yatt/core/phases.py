@@ -130,7 +130,7 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
     now = replace(state, phase=phase, seq=state.seq + 1, scoring=scoring)
     if phase in (Phase.JOIN, Phase.COMMIT) or (program.is_static and phase is not Phase.BUILD):
         now = replace(now, part=PhasePart.ACT, owed=NodeSet())  # no slab is transferred
-        return (now, ()) if phase is Phase.COMMIT else _acting(now)
+        return (now, ()) if phase is Phase.COMMIT else _acting(now, program)
     now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - state.lost))
     return now, _orders(now)
 
@@ -139,13 +139,20 @@ def _orders(state: RunState) -> tuple[Action, ...]:
     return tuple(PhaseOrder(node, state.part, state.phase, state.scoring, state.seq) for node in state.owed)
 
 
-def _acting(state: RunState) -> Result:
+def _acting(state: RunState, program: Program) -> Result:
     """Begins the act of the phase. PUBLISH admits the newcomers that are ready, before its work."""
     act = Act(state.phase, state.scoring, state.iteration, state.seq)
-    ready = [each for each in state.newcomers if each.is_ready and state.phase is Phase.PUBLISH]
+    ready = _admissible(state, program) if state.phase is Phase.PUBLISH else []
     lost = state.lost - {each.node for each in ready}
     admitted = replace(state, lost=lost, newcomers=state.newcomers - set(ready))
     return admitted, (*(Admit(each.node, each.life) for each in ready), act)
+
+
+def _admissible(state: RunState, program: Program) -> list[Newcomer]:
+    """Returns the newcomers that are ready, but not those that are of no use without a node that is not."""
+    ready = {each.node: each for each in state.newcomers if each.is_ready}
+    away = state.lost - ready.keys()
+    return [ready[node] for node in sorted(ready) if not program.block_of(node) & away]
 
 
 def _answered(state: RunState, node: int, seq: int, program: Program) -> Result:
@@ -168,7 +175,7 @@ def _owing(state: RunState, program: Program) -> Result:
         return entering, _orders(entering)
     if state.stop and state.phase is not Phase.SAVE:
         return _begin(state, _stopping(state), program)
-    return _acting(replace(state, part=PhasePart.ACT, seq=state.seq + 1, owed=owed))
+    return _acting(replace(state, part=PhasePart.ACT, seq=state.seq + 1, owed=owed), program)
 
 
 def _knocked(state: RunState, event: NodeKnocked, program: Program) -> Result:
@@ -203,16 +210,23 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
         return replace(state, newcomers=state.newcomers - {newcomer}), (exclude,)
     if event.node in state.lost:
         return state, ()
-    without = replace(state, lost=state.lost | {event.node})
+    gone = program.block_of(event.node) - state.lost
+    without = replace(
+        state, lost=state.lost | gone, owed=NodeSet(node for node in state.owed if node not in gone)
+    )
     cause = program.cause_without(without.lost, is_stopping=bool(state.stop))
-    exclude = Exclude(event.node, event.why, goes_on=not cause, life=event.life)
+    whys = {node: f"runs an engine together with node{event.node}, which {event.why}" for node in gone}
+    whys[event.node] = event.why
+    excludes = tuple(
+        Exclude(node, whys[node], goes_on=not cause, life=state.life_of(node)) for node in sorted(gone)
+    )
     if cause:
         error = f"node{event.node} {event.why}; {cause}"
-        return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))
-    if event.node not in state.owed or state.symptom:
-        return replace(without, owed=state.owed.without(event.node)), (exclude,)
-    after, actions = _owing(replace(without, owed=state.owed.without(event.node)), program)
-    return after, (exclude, *actions)
+        return replace(without, phase=Phase.ENDED, failure=error), (*excludes, End(EXIT_FAILED, error))
+    if without.owed == state.owed or state.symptom:
+        return without, excludes
+    after, actions = _owing(without, program)
+    return after, (*excludes, *actions)
 
 
 def _acted(state: RunState, event: Acted, program: Program) -> Result:

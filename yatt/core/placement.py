@@ -2,8 +2,9 @@
 
 A slab is the smallest set of a node's GPUs that one engine of any kind can use; on a node that only trains
 it is the whole node. A role whose engines need fewer GPUs has several of them side by side on each of its
-slabs. Only this module and the rules of the config depend on the placement mode. Roles are ``trainer``,
-``rollout`` and ``genrm:NAME``.
+slabs. If an engine needs more GPUs than a node has, it spans consecutive nodes: a slab is then a whole node,
+and the nodes of a *block* always have one role together. Only this module and the rules of the config depend
+on the placement mode. Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
 
 The *trainer nodes* are the nodes with trainer ranks. They have the data shards, the prompt groups made from
 them, validation, and all state of a checkpoint. Engine nodes only run engines, have no state, and may be
@@ -12,12 +13,20 @@ lost. Trainer nodes are the first nodes, so a trainer node's index is also the n
 
 import bisect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from yatt.config.check import engine_gpus, node_gpus, num_slabs, num_trainer_nodes, slab_gpus
+from yatt.config.check import (
+    block_nodes,
+    engine_gpus,
+    engine_spans,
+    node_gpus,
+    num_slabs,
+    num_trainer_nodes,
+    slab_gpus,
+)
 from yatt.config.schema import RunConfig
 
 TRAINER = "trainer"
@@ -57,6 +66,7 @@ class Placement:
         engine_gpus: number of GPUs of one engine of each engine role.
         shared: slabs that change between rollout and GenRMs (`placement.split: dynamic`); `sampling` is how
             they begin.
+        spans: number of nodes of one engine of each engine role.
     """
 
     slabs: tuple[Slab, ...]
@@ -65,6 +75,7 @@ class Placement:
     training: Holders
     engine_gpus: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[Slab] = frozenset()
+    spans: Mapping[str, int] = field(default_factory=dict)
 
     def first_roles_of(self, slab: Slab) -> tuple[str, ...]:
         """Returns every role that holds this slab in some phase, before any slab has changed its role."""
@@ -83,13 +94,43 @@ class Placement:
         return tuple(role for role in found if role != TRAINER)
 
     def engines_on(self, slab: Slab, role: str) -> tuple[tuple[int, ...], ...]:
-        """Returns the GPUs of each engine of a role on a slab that this role can hold, in order."""
-        size = self.engine_gpus.get(role, len(slab.gpus))
+        """Returns the GPUs of each engine of a role on a slab that this role can hold, in order. An engine
+        that spans nodes has a process for each GPU, and these GPUs are returned one by one."""
+        size = self.engine_gpus.get(role, len(slab.gpus)) if self.spans.get(role, 1) == 1 else 1
         return tuple(slab.gpus[first : first + size] for first in range(0, len(slab.gpus), size))
 
     def num_engines_on(self, slab: Slab) -> dict[str, int]:
-        """Maps each engine role that can hold the slab to the number of its engines there."""
-        return {r: len(self.engines_on(slab, r)) for r in self.roles_of(slab) if r != TRAINER}
+        """Maps each engine role that can hold the slab to the number of its engines there. An engine that
+        spans nodes counts on its first one."""
+        return {role: self._num_engines(slab, role) for role in self.roles_of(slab) if role != TRAINER}
+
+    def _num_engines(self, slab: Slab, role: str) -> int:
+        if self.spans.get(role, 1) > 1:
+            return int(self.nodes_of(slab, role)[0] == slab.node)
+        return len(self.engines_on(slab, role))
+
+    def nodes_of(self, slab: Slab, role: str) -> tuple[int, ...]:
+        """Returns the nodes of the engine of a role that uses this slab, in the order of its ranks."""
+        span = self.spans.get(role, 1)
+        first = slab.node - (slab.node - self.first_engine_node) % span
+        return tuple(range(first, first + span))
+
+    @cached_property
+    def first_engine_node(self) -> int:
+        """The first node with an engine."""
+        return min(slab.node for phase in (self.sampling, *self.scoring)
+                   for slab, role in phase.items() if role != TRAINER)  # fmt: skip
+
+    @cached_property
+    def blocks(self) -> tuple[frozenset[int], ...]:
+        """Sets of nodes that are of use only together, because an engine spans them."""
+        size = max(self.spans.values(), default=1)
+        nodes = range(self.first_engine_node, max(slab.node for slab in self.slabs) + 1)
+        return tuple(frozenset(nodes[i : i + size]) for i in range(0, len(nodes), size)) if size > 1 else ()
+
+    def with_blocks(self, nodes: Set[int]) -> frozenset[int]:
+        """Returns the nodes, and those that are of no use without one of them."""
+        return frozenset(nodes).union(*(block for block in self.blocks if block & nodes))
 
     @cached_property
     def num_engines(self) -> dict[str, Counter[int]]:
@@ -195,19 +236,19 @@ def place(config: RunConfig) -> Placement:
             Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
         ]
     names = [genrm_role(genrm.name) for genrm in config.engine_genrms]
-    sizes = engine_gpus(config)
+    sizes, spans, block = engine_gpus(config), engine_spans(config), block_nodes(config)
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
         training = dict.fromkeys(slabs, TRAINER)
-        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training, sizes)
+        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training, sizes, spans=spans)
     engines = [slab for slab in slabs if not (disaggregated and slab.node < trainers)]
     assert len(engines) == num_slabs(config), "check.num_slabs counts the same slabs"
     sampling = dict.fromkeys(slabs, TRAINER) | dict.fromkeys(engines, ROLLOUT)
     judges = engines[len(engines) - config.placement.genrm_slabs :]
-    sampling.update({slab: names[i % len(names)] for i, slab in enumerate(judges)})
+    sampling.update({slab: names[i // block % len(names)] for i, slab in enumerate(judges)})
     training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
     shared = frozenset(engines if config.placement.split == "dynamic" else ())
-    return Placement(tuple(slabs), sampling, (), training, sizes, shared)
+    return Placement(tuple(slabs), sampling, (), training, sizes, shared, spans)
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

@@ -4,10 +4,17 @@ import importlib
 
 from yatt.adapters.collector import importing
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.errors import ConfigError
 
 
 def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
-    """Builds an engine that has not started."""
+    """Builds an engine that has not started.
+
+    Raises:
+        ConfigError: it spans nodes, and this kind cannot.
+    """
+    if kind == "transformers" and options.num_ranks > 1:
+        raise ConfigError(f"an engine of {options.num_ranks} GPUs on several nodes needs vllm; install it.")
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from yatt.adapters.tokenizer import eos_ids
 from yatt.config.schema import GenRMSection, RunConfig
+from yatt.errors import WorkerFailed
 from yatt.records.message import Completed, Sample, unpack_ids
 
 EngineKind = Literal["vllm", "transformers", "scripted"]
@@ -25,6 +26,11 @@ class Comparison:
 
     differing: tuple[str, ...] = ()
     num_compared: int = 0
+
+
+class RanksLost(WorkerFailed):
+    """The ranks of an engine of several processes cannot go on together: one has ended, or they differ. All
+    of them end, and are started again."""
 
 
 class Engine(Protocol):
@@ -49,6 +55,9 @@ class Engine(Protocol):
 
     def step(self) -> list[Completed]:
         """Computes one step; returns the requests that finished in it. Empty and cheap when idle."""
+
+    def idle(self) -> None:
+        """Called instead of `step`, about 20 times a second, while the engine is awake without requests."""
 
     def sleep(self) -> None:
         """Frees the device. Running requests must have been aborted."""
@@ -94,6 +103,9 @@ class EngineOptions:
 
     max_num_seqs: int = 256
     tp_size: int = 1
+    num_ranks: int = 1
+    """Number of processes of the engine: 1, or `tp_size` if it spans nodes."""
+
     kv_cache_bytes: int = 0
     gpu_memory_utilization: float = 0.85
     enforce_eager: bool = False

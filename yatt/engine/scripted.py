@@ -81,6 +81,9 @@ class ScriptedEngine:
                 finished.append(self._complete(request_id, scripted.reason))
         return finished
 
+    def idle(self) -> None:
+        """Does nothing."""
+
     def sleep(self) -> None:
         """Does nothing, because no memory is held."""
         assert not self._running, "requests are aborted before sleep"

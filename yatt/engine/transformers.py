@@ -125,6 +125,9 @@ class TransformersEngine:
         self._keep([not reason for reason in reasons])
         return finished
 
+    def idle(self) -> None:
+        """Does nothing."""
+
     def sleep(self) -> None:
         """Moves the weights to host memory on CUDA; frees nothing on CPU."""
         assert not self.is_busy, "requests are aborted before sleep"

@@ -8,8 +8,10 @@ the code checks for the method, not the version.
 On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 """
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +40,7 @@ class VllmEngine:
         self._policy_version = 0
         self._has_weights = False
         self._has_kv_cache = False
+        self._exchange = contextlib.ExitStack()
 
     @property
     def is_busy(self) -> bool:
@@ -56,6 +59,8 @@ class VllmEngine:
                 f"this vLLM does not know {', '.join(sorted(unknown))}; install a version yatt was made "
                 "for (see the engine extra in pyproject.toml)."
             )
+        if self._options.num_ranks > 1:
+            self._exchange.enter_context(rank_exchange())
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights = self._has_kv_cache = True
@@ -97,6 +102,9 @@ class VllmEngine:
             if output.finished:
                 finished.append(self._complete(output.request_id, completion.finish_reason))
         return finished
+
+    def idle(self) -> None:
+        """Does nothing."""
 
     def sleep(self) -> None:
         """Sleeps at level 2 if the weights will be replaced, otherwise at 1, which keeps them on the host."""
@@ -171,6 +179,7 @@ class VllmEngine:
         self._llm = None
         gc.collect()
         cleanup_dist_env_and_memory()
+        self._exchange.close()
 
     def _complete(self, request_id: str, reason: str) -> m.Completed:
         running = self._running.pop(request_id)
@@ -204,6 +213,28 @@ def _refusals() -> type[Exception]:
     return getattr(vllm.exceptions, "VLLMClientError", ValueError)
 
 
+@contextlib.contextmanager
+def rank_exchange() -> Iterator[None]:
+    """Keeps pickles from the network between the ranks of an engine, in this context: vLLM's set-up sends
+    names of memory segments, as literals; its message queue, over plain TCP, is not used by these ranks and
+    is not opened."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    from yatt.collectives.exchange import literal_exchange
+
+    original = MessageQueue.__dict__["create_from_process_group"]
+    MessageQueue.create_from_process_group = staticmethod(_no_queue)
+    try:
+        with literal_exchange():
+            yield
+    finally:
+        MessageQueue.create_from_process_group = original
+
+
+def _no_queue(*_: Any, **__: Any) -> None:
+    return None
+
+
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
     """vLLM's EngineArgs for these options."""
     arguments: dict[str, Any] = {
@@ -222,6 +253,8 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
+    if options.num_ranks > 1:
+        arguments["distributed_executor_backend"] = "external_launcher"
     if options.device == "cpu":
         # Chunked prefill rewinds a request's seeded generator, which torch's CPU generator cannot do: every
         # request in the engine would fail. So a prompt that does not fit into a step waits for the next.

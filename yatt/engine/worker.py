@@ -14,29 +14,13 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from yatt import clock
-from yatt.adapters.patience import is_passing, patiently
-from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.staged import load_on_node
-from yatt.adapters.worker_arguments import WorkerArguments
-from yatt.adapters.worker_link import Heartbeat, Received, WorkerLink
-from yatt.config.schema import RunConfig
-from yatt.engine.build import import_library
-from yatt.engine.environment import prepare
-from yatt.engine.protocol import Engine, EngineKind, EngineOptions
+from yatt.adapters.patience import is_passing
+from yatt.adapters.worker_link import Received, WorkerLink
+from yatt.engine.protocol import Engine, EngineKind, EngineOptions, RanksLost
 from yatt.engine.published import tensors_taken
-from yatt.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_USER_MISTAKE,
-    ConfigError,
-    StaleAttempt,
-    WorkerFailed,
-)
-from yatt.paths import RunPaths
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed
 from yatt.records import message as m
 from yatt.records.load import StepSums
 
@@ -53,6 +37,9 @@ class EnginePlan:
     options: EngineOptions
     build: Callable[[EngineKind, EngineOptions], Engine]
     start_limit_s: float
+    join: Callable[[Callable[[], None]], Callable[[Engine], Engine]] | None = None
+    """For an engine of several processes: meets the other ranks (with a function to show progress), and
+    returns what connects this one's engine to theirs."""
 
 
 class EngineWorker:
@@ -91,12 +78,14 @@ class EngineWorker:
                 self._turn()
                 if self._engine is not None and not self._engine.is_busy:
                     self._link.send(self.beat())  # a batch may be over: its steps are counted now
+            elif self._engine is not None and self._is_awake:
+                self._engine.idle()
         if self._engine is not None:
             self._engine.close()
 
     def _carry_out(self, order: Received) -> None:
         """Executes one order and always answers it."""
-        answer = self._link.carry_out(order, self._answer, _failure)
+        answer = self._link.carry_out(order, self._answer, failure)
         if isinstance(answer, m.Completed):
             self._tell([answer])
         elif answer is not None:
@@ -136,13 +125,17 @@ class EngineWorker:
         return m.Done()
 
     def _built(self) -> Engine:
+        connected = self._plan.join(self._tick) if self._plan.join is not None else _alone
         self._building_until_s = clock.monotonic_s() + self._plan.start_limit_s
         try:
-            engine = self._plan.build(self._plan.kind, self._plan.options)
+            engine = connected(self._plan.build(self._plan.kind, self._plan.options))
             engine.start()
         finally:
             self._building_until_s = 0.0
         return engine
+
+    def _tick(self) -> None:
+        self._link.work += 1
 
     def _sleep(self) -> m.Message:
         """Aborts requests and frees the device. Idempotent: no effect if it sleeps or is not built."""
@@ -170,6 +163,7 @@ class EngineWorker:
 
         Raises:
             Exception: the last error of `MOST_FAILED_TURNS` failed steps in a row; the engine is unusable.
+            RanksLost: at once.
         """
         assert self._engine is not None, "a busy engine has been built"
         most = 1 if self._plan.options.deterministic else self._plan.options.max_num_seqs
@@ -183,7 +177,7 @@ class EngineWorker:
             self._failed_turns += 1
             failed = self._engine.abort()
             self._tell([_errored(each.request_id, f"the engine failed: {error}", m.LOST) for each in failed])
-            if self._failed_turns >= MOST_FAILED_TURNS:
+            if self._failed_turns >= MOST_FAILED_TURNS or isinstance(error, RanksLost):
                 raise
 
     def _tell(self, completed: list[m.Completed]) -> None:
@@ -192,7 +186,7 @@ class EngineWorker:
             self._link.send(each)
 
 
-def _failure(order: m.Message, error: Exception) -> m.Message:
+def failure(order: m.Message, error: Exception) -> m.Message:
     """The answer to a failed order. An invalid Sample ends its request; other errors send it elsewhere."""
     if isinstance(order, m.Sample):
         return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
@@ -204,6 +198,10 @@ def _failure(order: m.Message, error: Exception) -> m.Message:
     )
 
 
+def _alone(engine: Engine) -> Engine:
+    return engine
+
+
 def _errored(request_id: str, error: str, reason: str = "error") -> m.Completed:
     return m.Completed(
         request_id=request_id,
@@ -213,40 +211,3 @@ def _errored(request_id: str, error: str, reason: str = "error") -> m.Completed:
         policy_version=0,
         error=error,
     )
-
-
-def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
-    """Runs an engine's process; returns its exit code."""
-    leave_notice_to_controller()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
-    try:
-        where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
-        config = patiently(partial(load_on_node, *where))
-        plan = patiently(partial(make_plan, config))
-        prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
-        import_library(plan.kind)
-    except Exception as error:  # noqa: BLE001 - a process's main: reports to the controller and ends
-        _LOG.exception("cannot start")
-        link.send(_failure(m.Stop(), error))
-        link.close()
-        return EXIT_FAILED if is_passing(error) else getattr(error, "exit_code", EXIT_FAILED)
-    worker = EngineWorker(link, plan)
-    heartbeat = Heartbeat(
-        arguments.endpoint,
-        worker=arguments.worker,
-        attempt=arguments.attempt,
-        renew_s=config.lease.renew_s,
-        beat=worker.beat,
-    )
-    heartbeat.start()
-    link.send(m.Hello(worker=arguments.worker, pid=os.getpid()))
-    try:
-        worker.serve(arguments.controller)
-    except StaleAttempt as error:
-        _LOG.warning("this attempt is over: %s", error)
-        return error.exit_code
-    finally:
-        heartbeat.stop()
-        link.close()
-    return EXIT_FINISHED

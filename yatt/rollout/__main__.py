@@ -6,8 +6,9 @@ from yatt.adapters.worker_arguments import parse_arguments
 from yatt.config.schema import RunConfig
 from yatt.engine.build import build_engine
 from yatt.engine.environment import choose_device, choose_engine
+from yatt.engine.process import main
 from yatt.engine.protocol import rollout_options
-from yatt.engine.worker import EnginePlan, main
+from yatt.engine.worker import EnginePlan
 
 
 def rollout_plan(config: RunConfig) -> EnginePlan:

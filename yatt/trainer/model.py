@@ -26,13 +26,13 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 
+from yatt.collectives.exchange import literal_exchange
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 from yatt.models.shape import Shape
 from yatt.trainer.adam_state import create_adam_state
-from yatt.trainer.exchange import literal_exchange
 from yatt.trainer.layout import end_stages, steps_per_iteration
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights

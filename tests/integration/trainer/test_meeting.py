@@ -254,7 +254,7 @@ def test_the_table_does_what_torchs_stores_do():
 
 
 def test_only_literals_are_exchanged_between_ranks():
-    from yatt.trainer.exchange import all_gather_literal
+    from yatt.collectives.exchange import all_gather_literal
 
     assert ast.literal_eval(repr([((("wd_mult", 0.0),), False), (None, True)]))
     with pytest.raises(TypeError, match="only Python literals can be exchanged"):

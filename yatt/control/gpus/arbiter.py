@@ -135,7 +135,7 @@ class Arbiter:
 
     def died(self, worker: Worker) -> None:
         """Handles the end of a worker. An engine of several is started again while the others go on. Else
-        its role has died on the slab when all its workers ended, and a trainer is killed as a whole."""
+        its role has died on the slab when all its workers ended; ranks are killed as a whole."""
         slab = worker.slab
         if slab is None or worker.starts <= self._ended_before.get(worker.name, 0):
             return
@@ -146,8 +146,9 @@ class Arbiter:
             self._all_ended(slab, worker.role)
 
     def _has_rest(self, worker: Worker, workers: list[Worker]) -> bool:
-        """Returns whether other workers of the role are left; kills the other ranks of a trainer."""
-        if worker.role != TRAINER:
+        """Returns whether other workers of the role are left; kills the other ranks of a trainer, or of an
+        engine."""
+        if worker.role != TRAINER and worker.rank is None:
             return any(w.is_running and not w.is_asleep for w in workers)
         rest = [w for w in workers if w.is_running]
         self._processes.signal(rest, signal.SIGKILL)

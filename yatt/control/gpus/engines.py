@@ -45,6 +45,7 @@ class _Engine:
     role: str
     slab: Slab
     token: int
+    takes_requests: bool
 
 
 @dataclass(slots=True)
@@ -84,10 +85,14 @@ class LocalEngines:
         for changed in self._subscribers:
             changed(role)
 
-    async def add(self, address: str, role: str, slab: Slab, token: int) -> None:
-        """Adds an engine that is awake under `token`."""
+    async def add(
+        self, address: str, role: str, slab: Slab, token: int, *, takes_requests: bool = True
+    ) -> None:
+        """Adds an engine's process that is awake under `token`."""
         self._leaving.pop(address, None)
-        self._engines[address] = _Engine(address, role, slab, token)
+        self._engines[address] = _Engine(address, role, slab, token, takes_requests)
+        if not takes_requests:
+            return
         self._dispatch.serve(address, role, self._rooms[role])
         self.version += 1
         self._changed(role)
@@ -141,11 +146,11 @@ class LocalEngines:
 
     def room(self, role: str) -> int:
         """Returns the number of requests that this node's awake engines of a role run at once."""
-        return self._rooms[role] * sum(e.role == role for e in self._engines.values())
+        return self._rooms[role] * sum(e.role == role and e.takes_requests for e in self._engines.values())
 
     def loads(self) -> tuple[SlabLoad, ...]:
         """Returns the number of requests on each slab with an awake engine."""
-        found = {(e.slab.index, e.role): 0 for e in self._engines.values()}
+        found = {(e.slab.index, e.role): 0 for e in self._engines.values() if e.takes_requests}
         for request in self._requests.values():
             if (engine := self._engines.get(request.engine)) is not None:
                 found[engine.slab.index, engine.role] += 1

@@ -1,8 +1,8 @@
 """The plan of one node's worker processes, before any of them is started.
 
 A worker is named after its role and place (``rollout-n0s0``; ``rollout-n0s0e1`` if a slab has several
-engines of the role). Each start of it has a number of its own, so that a message of an earlier start cannot
-be taken for one of the new process.
+engines of the role; ``rollout-n0s0r1`` for rank 1 of an engine that spans nodes). Each start of it has a
+number of its own, so that a message of an earlier start cannot be taken for one of the new process.
 """
 
 import asyncio
@@ -49,6 +49,14 @@ class Worker:
     is_unwanted: bool = False
     """Whether the process that is being started is not wanted any more."""
 
+    rank: int | None = None
+    """Its rank in an engine that spans nodes; None: it is a whole engine, or no engine."""
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests of a role go to this process: it is an engine, or rank 0 of one."""
+        return self.role not in (TRAINER, REWARD, UPLOADER) and not self.rank
+
     @property
     def address(self) -> str:
         """Name on the workers' socket; unique to this start."""
@@ -65,7 +73,7 @@ def planned_workers(node: Node) -> list[Worker]:
     place = ("--attempt", str(node.attempt), "--node", str(node.index), "--endpoint", node.endpoint)
     common = ("--run", str(node.paths.root), *place)
     workers = [w for slab in node.slabs for role in _engine_roles(node, slab)
-               for w in _engines(role, slab, node.placement.engines_on(slab, role), common)]  # fmt: skip
+               for w in _engines(node, role, slab, common)]  # fmt: skip
     workers += [
         Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
             "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
@@ -86,16 +94,33 @@ def _engine_roles(node: Node, slab: Slab) -> list[str]:
     return [role for role in node.placement.roles_of(slab) if role != TRAINER]
 
 
-def _engines(
-    role: str, slab: Slab, gpus: tuple[tuple[int, ...], ...], common: tuple[str, ...]
-) -> Iterator[Worker]:
-    """Yields the role's engines on a slab, one for each tuple of `gpus`."""
-    genrm = role.partition(":")[2]
-    name, argv = f"rollout-{slab.name}", ("yatt.rollout", *common)
+def _engines(node: Node, role: str, slab: Slab, common: tuple[str, ...]) -> Iterator[Worker]:
+    """Yields the processes of the role's engines on a slab."""
+    genrm, gpus = role.partition(":")[2], node.placement.engines_on(slab, role)
+    kind, argv = "rollout", ("yatt.rollout", *common)
     if role != ROLLOUT:
-        name, argv = f"genrm-{genrm}-{slab.name}", ("yatt.genrm", *common, "--genrm", genrm)
+        kind, argv = f"genrm-{genrm}", ("yatt.genrm", *common, "--genrm", genrm)
+    nodes = node.placement.nodes_of(slab, role)
+    if len(nodes) > 1:
+        yield from _ranks(node, Worker(f"{kind}-{slab.name}", role, slab, argv, ()), kind, nodes)
+        return
     for index, own in enumerate(gpus):
+        name = f"{kind}-{slab.name}"
         yield Worker(f"{name}e{index}" if len(gpus) > 1 else name, role, slab, argv, own)
+
+
+def _ranks(node: Node, whole: Worker, kind: str, nodes: tuple[int, ...]) -> Iterator[Worker]:
+    """Yields this node's ranks of an engine that spans nodes, one process for each GPU."""
+    assert whole.slab is not None, "engines live on slabs"
+    gpus = whole.slab.gpus
+    size = len(nodes) * len(gpus)
+    argv = (
+        *whole.argv, "--engine", f"{kind}-n{nodes[0]}", "--num-ranks", str(size), "--host", node.host,
+    )  # fmt: skip
+    for index, gpu in enumerate(gpus):
+        rank = nodes.index(node.index) * len(gpus) + index
+        name = f"{whole.name}r{rank}"
+        yield Worker(name, whole.role, whole.slab, (*argv, "--rank", str(rank)), (gpu,), rank=rank)
 
 
 def _reward_processes(node: Node) -> list[str]:

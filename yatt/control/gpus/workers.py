@@ -18,7 +18,7 @@ from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import LocalPublication, Publications, added
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.unfit import UnfitEngines
-from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
+from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -163,7 +163,7 @@ class Workers:
         self._died_s[worker.name] = now_s
         is_row = not was_useful and now_s - last_s < ROW_S
         deaths = self._deaths[worker.name] = self._deaths[worker.name] + 1 if is_row else 1
-        if worker.role not in (TRAINER, REWARD, UPLOADER) and deaths >= MOST_DEATHS:
+        if worker.takes_requests and deaths >= MOST_DEATHS:
             log = self._node.paths.log(self._node.attempt, worker.address)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
             self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)
@@ -276,7 +276,8 @@ class Workers:
                 raise WorkerFailed(f"{worker.name} has ended meanwhile; it is started again")
             if worker.role != TRAINER and self._is_granted(worker, token):
                 assert worker.slab is not None, "engines live on slabs"
-                await self._engines.add(worker.address, worker.role, worker.slab, token)
+                place = worker.address, worker.role, worker.slab
+                await self._engines.add(*place, token, takes_requests=worker.takes_requests)
                 self._unfit.proved(worker.slab, worker.role)
 
     async def _guarded(self, worker: Worker, work: Awaitable[None]) -> None:

@@ -158,6 +158,7 @@ def program_of(node: Node) -> Program:
         trainer_nodes=frozenset(node.placement.trainer_nodes),
         pools=node.placement.pools,
         absent=node.absent,
+        blocks=node.placement.blocks,
         total_iterations=config.trainer.total_iterations,
         save_every=config.checkpoint.save_every,
         save_every_s=60 * config.checkpoint.save_every_minutes,

@@ -97,7 +97,7 @@ class Measurements:
     def _role(self, role: str) -> RoleSpeed:
         least, most = slab_limits(self.config, role)
         room = max_num_seqs(self.config, role)
-        engines = engines_per_slab(self.config, role)
+        engines = int(engines_per_slab(self.config, role))  # with a dynamic split no engine spans nodes
         return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
 
     def demand(self) -> BatchDemand:

@@ -13,6 +13,7 @@ from yatt.adapters.slurm import Slurm, submitted_at
 from yatt.config.schema import RunConfig
 from yatt.core.deadman import Job as Start
 from yatt.core.outcome import Outcome, Verdict
+from yatt.core.placement import place
 from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
 from yatt.launch.backends.images import with_local_image
@@ -104,7 +105,7 @@ class SlurmBackend:
             self.slurm, self.signals, follower,
         )  # fmt: skip
         outcome = watch.run()
-        self.absent |= outcome.gone
+        self.absent = place(self.config).with_blocks(self.absent | outcome.gone)
         return outcome
 
     def leave(self, attempt: int, outcome: Outcome) -> None:

@@ -211,7 +211,7 @@ class AttemptWatch:
             if index not in self.ended and self._is_lost(index)
         ) | (self.lost.lost - self.absent)
         roles, unfit = place(self.config), self._unfit()
-        gone = dead | self.absent | unfit.keys()
+        gone = roles.with_blocks(dead | self.absent | unfit.keys())
         return AttemptFacts(
             is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
             dead=dead, unfit=unfit, is_unfit_everywhere=self._is_everywhere(unfit),

@@ -1,0 +1,118 @@
+"""A rollout engine over two nodes: one of its ranks ends, stands still or loses its node."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_lost_nodes import controller
+from tests.faults.test_lost_samples import finish
+from tests.faults.test_resume_exact import final_state, metrics
+from tests.runs import RunFile, kill, start, wait_for, yatt
+from tests.spanning_engines import LEASE, SCRIPT, events, pid_of, scripted_run, starts_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+RANKS = "rollout-n0s0r0", "rollout-n1s0r1"
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+    """The same run, undisturbed, with one engine on each node."""
+    run = scripted_run(tmp_path_factory.mktemp("calm"), tp_size=1)
+    assert (done := yatt("run", str(run.write()))).returncode == 0, done.stdout
+    return run
+
+
+def check_as_calm(run: RunFile, calm: RunFile) -> None:
+    assert attempts(run) == {1}
+    assert not events(run, "failure.report", "rollout.group.drop")
+    assert metrics(run) == metrics(calm)
+    assert final_state(run) == final_state(calm)
+
+
+def attempts(run: RunFile) -> set[int]:
+    return {event["attempt"] for event in events(run)}
+
+
+def sampling(run: RunFile, iteration: int) -> None:
+    wait_for(
+        lambda: len(events(run, "rollout.group.open")) >= iteration,
+        timeout_s=60,
+        what="a batch to be sampled",
+    )
+
+
+def test_an_engine_over_two_nodes_changes_no_bit(tmp_path: Path, calm: RunFile) -> None:
+    run = scripted_run(tmp_path)
+    assert (done := yatt("run", str(run.write()))).returncode == 0, done.stdout
+    assert starts_of(run) == [f"{name}.1" for name in RANKS]
+    check_as_calm(run, calm)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_or_stands_still_costs_both_a_start(
+    tmp_path: Path, calm: RunFile, rank: int, number: signal.Signals
+) -> None:
+    run = scripted_run(tmp_path)
+    process = start("run", str(run.write()))
+    sampling(run, 2)
+    assert kill(pid_of(run, RANKS[rank]), number)
+    finish(process)
+    assert starts_of(run) == [f"{name}.{n}" for name in RANKS for n in (1, 2)]
+    check_as_calm(run, calm)
+
+
+def test_a_rank_that_ends_asleep_is_missed_when_it_is_woken(tmp_path: Path, calm: RunFile) -> None:
+    run = scripted_run(tmp_path)
+    process = start("run", str(run.write()))
+    wait_for(
+        lambda: any(e["phase"] == "train" and e["iteration"] == 1 for e in events(run, "phase.begin")),
+        timeout_s=90, what="the first training",
+    )  # fmt: skip
+    assert kill(pid_of(run, RANKS[1]))
+    finish(process)
+    assert f"{RANKS[1]}.2" in starts_of(run)
+    check_as_calm(run, calm)
+
+
+def spread(folder: Path, **settings: object) -> RunFile:
+    """One trainer node, and two engines over two nodes each."""
+    run = RunFile(folder, {
+        "run": {"deterministic": False},
+        "launch": {"nodes": 5, "gpus_per_node": 1, "node_silence_s": 3},
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1},
+        "rollout": {"tp_size": 2, "max_num_seqs": 4}, "lease": LEASE, **settings,
+    })  # fmt: skip
+    run.write()
+    (folder / "policy" / "scripted.json").write_text(json.dumps(SCRIPT))
+    return run
+
+
+def test_a_lost_node_takes_its_block_along_and_both_come_back_together(tmp_path: Path) -> None:
+    run = spread(tmp_path, trainer={"total_iterations": 12})
+    process = start("run", str(run.write()))
+    sampling(run, 2)
+    kill(controller(run, 3))
+    finish(process)
+    assert attempts(run) == {1}
+    assert sorted({e["node"] for e in events(run, "node.lost")}) == [3, 4]
+    joined = events(run, "node.joined")
+    assert sorted(e["node"] for e in joined) == [3, 4]
+    begun = {e["t"]: e["iteration"] for e in events(run, "phase.begin")}
+    at = {max((t, i) for t, i in begun.items() if t < e["t"])[1] for e in joined}
+    assert len(at) == 1, "both were admitted at the same publication"
+    later = {e["worker"] for e in events(run, "weights.check")}
+    assert {"rollout-n3s0r0.1", "rollout-n4s0r1.1"} <= later
+
+
+def test_without_one_node_of_its_only_engine_a_run_ends_the_attempt_and_comes_back(tmp_path: Path) -> None:
+    run = spread(tmp_path, launch={"nodes": 3, "gpus_per_node": 1, "node_silence_s": 3})
+    process = start("run", str(run.write()))
+    sampling(run, 2)
+    kill(controller(run, 2))
+    finish(process)
+    assert attempts(run) == {1, 2}
+    (first, *_) = events(run, "attempt.end")
+    assert "no node is left that can run rollout" in first["reason"]

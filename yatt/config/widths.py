@@ -1,0 +1,66 @@
+"""Rules about the engines' numbers of GPUs: they fill a node, or whole nodes."""
+
+from collections.abc import Iterator
+
+from yatt.config.schema import RunConfig
+from yatt.config.sizes import engine_nodes, engine_sizes, node_gpus
+
+Fault = tuple[str, str]
+"""A key, and the mistake in it with what to write."""
+
+
+def widths(config: RunConfig) -> Iterator[Fault]:
+    """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
+    gpus, sizes = node_gpus(config)[-1], dict(engine_sizes(config))
+    named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
+    widest = max(sizes, key=lambda key: sizes[key])
+    if sizes[widest] > gpus:
+        yield from _spans(config, sizes, widest, named)
+        return
+    slab = sizes[widest]
+    fitting = ", ".join(str(each) for each in range(1, slab + 1) if slab % each == 0)
+    for key, size in sizes.items():
+        if gpus % size:
+            yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
+        elif slab % size:
+            yield (
+                key,
+                f"{size} does not divide {widest} {slab}: engines of this kind would not fill a slab, which "
+                f"has {slab} GPUs; write one of {fitting}, or another {widest}.",
+            )
+
+
+def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) -> Iterator[Fault]:
+    """Faults where an engine spans nodes: a slab is a node, and blocks of nodes have one role."""
+    gpus, nodes = node_gpus(config)[-1], len(engine_nodes(config))
+    most = sizes[widest]
+    whole = ", ".join(str(gpus * n) for n in range(2, nodes + 1) if nodes % n == 0) or "no more than a node"
+    for key, size in sizes.items():
+        if size % gpus and gpus % size:
+            yield key, f"{size} neither divides launch.{named} {gpus} nor is a multiple of it; write either."
+        elif size > gpus and most % size:
+            yield key, f"{size} does not divide {widest} {most}; write a divisor of it, or another {widest}."
+    if not most % gpus and nodes % (most // gpus):
+        yield (
+            widest,
+            f"{most} GPUs are {most // gpus} nodes of launch.{named} {gpus}, which do not divide the {nodes} "
+            f"nodes with engines; write {whole}, or another launch.nodes.",
+        )
+    if config.placement.genrm_slabs % max(most // gpus, 1):
+        yield (
+            "placement.genrm_slabs",
+            f"with {widest} {most}, {most // gpus} nodes have one role together; write a multiple of "
+            f"{most // gpus}.",
+        )
+    if config.placement.split == "dynamic":
+        yield "placement.split", f"{widest} {most} spans nodes, whose slabs do not move; write fixed."
+    yield from _spanning_engines(config)
+
+
+def _spanning_engines(config: RunConfig) -> Iterator[Fault]:
+    gpus = node_gpus(config)[-1]
+    kinds = [("rollout", config.rollout.tp_size, config.rollout.engine)]
+    kinds += [(f"genrms[{i}]", g.tp_size, g.engine) for i, g in enumerate(config.genrms) if g.has_engine]
+    for section, size, engine in kinds:
+        if size > gpus and engine == "transformers":
+            yield f"{section}.engine", f"tp_size {size} spans nodes, which needs vllm; write vllm."

@@ -1,0 +1,23 @@
+"""Joins a process to the other ranks of its engine; imports torch."""
+
+from collections.abc import Callable
+
+from yatt.engine.meeting import EnginePlace as EnginePlace, Meeting
+from yatt.engine.mirror import FirstRank, RankEngine, RankGroup
+from yatt.engine.protocol import Engine
+
+
+def joined(place: EnginePlace, tick: Callable[[], None]) -> Callable[[Engine], Engine]:
+    """Meets the other ranks; returns the function that connects this rank's engine to theirs.
+
+    Args:
+        tick: see `Meeting`.
+    """
+    meeting = Meeting(place, tick)
+    meeting.meet()
+    ranks = RankGroup(place.timeout_s, meeting)
+
+    def connected(engine: Engine) -> Engine:
+        return RankEngine(engine, ranks) if place.rank else FirstRank(engine, ranks)
+
+    return connected

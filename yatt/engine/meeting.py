@@ -1,0 +1,163 @@
+"""How the ranks of an engine that spans nodes meet, before each of them builds its part.
+
+Rank 0 opens a key-value service and publishes its address in a file of the run folder. The other ranks look
+for this file, write their names into the service, and begin when rank 0 has seen all of them. Whoever finds
+a service that is over, or that has begun without it, looks for a later one: each start of rank 0 has its own.
+A meeting has no time limit: the other ranks' node may be away for hours.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from yatt.adapters.curve import CurveKeys
+from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
+from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
+from yatt.adapters.patience import patiently
+from yatt.clock import monotonic_s
+from yatt.collectives.store import RunStore
+from yatt.errors import DeadlineExceeded
+from yatt.paths import RunPaths
+
+_LOG = logging.getLogger(__name__)
+LOOK_S = 0.2
+ANSWER_S = 3.0
+"""Time limit of an answer of a service that may be over."""
+
+JOIN_S = 120.0
+"""Time limit for all ranks to connect once they have met: one that ended meanwhile is noticed by this."""
+
+SAY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlace:
+    """A process's place in an engine of `num_ranks` processes.
+
+    Attributes:
+        worker: the process's name, unique to this start.
+        engine: name of the engine, the same for all of its ranks.
+        host: address in the run's network; rank 0 serves there.
+        timeout_s: time limit of one collective.
+    """
+
+    paths: RunPaths
+    attempt: int
+    worker: str
+    engine: str
+    rank: int
+    num_ranks: int
+    host: str
+    timeout_s: float
+    has_cuda: bool
+
+
+class Meeting:
+    """The meeting of one process with the other ranks of its engine.
+
+    Args:
+        tick: called several times a minute while others are awaited.
+    """
+
+    def __init__(self, place: EnginePlace, tick: Callable[[], None]) -> None:
+        self._place, self._tick = place, tick
+        self._keys = CurveKeys(place.paths.keys)
+        self._file = place.paths.engine_meeting(place.attempt, place.engine)
+        self._server: KeyValueServer | None = None
+        self._client: KeyValueClient | None = None
+        self._store: RunStore | None = None  # torch keeps only its C++ half
+        self._said_s = monotonic_s()
+
+    def meet(self) -> None:
+        """Waits for the other ranks, then joins torch's default process group with them.
+
+        Raises:
+            torch.distributed.DistError | RuntimeError: a rank has ended meanwhile.
+        """
+        place = self._place
+        host, port = self._gather() if place.rank == 0 else self._find()
+        self._client = KeyValueClient(host, port, self._keys)
+        self._store = RunStore(self._client, timedelta(seconds=JOIN_S))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if place.has_cuda else "gloo", store=self._store, rank=place.rank,
+            world_size=place.num_ranks, timeout=timedelta(seconds=place.timeout_s),
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Leaves the process group and stops the service."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._client is not None:
+            self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _gather(self) -> tuple[str, int]:
+        """Serves, and waits for all other ranks; the part of rank 0."""
+        place = self._place
+        self._server = server = KeyValueServer(place.host, self._keys)
+        client = KeyValueClient(place.host, server.port, self._keys)
+        record = {"host": place.host, "port": server.port, "worker": place.worker}
+        patiently(partial(self._publish, record))
+        others = [_key(rank) for rank in range(1, place.num_ranks)]
+        while not client.call("check", *others, park_s=LONGEST_PARK_S).found:
+            self._waits([key for key in others if not client.call("check", key).found])
+        names = {key: client.call("get", key).value.decode() for key in others}
+        client.call("set", "begun", value=json.dumps(names).encode())
+        client.close()
+        return place.host, server.port
+
+    def _publish(self, record: dict[str, Any]) -> None:
+        make_within(self._place.paths.root, self._file.parent)
+        publish(self._file, sealed(record, self._place.attempt))
+
+    def _find(self) -> tuple[str, int]:
+        """Looks for rank 0's service, and waits until all ranks are there; the part of the other ranks."""
+        over: dict[str, Any] | None = None
+        while True:
+            record = self._published()
+            if record is not None and record != over:
+                client = KeyValueClient(record["host"], record["port"], self._keys, ANSWER_S)
+                try:
+                    if self._has_begun(client, record):
+                        return record["host"], record["port"]
+                    over = record
+                except DeadlineExceeded:
+                    _LOG.info("rank 0 of %s does not answer; looking again", self._place.engine)
+                finally:
+                    client.close()
+            self._waits([_key(0)])
+            time.sleep(LOOK_S)
+
+    def _has_begun(self, client: KeyValueClient, record: dict[str, Any]) -> bool:
+        """Waits until rank 0 has begun; returns False if it has begun without this process, or another start
+        of rank 0 has taken its place."""
+        mine = _key(self._place.rank)
+        client.call("set", mine, value=self._place.worker.encode())
+        while not client.call("check", "begun", park_s=LONGEST_PARK_S).found:
+            self._waits(["the others"])
+            if self._published() != record:
+                return False
+        names = json.loads(client.call("get", "begun").value)
+        return bool(names.get(mine) == self._place.worker)
+
+    def _published(self) -> dict[str, Any] | None:
+        return unsealed(patiently(partial(read_or_none, self._file)), self._place.attempt)
+
+    def _waits(self, missing: list[str]) -> None:
+        self._tick()
+        if monotonic_s() - self._said_s > SAY_S:
+            self._said_s = monotonic_s()
+            _LOG.info("%s, pid %d, waits for %s", self._place.engine, os.getpid(), ", ".join(missing))
+
+
+def _key(rank: int) -> str:
+    return f"rank {rank}"
