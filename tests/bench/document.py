@@ -19,7 +19,7 @@ def _section(result: dict[str, Any]) -> str:
     targets = [
         [t["what"], t["target"], t["value"], "yes" if t["met"] else "**no**"] for t in result["targets"]
     ]
-    lines += [*_table(["target", "wanted", "measured", "met"], targets), ""]
+    lines += [*_table(["target", "wanted", "measured", "met"], targets), ""] if targets else []
     lines += [f"{note}\n" for note in result.get("notes", [])]
     return "\n".join([*lines, f"`tests/bench/{result['name']}.py`; {_machine(result['machine'])}.", ""])
 

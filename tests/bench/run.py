@@ -37,6 +37,8 @@ NAMES = (
     "split_sample",
     "simulate",
     "slab_moves",
+    "early_lease",
+    "lending",
     "limits",
 )
 RESULTS = Path(__file__).parent / "results"

@@ -27,5 +27,9 @@ def test_a_result_is_a_section_with_its_table_targets_and_machine():
     assert "`tests/bench/example.py`; 2026-01-02, A CPU, 2 cores, 24 GiB; Python 3.11." in page
 
 
+def test_a_result_without_targets_has_no_table_of_them():
+    assert "target" not in document([{**RESULT, "targets": []}])
+
+
 def test_the_page_of_no_results_is_its_header():
     assert document([]).startswith("# Benchmarks")
