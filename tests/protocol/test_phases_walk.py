@@ -163,6 +163,8 @@ def check_order(world: World, order: phases.PhaseOrder, program: Program) -> Non
 def begin_act(world: World, act: phases.Act, program: Program) -> World:
     there = program.nodes - world.lost
     assert there >= program.trainer_nodes, f"{act.phase} acts without a trainer node"
+    for block in program.blocks:
+        assert len(block & there) in (0, len(block)), f"{act.phase} acts with a part of {sorted(block)}"
     for role, pool in program.pools.items():
         assert pool & there or world.state.stop, f"{act.phase} acts without anybody to run {role}"
     for node in there if act.phase is not Phase.JOIN else ():
@@ -213,17 +215,18 @@ def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World
 def losses(world: World, step: Step, program: Program) -> Iterator[World]:
     """Each node may die with all it was told and said, or stand still and say it later."""
     for node in program.nodes - world.lost if world.lose_left else ():
+        gone = world.lost | program.block_of(node)
         lost = replace(world, lose_left=world.lose_left - 1)
         dead = replace(
             lost,
-            orders=frozenset(o for o in world.orders if o.node != node),
-            mail=frozenset(a for a in world.mail if a.node != node),
+            orders=frozenset(o for o in world.orders if o.node not in gone),
+            mail=frozenset(a for a in world.mail if a.node not in gone),
         )
-        fatal = program.cause_without(world.lost | {node}, is_stopping=bool(world.state.stop))
+        fatal = program.cause_without(gone, is_stopping=bool(world.state.stop))
         for before in (lost, dead):
             event = phases.NodeLost(node, "is gone", world.lives[node])
             after = apply(before, program, step(world.state, event, program))
-            assert node in after.lost, f"the loss of node {node} was not noticed"
+            assert after.lost >= gone, f"the loss of node {node} was not noticed"
             has_failed = after.end is not None and after.end.exit_code == 1
             assert has_failed == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
             yield after
@@ -244,7 +247,7 @@ def returns(world: World, step: Step, program: Program) -> Iterator[World]:
             assert step(world.state, knock, program) == (world.state, ()), "a newcomer while the run stops"
             continue
         after = heard(former, knock, step, program)
-        if node not in world.lost and program.cause_without(world.lost | {node}):
+        if node not in world.lost and program.cause_without(world.lost | program.block_of(node)):
             assert after.end is not None, "the loss of the last node of a role was not noticed"
         else:
             assert (node, life) in after.preparing, f"the knock of node {node} was not heard"
@@ -333,7 +336,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
         return
     for order in world.orders:
         yield carry_out(world, order, program)
-    is_once = program in (JOINING, STAYING)  # else that walk takes hours
+    is_once = program in (JOINING, STAYING) or bool(program.blocks)  # else that walk takes hours
     for letter in world.mail:
         for kept in (world.mail, world.mail - {letter})[is_once:]:
             yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
@@ -360,7 +363,8 @@ def walk(
 ) -> list[World]:
     nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
     first = World(
-        nothing, holder=("",) * len(program.nodes), lose_left=lose_left, stop_left=stop_left,
+        nothing, holder=("",) * len(program.nodes), lives=(1,) * len(program.nodes),
+        lose_left=lose_left, stop_left=stop_left,
         join_left=join_left, fail_left=fail_left, give_left=give_left,
     )  # fmt: skip
     todo = [apply(first, program, phases.start(program))]
