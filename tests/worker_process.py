@@ -66,15 +66,14 @@ def write_run(folder: Path, sections: dict) -> Path:
 
 @contextlib.asynccontextmanager
 async def worker_with_server(
-    run: Path, module: str, *more: str, handler: Handler | None = None
+    run: Path, module: str, *more: str, handler: Handler | None = None, worker: str = "worker.1"
 ) -> AsyncIterator[WorkerServer]:
     """Start `python -m module` and wait for its Hello; end it by its pid afterwards."""
     context = zmq.Context()
-    endpoint = f"ipc://{run}/server"
+    endpoint = f"ipc://{run}/{worker}"
     socket = listening_socket(context, endpoint)
-    worker = "worker.1"
     command = [sys.executable, "-m", module, "--run", str(run), "--attempt", str(ATTEMPT), "--worker", worker]
-    log = (run / "worker.log").open("w")
+    log = (run / f"{worker}.log").open("w")
     process = subprocess.Popen(
         [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=dict(os.environ)
     )
@@ -95,7 +94,7 @@ async def worker_with_server(
     server = WorkerServer(worker, process, Channel(socket, attempt=ATTEMPT, handler=hear), told, beats)
     try:
         hello = await server.next_told(START_LIMIT_S)
-        assert isinstance(hello, m.Hello), f"{hello}\n{(run / 'worker.log').read_text()}"
+        assert isinstance(hello, m.Hello), f"{hello}\n{(run / f'{worker}.log').read_text()}"
         assert hello.pid == process.pid
         yield server
     finally:

@@ -34,7 +34,7 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
     """Faults where an engine spans nodes: a slab is a node, and blocks of nodes have one role."""
     gpus, nodes = node_gpus(config)[-1], len(engine_nodes(config))
     most = sizes[widest]
-    whole = ", ".join(str(gpus * n) for n in range(2, nodes + 1) if nodes % n == 0) or "no more than a node"
+    whole = ", ".join(str(gpus * n) for n in range(1, nodes + 1) if nodes % n == 0)
     for key, size in sizes.items():
         if size % gpus and gpus % size:
             yield key, f"{size} neither divides launch.{named} {gpus} nor is a multiple of it; write either."
@@ -43,8 +43,8 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
     if not most % gpus and nodes % (most // gpus):
         yield (
             widest,
-            f"{most} GPUs are {most // gpus} nodes of launch.{named} {gpus}, which do not divide the {nodes} "
-            f"nodes with engines; write {whole}, or another launch.nodes.",
+            f"{most} GPUs are {most // gpus} nodes (launch.{named}: {gpus}), and the number of nodes with "
+            f"engines, {nodes}, is no multiple of that; write {whole}, or change launch.nodes.",
         )
     if config.placement.genrm_slabs % max(most // gpus, 1):
         yield (
