@@ -9,8 +9,10 @@ import pytest
 from tests.faults.test_lost_nodes import controller
 from tests.faults.test_lost_samples import finish
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, kill, start, wait_for, yatt
+from tests.moving_slabs import double_holders
+from tests.runs import RunFile, kill, rows, start, wait_for, yatt
 from tests.spanning_engines import LEASE, SCRIPT, events, pid_of, scripted_run, starts_of
+from tests.tiny_models import make_scripted_model
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 RANKS = "rollout-n0s0r0", "rollout-n1s0r1"
@@ -116,3 +118,47 @@ def test_without_one_node_of_its_only_engine_a_run_ends_the_attempt_and_comes_ba
     assert attempts(run) == {1, 2}
     (first, *_) = events(run, "attempt.end")
     assert "no node is left that can run rollout" in first["reason"]
+
+
+def test_a_genrm_over_two_nodes_beside_rollout_engines_of_one_slot(tmp_path: Path, calm: RunFile) -> None:
+    """Four nodes of two slots: the last two nodes' slots are one engine of four processes."""
+    judge = make_scripted_model(tmp_path / "judge", mean_tokens=3)
+    (Path(judge) / "model.safetensors").write_bytes(b"")
+    section = {"name": "judge", "model": judge, "template": "{completion}", "engine": "scripted",
+               "tp_size": 4, "verdict": {"pattern": "([a-m])", "scores": {}}, "max_model_tokens": 64,
+               "on_unparsable": "score", "unparsable_score": 0.5}  # fmt: skip
+    run = scripted_run(
+        tmp_path / "run", tp_size=1, iterations=2, genrms=[section],
+        launch={"nodes": 4, "gpus_per_node": 2}, placement={"mode": "partial", "genrm_slabs": 2},
+    )  # fmt: skip
+    process = start("run", str(run.write()))
+    sampling(run, 2)
+    wait_for(lambda: "genrm-judge-n3s0r3.1" in starts_of(run, "genrm"), timeout_s=60, what="rank 3")
+    (event,) = [e for e in events(run, "worker.start") if e["worker"] == "genrm-judge-n3s0r3.1"]
+    kill(int(event["pid"]))
+    finish(process)
+    assert attempts(run) == {1}
+    ranks = ["n2s0r0", "n2s0r1", "n3s0r2", "n3s0r3"]
+    assert starts_of(run, "genrm") == [f"genrm-judge-{rank}.{n}" for rank in ranks for n in (1, 2)]
+    assert len(starts_of(run, "rollout")) == 4, "two engines on each of the first two nodes, none on others"
+    assert double_holders(events(run)) == []
+
+
+def test_a_real_engine_over_two_nodes_samples_updates_sleeps_is_killed_and_comes_back(tmp_path: Path) -> None:
+    rollout = {"engine": "vllm", "tp_size": 2, "kv_cache_bytes": 32 << 20, "enforce_eager": True}
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False}, "rollout": rollout, "trainer": {"total_iterations": 4},
+        "launch": {"nodes": 2, "start_timeout_s": 300, "phase_timeout_s": 300}, "sync": {"probe_prompts": 2},
+    })  # fmt: skip
+    process = start("run", str(run.write()))
+    sampling(run, 2)
+    assert kill(pid_of(run, RANKS[1]))
+    finish(process)
+    assert attempts(run) == {1} and double_holders(events(run)) == []
+    checks = events(run, "weights.check")
+    assert {e["policy_version"] for e in checks} >= {0, 1, 2, 3}
+    assert all(e["difference"] < 1e-5 for e in checks), "log-probs are the trainer's, in float32"
+    assert {f"{name}.2" for name in RANKS} <= {e["worker"] for e in checks}
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    tokens = sum(16 * row["response_length/mean"] for row in trained)
+    assert sum(row["rollout/tokens"] for row in trained) == pytest.approx(tokens), "no token is made twice"

@@ -130,11 +130,11 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
     least, most = len(genrms) * block, num_slabs(config) - block
     if not least <= place.genrm_slabs <= most:
         fix = f"write {least} to {most}, or use" if most >= least else "use"
-        each = f"{block} slabs" if block > 1 else "one slab"
+        each, one = (f"{block} slabs", block) if block > 1 else ("one slab", "one")
         yield (
             "placement.genrm_slabs",
             f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(genrms)} GenRM(s): each GenRM "
-            f"needs at least {each} and rollout at least {each}; {fix} more nodes or GPUs.",
+            f"needs at least {each} and rollout at least {one}; {fix} more nodes or GPUs.",
         )
 
 

@@ -158,7 +158,7 @@ class RolloutSection:
 
     tp_size: Annotated[int, COUNT] = 1
     """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
-    larger, several engines are side by side."""
+    larger, several engines are side by side. A multiple of a node's GPUs: the engine spans nodes (vLLM)."""
 
     max_num_seqs: Annotated[int, COUNT] = 256
     """Maximum number of requests that an engine runs at the same time."""
@@ -204,7 +204,7 @@ class PlacementSection:
 
     genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
     """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards. A slab
-    has as many GPUs as the largest tp_size."""
+    has as many GPUs as the largest tp_size, but at most those of a node."""
 
     split: Literal["fixed", "dynamic"] = "fixed"
     """partial, disaggregated: whether slabs stay with rollout or their GenRM. dynamic: they change, between

@@ -252,7 +252,7 @@ class GenRMSection:
 
     tp_size: Annotated[int, COUNT] = 1
     """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
-    larger, several engines are side by side."""
+    larger, several engines are side by side. A multiple of a node's GPUs: the engine spans nodes (vLLM)."""
 
     max_num_seqs: Annotated[int, COUNT] = 256
     """Maximum number of sequences that one engine runs at the same time."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from yatt.engine.meeting import EnginePlace as EnginePlace, Meeting
+from yatt.engine.meeting import EnginePlace as EnginePlace, RankMeeting
 from yatt.engine.mirror import FirstRank, RankEngine, RankGroup
 from yatt.engine.protocol import Engine
 
@@ -11,9 +11,9 @@ def joined(place: EnginePlace, tick: Callable[[], None]) -> Callable[[Engine], E
     """Meets the other ranks; returns the function that connects this rank's engine to theirs.
 
     Args:
-        tick: see `Meeting`.
+        tick: see `RankMeeting`.
     """
-    meeting = Meeting(place, tick)
+    meeting = RankMeeting(place, tick)
     meeting.meet()
     ranks = RankGroup(place.timeout_s, meeting)
 

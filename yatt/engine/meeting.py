@@ -60,7 +60,7 @@ class EnginePlace:
     has_cuda: bool
 
 
-class Meeting:
+class RankMeeting:
     """The meeting of one process with the other ranks of its engine.
 
     Args:

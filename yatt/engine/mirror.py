@@ -15,7 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from yatt.engine.meeting import Meeting
+from yatt.engine.meeting import RankMeeting
 from yatt.engine.protocol import Comparison, Engine, RanksLost
 from yatt.errors import WorkerFailed
 from yatt.records.message import Completed, Sample
@@ -52,7 +52,7 @@ class RankGroup:
         meeting: keeps what the process group needs.
     """
 
-    def __init__(self, timeout_s: float, meeting: Meeting) -> None:
+    def __init__(self, timeout_s: float, meeting: RankMeeting) -> None:
         self._meeting = meeting
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)

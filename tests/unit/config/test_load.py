@@ -131,6 +131,51 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            "launch: {nodes: 3, gpus_per_node: 2}\nrollout: {tp_size: 4}\ntrainer:\n",
+            "rollout.tp_size: 4 GPUs are 2 nodes (launch.gpus_per_node: 2), and the number of nodes with "
+            "engines, 3, is no multiple of that; write 2, 6, or change launch.nodes.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2, gpus_per_node: 4}\nrollout: {tp_size: 8}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}', tp_size: 3}]\ntrainer:\n",
+            "genrms[0].tp_size: 3 neither divides launch.gpus_per_node 4 nor is a multiple of it; write",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 6, gpus_per_node: 2}\nrollout: {tp_size: 4}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}', tp_size: 6}]\ntrainer:\n",
+            "rollout.tp_size: 4 does not divide genrms[0].tp_size 6; write a divisor of it, or another",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 6, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
+            "placement: {mode: partial, genrm_slabs: 3}\ntrainer:\n",
+            "placement.genrm_slabs: with rollout.tp_size 2, 2 nodes have one role together; write a multiple",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 6, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
+            "placement: {mode: partial, genrm_slabs: 6}\ntrainer:\n",
+            "placement.genrm_slabs: 6 of 6 slabs for 1 GenRM(s): each GenRM needs at least 2 slabs and "
+            "rollout at least 2; write 2 to 4, or use more nodes or GPUs.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 4, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
+            "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
+            "placement: {mode: partial, genrm_slabs: 2, split: dynamic}\ntrainer:\n",
+            "placement.split: rollout.tp_size 2 spans nodes, whose slabs do not move; write fixed.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {nodes: 2, gpus_per_node: 1}\nrollout: {tp_size: 2, engine: transformers}\ntrainer:\n",
+            "rollout.engine: tp_size 2 spans nodes, which needs vllm; write vllm.",
+        ),
+        (
+            "trainer:\n",
             "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
             "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
             "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab "

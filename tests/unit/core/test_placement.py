@@ -163,7 +163,7 @@ def test_engines_side_by_side_fill_every_slab_and_have_no_gpu_in_common(
     nodes: int, gpus: int, rollout: int, genrms: tuple[int, int], slabs: int
 ) -> None:
     wanted = widths(config(nodes, gpus, 2, slabs), rollout, *genrms)
-    if relations(wanted):
+    if relations(wanted) or max(rollout, *genrms) > gpus:
         return
     placement = place(wanted)
     sizes = {ROLLOUT: rollout, "genrm:g0": genrms[0], "genrm:g1": genrms[1]}
@@ -176,3 +176,47 @@ def test_engines_side_by_side_fill_every_slab_and_have_no_gpu_in_common(
             assert placement.num_engines_on(slab)[role] == len(engines)
             counts[role][slab.node] += len(engines)
     assert placement.num_engines == counts
+
+
+@given(
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.sampled_from([1, 2, 8]),
+    st.integers(1, 2),
+    st.integers(0, 8),
+    st.sampled_from(["colocated", "partial", "disaggregated"]),
+)
+def test_an_engine_over_nodes_has_one_role_on_all_of_them_and_each_gpu_one_rank(
+    nodes: int, gpus: int, rollout: int, judge: int, genrms: int, slabs: int, mode: str
+) -> None:
+    wanted = config(nodes, gpus, genrms, 0)
+    wanted = replace(
+        wanted, rollout=replace(wanted.rollout, tp_size=rollout),
+        genrms=tuple(replace(each, tp_size=judge) for each in wanted.genrms),
+        placement=PlacementSection(
+            mode=mode, genrm_slabs=slabs, trainer_nodes=1 if mode == "disaggregated" else 0  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+    if relations(wanted) or max(rollout, judge) <= gpus:
+        return
+    placement = place(wanted)
+    for holders in (placement.sampling, *placement.scoring):
+        for slab, role in holders.items():
+            if role == TRAINER:
+                continue
+            mates = placement.nodes_of(slab, role)
+            assert slab.node in mates and len(mates) == placement.spans[role]
+            assert {holders[each] for each in placement.slabs if each.node in mates} == {role}
+            whole = [g for node in mates for s in placement.slabs_by_node[node]
+                     for engine in placement.engines_on(s, role) for g in engine]  # fmt: skip
+            if len(mates) > 1:
+                assert len(whole) == placement.engine_gpus[role], "one process for each of its GPUs"
+            assert set(mates) <= next(block for block in placement.blocks if slab.node in block)
+    for role, counts in placement.num_engines.items():
+        held = [
+            s for holders in (placement.sampling, *placement.scoring) for s, r in holders.items() if r == role
+        ]
+        assert counts.total() * placement.engine_gpus[role] == sum(len(slab.gpus) for slab in set(held))
+    lost = placement.with_blocks({max(slab.node for slab in placement.slabs)})
+    assert len(lost) == max(placement.spans.values())
