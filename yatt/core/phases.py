@@ -211,9 +211,7 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
     if event.node in state.lost:
         return state, ()
     gone = program.block_of(event.node) - state.lost
-    without = replace(
-        state, lost=state.lost | gone, owed=NodeSet(node for node in state.owed if node not in gone)
-    )
+    without = replace(state, lost=state.lost | gone)
     cause = program.cause_without(without.lost, is_stopping=bool(state.stop))
     whys = {node: f"runs an engine together with node{event.node}, which {event.why}" for node in gone}
     whys[event.node] = event.why
@@ -223,6 +221,7 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
     if cause:
         error = f"node{event.node} {event.why}; {cause}"
         return replace(without, phase=Phase.ENDED, failure=error), (*excludes, End(EXIT_FAILED, error))
+    without = replace(without, owed=NodeSet(node for node in state.owed if node not in gone))
     if without.owed == state.owed or state.symptom:
         return without, excludes
     after, actions = _owing(without, program)

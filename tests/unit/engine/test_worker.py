@@ -16,7 +16,7 @@ from yatt.engine.compare import compare_weights, counted
 from yatt.engine.protocol import EngineOptions
 from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
-from yatt.engine.worker import EnginePlan, EngineWorker, _failure
+from yatt.engine.worker import EnginePlan, EngineWorker, failure
 from yatt.errors import ConfigError
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
@@ -182,7 +182,7 @@ def test_every_tensor_of_new_weights_is_progress():
 def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number, is_users):
     error = ConfigError("tokenizer.json cannot be read")
     error.__cause__ = OSError(number, "weather")
-    assert _failure(m.Wake(), error).user is is_users
+    assert failure(m.Wake(), error).user is is_users
 
 
 def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
