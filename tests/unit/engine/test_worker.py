@@ -10,13 +10,13 @@ import torch
 import zmq
 
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.core.lease import WorkerLease
 from yatt.engine.compare import compare_weights, counted
-from yatt.engine.protocol import EngineOptions
+from yatt.engine.protocol import EngineOptions, RanksLost
 from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
-from yatt.engine.worker import EnginePlan, EngineWorker, _failure
+from yatt.engine.worker import EnginePlan, EngineWorker, failure
 from yatt.errors import ConfigError
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
@@ -182,7 +182,7 @@ def test_every_tensor_of_new_weights_is_progress():
 def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number, is_users):
     error = ConfigError("tokenizer.json cannot be read")
     error.__cause__ = OSError(number, "weather")
-    assert _failure(m.Wake(), error).user is is_users
+    assert failure(m.Wake(), error).user is is_users
 
 
 def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
@@ -196,3 +196,35 @@ def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
     while steps.steps < 32:  # two before the failure, and one for each token of the next
         steps = controller.beat().steps
     assert (steps.steps, steps.running, steps.running2) == (32, 32, 32) and steps.seconds > 0
+
+
+class StandInLink:
+    """Carries out every order."""
+
+    def __init__(self):
+        self.sent = []
+
+    def carry_out(self, order, do, failed):
+        try:
+            return do(order.body)
+        except RanksLost as error:
+            return failed(order.body, error)
+
+    def send(self, body, reply_to=0):
+        self.sent.append((reply_to, type(body)))
+
+
+class LostEngine:
+    def abort(self):
+        return []
+
+    def sleep(self):
+        raise RanksLost("a step failed on this rank")
+
+
+def test_a_rank_that_loses_the_others_in_an_order_answers_it_and_ends():
+    worker = EngineWorker(StandInLink(), None)
+    worker._engine, worker._is_awake = LostEngine(), True
+    with pytest.raises(RanksLost):
+        worker._carry_out(Received(7, 1, m.Sleep()))
+    assert worker._link.sent == [(7, m.Failed)]
