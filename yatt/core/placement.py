@@ -123,10 +123,14 @@ class Placement:
 
     @cached_property
     def blocks(self) -> tuple[frozenset[int], ...]:
-        """Sets of nodes that are of use only together, because an engine spans them."""
-        size = max(self.spans.values(), default=1)
-        nodes = range(self.first_engine_node, max(slab.node for slab in self.slabs) + 1)
-        return tuple(frozenset(nodes[i : i + size]) for i in range(0, len(nodes), size)) if size > 1 else ()
+        """Sets of nodes that are of use only together, because an engine spans them. Nodes whose engines are
+        all narrow are in none."""
+        found = set()
+        for slab in self.slabs:
+            widest = max(self.roles_of(slab), key=lambda role: self.spans.get(role, 1))
+            if self.spans.get(widest, 1) > 1:
+                found.add(frozenset(self.nodes_of(slab, widest)))
+        return tuple(sorted(found, key=min))
 
     def with_blocks(self, nodes: Set[int]) -> frozenset[int]:
         """Returns the nodes, and those that are of no use without one of them."""

@@ -66,8 +66,7 @@ class FollowingWorker(EngineWorker):
         engine = self._woken()
         match each.kind:
             case mirror.ADD:
-                with contextlib.suppress(ValueError):  # rank 0 has refused it too, and answers
-                    engine.add(_SAMPLE.decode(each.data))
+                engine.add(_SAMPLE.decode(each.data))
             case mirror.ABORT:
                 engine.abort(_IDS.decode(each.data))
             case mirror.STEP:

@@ -9,6 +9,7 @@ A meeting has no time limit: the other ranks' node may be away for hours.
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class EnginePlace:
     """A process's place in an engine of `num_ranks` processes.
 
     Attributes:
-        worker: the process's name, unique to this start.
+        worker: the process's name; in a later life of its node, the names of a former one come again.
         engine: name of the engine, the same for all of its ranks.
         host: address in the run's network; rank 0 serves there.
         timeout_s: time limit of one collective.
@@ -69,6 +70,7 @@ class RankMeeting:
 
     def __init__(self, place: EnginePlace, tick: Callable[[], None]) -> None:
         self._place, self._tick = place, tick
+        self._name = f"{place.worker} {secrets.token_hex(8)}"  # of no other process
         self._keys = CurveKeys(place.paths.keys)
         self._file = place.paths.engine_meeting(place.attempt, place.engine)
         self._server: KeyValueServer | None = None
@@ -105,7 +107,7 @@ class RankMeeting:
         place = self._place
         self._server = server = KeyValueServer(place.host, self._keys)
         client = KeyValueClient(place.host, server.port, self._keys)
-        record = {"host": place.host, "port": server.port, "worker": place.worker}
+        record = {"host": place.host, "port": server.port, "worker": self._name}
         patiently(partial(self._publish, record))
         others = [_key(rank) for rank in range(1, place.num_ranks)]
         while not client.call("check", *others, park_s=LONGEST_PARK_S).found:
@@ -141,13 +143,13 @@ class RankMeeting:
         """Waits until rank 0 has begun; returns False if it has begun without this process, or another start
         of rank 0 has taken its place."""
         mine = _key(self._place.rank)
-        client.call("set", mine, value=self._place.worker.encode())
+        client.call("set", mine, value=self._name.encode())
         while not client.call("check", "begun", park_s=LONGEST_PARK_S).found:
             self._waits(["the others"])
             if self._published() != record:
                 return False
         names = json.loads(client.call("get", "begun").value)
-        return bool(names.get(mine) == self._place.worker)
+        return bool(names.get(mine) == self._name)
 
     def _published(self) -> dict[str, Any] | None:
         return unsealed(patiently(partial(read_or_none, self._file)), self._place.attempt)

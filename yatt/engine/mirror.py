@@ -210,9 +210,9 @@ class FirstRank(RankEngine):
         self._unsent: list[Operation] = []
 
     def add(self, sample: Sample) -> None:
-        """See Engine.add; a request that is refused here is refused by every rank."""
-        self._unsent.append(operation(ADD, sample))
+        """See Engine.add; the others do not hear of a request that is refused here, for whatever cause."""
         super().add(sample)
+        self._unsent.append(operation(ADD, sample))
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[Completed]:
         """See Engine.abort."""

@@ -67,7 +67,11 @@ class EngineWorker:
         )  # fmt: skip
 
     def serve(self, controller: int) -> None:
-        """Executes orders until Stop, or until the parent process with this pid has ended."""
+        """Executes orders until Stop, or until the parent process with this pid has ended.
+
+        Raises:
+            RanksLost: the ranks of this engine cannot go on together.
+        """
         while self._may_stay and os.getppid() == controller:
             is_busy = self._engine is not None and self._engine.is_busy
             order = self._link.receive(0 if is_busy else IDLE_WAIT_S)
@@ -84,12 +88,24 @@ class EngineWorker:
             self._engine.close()
 
     def _carry_out(self, order: Received) -> None:
-        """Executes one order and always answers it."""
-        answer = self._link.carry_out(order, self._answer, failure)
+        """Executes one order and always answers it.
+
+        Raises:
+            RanksLost: the order failed by that, so the ranks may differ.
+        """
+        lost: list[RanksLost] = []
+
+        def failed(body: m.Message, error: Exception) -> m.Message:
+            lost.extend([error] if isinstance(error, RanksLost) else [])
+            return failure(body, error)
+
+        answer = self._link.carry_out(order, self._answer, failed)
         if isinstance(answer, m.Completed):
             self._tell([answer])
         elif answer is not None:
             self._link.send(answer, reply_to=order.seq)
+        if lost:
+            raise lost[0]
 
     def _answer(self, body: m.Message) -> m.Message | None:
         if isinstance(body, m.Stop):

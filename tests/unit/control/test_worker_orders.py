@@ -14,7 +14,7 @@ from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.worker_plan import Worker
-from yatt.control.gpus.workers import MAX_WAKE_FAILURES, Workers
+from yatt.control.gpus.workers import MAX_WAKE_FAILURES, MOST_DEATHS, Workers
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -49,13 +49,14 @@ class Socket(Engines):
 
 
 class Bench:
-    """Args: `narrow` puts two rollout engines on the slab."""
+    """Args: `narrow` puts two rollout engines on the slab; with `spans` it has rank 1 of one."""
 
-    def __init__(self, *, narrow: bool = False) -> None:
+    def __init__(self, *, narrow: bool = False, spans: bool = False) -> None:
         config = widths(colocated(1, 2, 1, 0), 1, 2) if narrow else colocated(1, 1, 0, 0)
+        config = widths(colocated(2, 1, 0, 0), 2) if spans else config
         self.node = Node(
-            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
-            device="cpu",
+            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=int(spans),
+            host="", device="cpu",
         )  # fmt: skip
         self.slab = self.node.slabs[0]
         events = EventLog(attempt=1, node=0, role="controller", sink=lambda _: None)
@@ -301,6 +302,24 @@ def test_a_users_mistake_ends_the_attempt_at_once_and_others_after_some_tries() 
 
     assert asyncio.run(scene(EXIT_USER_MISTAKE))[0] == 1
     assert asyncio.run(scene(EXIT_FAILED)) == [0] * (MAX_WAKE_FAILURES - 1) + [1]
+
+
+def test_a_rank_that_ends_again_and_again_before_it_is_awake_ends_the_attempt() -> None:
+    async def scene(bench: Bench) -> None:
+        worker = bench.worker(ROLLOUT)
+        for _ in range(2 * MOST_DEATHS):
+            await bench.engines.add(worker.address, ROLLOUT, bench.slab, 7, takes_requests=False)
+            bench.workers.forget(worker, "killed by SIGKILL")
+            worker.starts += 1
+        assert not bench.failures, "it was awake each time: the ends are counted at rank 0"
+        for _ in range(MOST_DEATHS - 1):
+            bench.workers.forget(worker, "killed by SIGKILL")
+            worker.starts += 1
+
+    bench = Bench(spans=True)
+    asyncio.run(scene(bench))
+    ((error, code),) = bench.failures
+    assert f"rollout-n1s0r1 ended {MOST_DEATHS} times in a row" in error and code == EXIT_FAILED
 
 
 def test_orders_to_trainer_ranks_carry_the_token_they_were_woken_under() -> None:

@@ -212,11 +212,21 @@ def test_an_engine_over_nodes_has_one_role_on_all_of_them_and_each_gpu_one_rank(
                      for engine in placement.engines_on(s, role) for g in engine]  # fmt: skip
             if len(mates) > 1:
                 assert len(whole) == placement.engine_gpus[role], "one process for each of its GPUs"
-            assert set(mates) <= next(block for block in placement.blocks if slab.node in block)
+            widest = max(placement.spans[each] for each in placement.roles_of(slab) if each != TRAINER)
+            assert set(mates) <= placement.with_blocks({slab.node})
+            assert len(placement.with_blocks({slab.node})) == widest, "no node is lost along for nothing"
     for role, counts in placement.num_engines.items():
         held = [
             s for holders in (placement.sampling, *placement.scoring) for s, r in holders.items() if r == role
         ]
         assert counts.total() * placement.engine_gpus[role] == sum(len(slab.gpus) for slab in set(held))
-    lost = placement.with_blocks({max(slab.node for slab in placement.slabs)})
-    assert len(lost) == max(placement.spans.values())
+
+
+def test_nodes_whose_engines_are_all_narrow_are_in_no_block() -> None:
+    wanted = widths(config(5, 1, 1, 2), 1, 2)
+    placement = place(
+        replace(wanted, placement=replace(wanted.placement, mode="disaggregated", trainer_nodes=1))
+    )
+    assert placement.pools == {ROLLOUT: {1, 2}, "genrm:g0": {3, 4}}
+    assert placement.blocks == ({3, 4},)
+    assert placement.with_blocks({1}) == {1} and placement.with_blocks({3}) == {3, 4}

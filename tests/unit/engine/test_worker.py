@@ -10,10 +10,10 @@ import torch
 import zmq
 
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.core.lease import WorkerLease
 from yatt.engine.compare import compare_weights, counted
-from yatt.engine.protocol import EngineOptions
+from yatt.engine.protocol import EngineOptions, RanksLost
 from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
 from yatt.engine.worker import EnginePlan, EngineWorker, failure
@@ -196,3 +196,35 @@ def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
     while steps.steps < 32:  # two before the failure, and one for each token of the next
         steps = controller.beat().steps
     assert (steps.steps, steps.running, steps.running2) == (32, 32, 32) and steps.seconds > 0
+
+
+class StandInLink:
+    """Carries out every order."""
+
+    def __init__(self):
+        self.sent = []
+
+    def carry_out(self, order, do, failed):
+        try:
+            return do(order.body)
+        except RanksLost as error:
+            return failed(order.body, error)
+
+    def send(self, body, reply_to=0):
+        self.sent.append((reply_to, type(body)))
+
+
+class LostEngine:
+    def abort(self):
+        return []
+
+    def sleep(self):
+        raise RanksLost("a step failed on this rank")
+
+
+def test_a_rank_that_loses_the_others_in_an_order_answers_it_and_ends():
+    worker = EngineWorker(StandInLink(), None)
+    worker._engine, worker._is_awake = LostEngine(), True
+    with pytest.raises(RanksLost):
+        worker._carry_out(Received(7, 1, m.Sleep()))
+    assert worker._link.sent == [(7, m.Failed)]

@@ -68,7 +68,7 @@ class LocalEngines:
         self._engines: dict[str, _Engine] = {}
         self._leaving: dict[str, str] = {}  # role by address: engines that fall asleep
         self._requests: dict[str, _Request] = {}
-        self._useful: set[str] = set()  # addresses of engines that have completed a request
+        self._useful: set[str] = set()  # addresses of engines that were of use: see `add`, `completed`
         self._num_of: Counter[tuple[str, str]] = Counter()  # number of requests by role and requesting node
         self._num_all: Counter[str] = Counter()  # by role
         self._dispatch = Dispatch(patience=0)  # the requesting node decides about retries
@@ -88,10 +88,12 @@ class LocalEngines:
     async def add(
         self, address: str, role: str, slab: Slab, token: int, *, takes_requests: bool = True
     ) -> None:
-        """Adds an engine's process that is awake under `token`."""
+        """Adds an engine's process that is awake under `token`. One that takes no requests is of use by that:
+        how often its engine ends without a completion is counted at rank 0."""
         self._leaving.pop(address, None)
         self._engines[address] = _Engine(address, role, slab, token, takes_requests)
         if not takes_requests:
+            self._useful.add(address)
             return
         self._dispatch.serve(address, role, self._rooms[role])
         self.version += 1
@@ -135,7 +137,7 @@ class LocalEngines:
                 self._end(key, error=Bounced(f"no engine of {role} is left here"))
 
     def bury(self, address: str) -> bool:
-        """Removes an engine's process from the records. Returns whether it ever completed a request."""
+        """Removes an engine's process from the records. Returns whether it was of use."""
         was_useful = address in self._useful
         self._useful.discard(address)
         return was_useful

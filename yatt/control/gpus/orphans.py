@@ -32,8 +32,9 @@ class OrphanWatch:
             self._wake.clear()
             with contextlib.suppress(OSError):
                 await self.look()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), CHECK_S)
+            with contextlib.suppress(TimeoutError):  # `wait_for` would lose a cancellation as it is woken
+                async with asyncio.timeout(CHECK_S):
+                    await self._wake.wait()
 
     def worker_ended(self) -> None:
         """Notes that a worker has just ended."""

@@ -53,9 +53,14 @@ class Worker:
     """Its rank in an engine that spans nodes; None: it is a whole engine, or no engine."""
 
     @property
+    def is_engine(self) -> bool:
+        """Whether it is an engine, or one rank of an engine."""
+        return self.role not in (TRAINER, REWARD, UPLOADER)
+
+    @property
     def takes_requests(self) -> bool:
         """Whether requests of a role go to this process: it is an engine, or rank 0 of one."""
-        return self.role not in (TRAINER, REWARD, UPLOADER) and not self.rank
+        return self.is_engine and not self.rank
 
     @property
     def address(self) -> str:

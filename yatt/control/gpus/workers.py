@@ -163,7 +163,7 @@ class Workers:
         self._died_s[worker.name] = now_s
         is_row = not was_useful and now_s - last_s < ROW_S
         deaths = self._deaths[worker.name] = self._deaths[worker.name] + 1 if is_row else 1
-        if worker.takes_requests and deaths >= MOST_DEATHS:
+        if worker.is_engine and deaths >= MOST_DEATHS:
             log = self._node.paths.log(self._node.attempt, worker.address)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
             self._failed(f"{says}. The last log is {log}.", EXIT_FAILED)
