@@ -198,6 +198,23 @@ def test_a_process_that_waits_for_its_rank_0_shows_progress(tmp_path: Path) -> N
     asyncio.run(work())
 
 
+def test_a_meeting_to_which_nobody_comes_fails_and_names_who_is_missing(tmp_path: Path) -> None:
+    model = make_scripted_model(tmp_path / "model")
+    rollout = {"engine": "scripted", "tp_size": NUM_RANKS}
+    launch = {"nodes": 2, "start_timeout_s": 3}
+    run = write_run(tmp_path, {"launch": launch, "model": {"path": model}, "rollout": rollout})
+    make_keys(run / "keys")
+
+    async def work() -> None:
+        for index, other in ((0, 1), (1, 0)):
+            async with rank(run, index) as alone:
+                refused = await alone.order(m.Wake(), limit_s=60.0)
+                assert isinstance(refused, m.Failed)
+                assert f"waits for rank {other} of rollout-n0, and nobody has come for 3 s" in refused.error
+
+    asyncio.run(work())
+
+
 RECORDER = """
 import pickle, sys, traceback
 def recording(original):

@@ -21,7 +21,7 @@ class Rank(threading.Thread):
         super().__init__(daemon=True)
         place = EnginePlace(
             paths=RunPaths(run), attempt=1, worker=f"rollout-n{index}s0r{index}.1", engine="rollout-n0",
-            rank=index, num_ranks=2, host="127.0.0.1", timeout_s=60.0, has_cuda=False,
+            rank=index, num_ranks=2, host="127.0.0.1", meeting_s=60.0, timeout_s=60.0, has_cuda=False,
         )  # fmt: skip
         self.meeting = RankMeeting(place, lambda: None)
         self.start()

@@ -129,7 +129,8 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
     block = block_nodes(config)
     least, most = len(genrms) * block, num_slabs(config) - block
     if not least <= place.genrm_slabs <= most:
-        fix = f"write {least} to {most}, or use" if most >= least else "use"
+        allowed = f"{least} to {most}" if most > least else f"{least}"
+        fix = f"write {allowed}, or use" if most >= least else "use"
         each, one = (f"{block} slabs", block) if block > 1 else ("one slab", "one")
         yield (
             "placement.genrm_slabs",

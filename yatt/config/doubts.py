@@ -4,13 +4,25 @@ from collections.abc import Iterator
 
 from yatt.config.algorithm import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import engine_sizes, node_gpus
 
 Doubt = tuple[str, str]  # key, consequence of its value
 
 
 def doubts(config: RunConfig) -> list[Doubt]:
     """Returns every setting that may be unintended, with its consequence."""
-    return [*_sampling(config), *_learning(config), *_rewards(config)]
+    return [*_spanning(config), *_sampling(config), *_learning(config), *_rewards(config)]
+
+
+def _spanning(config: RunConfig) -> Iterator[Doubt]:
+    gpus = node_gpus(config)[-1]
+    for key, size in engine_sizes(config):
+        if size > gpus:
+            yield (
+                key,
+                f"is {size}, and a node has {gpus} GPU(s): each engine spans {size // gpus} nodes. If a node "
+                "has more, write launch.gpus_per_node.",
+            )
 
 
 def _sampling(config: RunConfig) -> Iterator[Doubt]:

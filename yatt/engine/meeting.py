@@ -3,7 +3,8 @@
 Rank 0 opens a key-value service and publishes its address in a file of the run folder. The other ranks look
 for this file, write their names into the service, and begin when rank 0 has seen all of them. Whoever finds
 a service that is over, or that has begun without it, looks for a later one: each start of rank 0 has its own.
-A meeting has no time limit: the other ranks' node may be away for hours.
+A meeting ends with an error if nobody comes for `launch.start_timeout_s`: then a network may keep the ranks
+apart, and nothing else would end the wait.
 """
 
 import json
@@ -25,7 +26,7 @@ from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServ
 from yatt.adapters.patience import patiently
 from yatt.clock import monotonic_s
 from yatt.collectives.store import RunStore
-from yatt.errors import DeadlineExceeded
+from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class EnginePlace:
         worker: the process's name; in a later life of its node, the names of a former one come again.
         engine: name of the engine, the same for all of its ranks.
         host: address in the run's network; rank 0 serves there.
+        meeting_s: time limit of a meeting without another rank that comes.
         timeout_s: time limit of one collective.
     """
 
@@ -57,6 +59,7 @@ class EnginePlace:
     rank: int
     num_ranks: int
     host: str
+    meeting_s: float
     timeout_s: float
     has_cuda: bool
 
@@ -76,12 +79,14 @@ class RankMeeting:
         self._server: KeyValueServer | None = None
         self._client: KeyValueClient | None = None
         self._store: RunStore | None = None  # torch keeps only its C++ half
-        self._said_s = monotonic_s()
+        self._said_s = self._came_s = monotonic_s()
+        self._missing = place.num_ranks
 
     def meet(self) -> None:
         """Waits for the other ranks, then joins torch's default process group with them.
 
         Raises:
+            WorkerFailed: the others did not come in time.
             torch.distributed.DistError | RuntimeError: a rank has ended meanwhile.
         """
         place = self._place
@@ -144,6 +149,7 @@ class RankMeeting:
         of rank 0 has taken its place."""
         mine = _key(self._place.rank)
         client.call("set", mine, value=self._name.encode())
+        self._came_s = monotonic_s()  # rank 0 is there
         while not client.call("check", "begun", park_s=LONGEST_PARK_S).found:
             self._waits(["the others"])
             if self._published() != record:
@@ -155,10 +161,24 @@ class RankMeeting:
         return unsealed(patiently(partial(read_or_none, self._file)), self._place.attempt)
 
     def _waits(self, missing: list[str]) -> None:
+        """Shows progress, as long as one more rank has come in time.
+
+        Raises:
+            WorkerFailed: none has.
+        """
         self._tick()
-        if monotonic_s() - self._said_s > SAY_S:
-            self._said_s = monotonic_s()
-            _LOG.info("%s, pid %d, waits for %s", self._place.engine, os.getpid(), ", ".join(missing))
+        now_s, place = monotonic_s(), self._place
+        if len(missing) < self._missing:
+            self._missing, self._came_s = len(missing), now_s
+        if now_s - self._came_s > place.meeting_s:
+            raise WorkerFailed(
+                f"{place.worker} waits for {', '.join(missing)} of {place.engine}, and nobody has come for "
+                f"{place.meeting_s:g} s (launch.start_timeout_s). Look at the other ranks' logs. If they "
+                "wait too, the network keeps the nodes apart (see `interface` in docs/slurm.md)."
+            )
+        if now_s - self._said_s > SAY_S:
+            self._said_s = now_s
+            _LOG.info("%s, pid %d, waits for %s", place.engine, os.getpid(), ", ".join(missing))
 
 
 def _key(rank: int) -> str:

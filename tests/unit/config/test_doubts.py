@@ -18,6 +18,7 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
         (["rollout.top_p=0.9"], "rollout.top_p"),
         (["rollout.top_k=20"], "rollout.top_k"),
         (["optimizer.lr=0", "optimizer.min_lr=0"], "optimizer.lr"),
+        (["rollout.tp_size=2", "launch.nodes=4", "placement.genrm_slabs=2"], "rollout.tp_size"),
         (["rollout.temperature=0.7", "algorithm.kl_in=loss"], "rollout.temperature"),
         (["algorithm.entropy_coeff=-0.1"], "algorithm.entropy_coeff"),
         (["algorithm.clip_ratio_high=0"], "algorithm.clip_ratio_high"),
