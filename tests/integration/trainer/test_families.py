@@ -58,22 +58,54 @@ MOVES = (("tp2", "one"), ("pp2", "tp2"), ("pp2", "pp2"), ("cp2", "pp2"))
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "truncate"}}
 LEARN = [["publish", "start"], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2]]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
-SWAPPED = """
+WRONG = """
 from dataclasses import replace
 from yatt.models.families import FAMILIES
 from yatt.models.rows import LayerNames, decoder, layer_rows
 
-def rows(shape):
-    return decoder(shape, layer_rows(shape, LayerNames({names})))
+right = FAMILIES["{kind}"]
 
-family = replace(FAMILIES["llama"], rows=rows)
+def named(shape, **names):
+    return decoder(shape, layer_rows(shape, LayerNames(**names)))
+
+def exchanged(shape):
+    other = {{".experts.0.": ".experts.1.", ".experts.1.": ".experts.0."}}
+    def new(name):
+        return next((name.replace(a, b) for a, b in other.items() if a in name), name)
+    return [replace(row, parts=tuple(replace(part, name=new(part.name)) for part in row.parts))
+            for row in named(shape)]
+
+def with_experts(shape, **changes):
+    def changed(layer):
+        has_some = layer.feed_forward == shape.experts
+        return replace(layer, feed_forward=replace(shape.experts, **changes)) if has_some else layer
+    return replace(shape, layers=tuple(changed(layer) for layer in shape.layers))
+
+family = {wrong}
 """
 MISTAKES = {
-    "key-for-value": 'qkv=("self_attn.q_proj", "self_attn.v_proj", "self_attn.k_proj")',
-    "up-for-gate": 'gate_up=("mlp.up_proj", "mlp.gate_proj")',
-    "norm-for-norm": 'input_norm="post_attention_layernorm", ffn_norm="input_layernorm"',
-}
-"""Tables that pass every check and every round trip, and are wrong."""
+    "key-for-value": (
+        "llama",
+        "replace(right, rows=lambda shape: named(shape, qkv=("
+        "'self_attn.q_proj', 'self_attn.v_proj', 'self_attn.k_proj')))",
+    ),
+    "up-for-gate": (
+        "llama", "replace(right, rows=lambda shape: named(shape, gate_up=('mlp.up_proj', 'mlp.gate_proj')))",
+    ),
+    "norm-for-norm": (
+        "llama",
+        "replace(right, rows=lambda shape: named(shape, input_norm='post_attention_layernorm', "
+        "ffn_norm='input_layernorm'))",
+    ),
+    "expert-for-expert": ("qwen3_moe", "replace(right, rows=exchanged)"),
+    "weights-of-all-experts": (
+        "qwen3_moe", "replace(right, read=lambda values: with_experts(right.read(values), normalizes=False))",
+    ),
+    "one-expert-fewer": (
+        "qwen2_moe", "replace(right, read=lambda values: with_experts(right.read(values), top_k=1))",
+    ),
+}  # fmt: skip
+"""Families that pass every check and every round trip, and are wrong."""
 
 
 def test_every_family_has_a_tiny_config():
@@ -111,10 +143,10 @@ class Worlds:
         return {"name": f"{kind}-{name}-from-{saved}", **restore, **self._job(kind, layout, saved)}
 
     def _mistakes(self):
-        for name, wrong in MISTAKES.items():
+        for name, (kind, wrong) in MISTAKES.items():
             file = self.folder / f"{name}.py"
-            file.write_text(SWAPPED.format(names=wrong))
-            job = self._job("llama", {}, name)
+            file.write_text(WRONG.format(kind=kind, wrong=wrong))
+            job = self._job(kind, {}, name)
             yield {"name": name, "actions": [["publish", "start"]], **job, "family": str(file)}
 
 
@@ -173,10 +205,10 @@ def test_a_layout_goes_on_from_what_another_saved(worlds, kind, name, saved):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_wrong_table_that_round_trips_has_other_log_probs(worlds, name):
-    job = worlds.alone[name]
-    assert_bit_equal(job.weights("start"), load_file(worlds.models["llama"] / "model.safetensors"))
-    assert hf_logprobs(worlds.models["llama"], job.notes[0]["probe_of"]["start"]) > 1e-3
+def test_a_wrong_family_that_round_trips_has_other_log_probs(worlds, name):
+    job, model = worlds.alone[name], worlds.models[MISTAKES[name][0]]
+    assert_bit_equal(job.weights("start"), load_file(model / "model.safetensors"))
+    assert hf_logprobs(model, job.notes[0]["probe_of"]["start"]) > 1e-3
 
 
 def test_the_stages_of_the_pipeline_differ(worlds):
