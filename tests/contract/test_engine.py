@@ -42,7 +42,10 @@ class Subject:
     version: int = 0
 
 
-CASES = ["scripted", "transformers-tied", "transformers-untied", "vllm-tied", "vllm-untied", "vllm-experts"]
+CASES = [
+    "scripted", "transformers-tied", "transformers-untied", "transformers-experts", "vllm-tied",
+    "vllm-untied", "vllm-experts",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES)

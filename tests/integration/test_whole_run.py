@@ -106,6 +106,30 @@ def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
     assert (run.run_dir / "model" / "tokenizer.json").exists(), "the trained model can be used as it is"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_policy_with_experts_is_trained_and_published(tmp_path: Path, engine: str) -> None:
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "rollout": {"engine": engine, **SMALL},
+        "trainer": {"total_iterations": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    make_qwen3(tmp_path / "policy", tied=False, seed=4, experts=4)
+    written = finished(run)
+    assert [row["training/global_step"] for row in written] == [1, 2]
+    assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written)
+    checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
+    assert {e["policy_version"] for e in checks} == {0, 1, 2}
+    assert all(e["difference"] < 1e-4 for e in checks), "the engines have the experts of every version"
+    from safetensors import safe_open
+
+    (weights,) = (run.run_dir / "model").glob("*.safetensors")
+    with safe_open(weights, "pt") as trained, safe_open(tmp_path / "policy/model.safetensors", "pt") as first:
+        assert set(trained.keys()) == set(first.keys())
+        name = "model.layers.0.mlp.experts.3.up_proj.weight"
+        assert not trained.get_tensor(name).equal(first.get_tensor(name))
+
+
 def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:
     run = RunFile(tmp_path, {
         "rollout": {"engine": "transformers"},

@@ -116,7 +116,8 @@ class ModelSection:
     """The policy."""
 
     path: Annotated[str, FILE]
-    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama, or `family`."""
+    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama,
+    Qwen2-MoE, Qwen3-MoE, or `family`."""
 
     family: Annotated[str, FILE] = ""
     """Python file with a model family of your own (docs/extending.md), for models of other types."""

@@ -6,10 +6,12 @@ not use `generate`, because a request has its own seed, can be aborted with its 
 must leave the process's loop free between tokens. It has about 0.9 of the speed of `generate`, and half of
 vLLM's on CPU.
 
-Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3).
+Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3), and experts
+that transformers has in one tensor (Qwen2-MoE, Qwen3-MoE).
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +146,7 @@ class TransformersEngine:
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
         published = PublishedWeights(publication.stems, publication.stamp)
-        weights = dict(self._model.named_parameters(remove_duplicate=False))
+        weights = dict(saved_names(self._model))
         _refuse_other_weights(weights, published.shapes(), folder)
         self._has_weights = False  # until the update is complete
         with torch.no_grad():
@@ -166,7 +168,7 @@ class TransformersEngine:
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights."""
         checksums = published_checksums(read_publication(folder, policy_version))
-        return compare_weights(self._model.named_parameters(remove_duplicate=False), checksums)
+        return compare_weights(saved_names(self._model), checksums)
 
     def close(self) -> None:
         """Releases the model."""
@@ -287,3 +289,17 @@ def _assembled(requests: list[_Request], device: str) -> _Cohort:
         attention_BT=attention_BT,
         positions_BS=(attention_BT.cumsum(-1) - 1).clamp(min=0),
     )
+
+
+def saved_names(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields a model's parameters under the names of its saved files. transformers keeps all experts of a
+    layer in one tensor, [experts, rows, columns], gate above up; each expert's part is a view of it."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        head, _, leaf = name.rpartition(".")
+        if leaf not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
+            yield name, parameter
+            continue
+        parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+        for number, expert in enumerate(parameter):
+            for part, rows in zip(parts, expert.chunk(len(parts)), strict=True):
+                yield f"{head}.{number}.{part}.weight", rows

@@ -63,7 +63,7 @@ def read_dense(
     """
     filled = {**DEFAULTS, **defaults, **{key: value for key, value in values.items() if value is not None}}
     _refuse_unsupported(filled, allowed)
-    sizes = {key: _size(filled, key) for key in SIZES if key in filled}
+    sizes = {key: size_of(filled, key) for key in SIZES if key in filled}
     num_heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     num_kv_heads = sizes.get("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -105,7 +105,12 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
         )
 
 
-def _size(values: Values, key: str) -> int:
+def size_of(values: Values, key: str) -> int:
+    """Returns a whole number of config.json.
+
+    Raises:
+        ConfigError: it is none, or below 1.
+    """
     value = values[key]
     if type(value) is not int or value < 1:
         raise ConfigError(

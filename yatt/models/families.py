@@ -6,6 +6,7 @@ from typing import Any
 
 from yatt.errors import ConfigError
 from yatt.models.dense import ALLOWED, read_dense
+from yatt.models.experts import with_experts
 from yatt.models.rows import WeightRow, decoder, layer_rows
 from yatt.models.shape import Shape
 
@@ -56,11 +57,36 @@ def _qwen3(values: Mapping[str, Any]) -> Shape:
     return read_dense(values, _QWEN | {"head_dim": 128}, has_qk_norm=True)
 
 
+_QWEN3_MOE = {
+    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+    "num_key_value_heads": 4, "max_position_embeddings": 32768, "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False, "decoder_sparse_step": 1,
+}  # fmt: skip
+_QWEN2_MOE = {
+    **_QWEN3_MOE, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
+    "num_experts": 60,
+}  # fmt: skip
+
+
+def _qwen3_moe(values: Mapping[str, Any]) -> Shape:
+    return with_experts(values, read_dense(values, _QWEN3_MOE, has_qk_norm=True), _QWEN3_MOE)
+
+
+def _qwen2_moe(values: Mapping[str, Any]) -> Shape:
+    if values.get("qkv_bias", True) is not True:
+        raise ConfigError("model.path: config.json says qkv_bias=False, which the trainer cannot do.")
+    dense = read_dense(values, _QWEN2_MOE, _QWEN2_ALLOWED, has_qkv_bias=True)
+    return with_experts(values, dense, _QWEN2_MOE, is_shared=True)
+
+
 FAMILIES = {
     family.model_type: family
     for family in (
         Family(model_type="llama", architecture="LlamaForCausalLM", read=_llama),
         Family(model_type="qwen2", architecture="Qwen2ForCausalLM", read=_qwen2),
         Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=_qwen3),
+        Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
+        Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
     )
 }

@@ -5,13 +5,14 @@ with the same share of every part. So one group is all parts in sequence (gate a
 key/value head is megatron-core's order of queries, keys and values. Tensor parallelism cuts each part alike;
 along which dimension is read off the parameter (`yatt.weights.convert`).
 
-Names of parameters are Transformer Engine's; layers are numbered from 0 over the whole model.
+Names of parameters are Transformer Engine's; layers and experts are numbered from 0 over the whole model
+(``mlp.experts.7.linear_fc1.weight``).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from yatt.models.shape import DenseFeedForward, GroupedAttention, Shape
+from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, Shape
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
@@ -96,6 +97,12 @@ class LayerNames:
     ffn_norm: str = "post_attention_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    """Of each expert, before its number; gate, up and down have the last parts of `gate_up` and `down`."""
+
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 def layer_rows(shape: Shape, names: LayerNames | None = None) -> list[WeightRow]:
@@ -103,7 +110,10 @@ def layer_rows(shape: Shape, names: LayerNames | None = None) -> list[WeightRow]
     chosen, table = names or LayerNames(), list[WeightRow]()
     for index, layer in enumerate(shape.layers):
         table += _attention(shape, layer.attention, chosen, index)
-        table += _feed_forward(shape, layer.feed_forward, chosen, index)
+        if isinstance(layer.feed_forward, Experts):
+            table += _experts(shape, layer.feed_forward, chosen, index)
+        else:
+            table += _feed_forward(shape, layer.feed_forward, chosen, index)
     return table
 
 
@@ -132,12 +142,39 @@ def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, ind
 
 def _feed_forward(shape: Shape, dense: DenseFeedForward, names: LayerNames, index: int) -> list[WeightRow]:
     mcore, hf = f"decoder.layers.{index}.mlp.", f"model.layers.{index}."
-    down = Part(f"{hf}{names.down}.weight", shape.hidden_size)
-    return [
-        vector(mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size),
+    norm = vector(mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size)
+    gate_up = tuple(hf + name for name in names.gate_up)
+    return [norm, *_swiglu(mcore, gate_up, hf + names.down, dense.size, shape.hidden_size)]
+
+
+def _experts(shape: Shape, experts: Experts, names: LayerNames, index: int) -> list[WeightRow]:
+    """Rows of the router, the shared expert, and each expert, numbered over the whole model."""
+    layer, hf = f"decoder.layers.{index}.", f"model.layers.{index}."
+    hidden, leaves = shape.hidden_size, tuple(name.rpartition(".")[2] for name in names.gate_up)
+    down = names.down.rpartition(".")[2]
+    table = [
+        vector(layer + "pre_mlp_layernorm.weight", f"{hf}{names.ffn_norm}.weight", hidden),
         matrix(
-            mcore + "linear_fc1.weight", _parts(hf, names.gate_up, [dense.size] * 2, "weight"),
-            shape.hidden_size,
+            layer + "mlp.router.weight", [Part(f"{hf}{names.router}.weight", experts.num_experts)], hidden
         ),
-        matrix(mcore + "linear_fc2.weight", [down], dense.size),
-    ]  # fmt: skip
+    ]
+    if experts.shared_size:
+        mcore, shared = layer + "mlp.shared_experts.", f"{hf}{names.shared}."
+        gate_up = tuple(shared + leaf for leaf in leaves)
+        table += _swiglu(mcore, gate_up, shared + down, experts.shared_size, hidden)
+    if experts.has_shared_gate:
+        gate = [Part(f"{hf}{names.shared_gate}.weight", 1)]
+        table.append(matrix(layer + "mlp.shared_experts.gate_weight", gate, hidden))
+    for number in range(experts.num_experts):
+        mcore, one = f"{layer}mlp.experts.{number}.", f"{hf}{names.experts}.{number}."
+        gate_up = tuple(one + leaf for leaf in leaves)
+        table += _swiglu(mcore, gate_up, one + down, experts.size, hidden)
+    return table
+
+
+def _swiglu(mcore: str, gate_up: tuple[str, ...], down: str, size: int, hidden: int) -> list[WeightRow]:
+    """Rows of two matrices of `size` rows, gate and up, in one parameter, and of the one back."""
+    return [
+        matrix(f"{mcore}linear_fc1.weight", _parts("", gate_up, [size] * 2, "weight"), hidden),
+        matrix(f"{mcore}linear_fc2.weight", [Part(f"{down}.weight", hidden)], size),
+    ]

@@ -22,12 +22,35 @@ class DenseFeedForward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture: a router sends each token to `top_k` of `num_experts` SwiGLUs of `size` rows, whose outputs
+    are added with the softmax of the router's logits as weights.
+
+    Args:
+        normalizes: weights are those of the chosen experts alone, and add up to 1; else they are a part of
+            the softmax over all experts.
+        shared_size: rows of a SwiGLU that every token passes; 0: none.
+        has_shared_gate: its output is multiplied with a sigmoid of the token.
+    """
+
+    num_experts: int
+    top_k: int
+    size: int
+    normalizes: bool
+    shared_size: int = 0
+    has_shared_gate: bool = False
+
+
+FeedForward = DenseFeedForward | Experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One decoder layer: the kinds of its two halves. Other kinds of attention or feed-forward are other
     classes."""
 
     attention: GroupedAttention
-    feed_forward: DenseFeedForward
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +85,22 @@ class Shape:
         return self.layers[0].attention
 
     @property
-    def feed_forward(self) -> DenseFeedForward:
-        """The feed-forward part of every layer."""
-        return self.layers[0].feed_forward
+    def dense(self) -> DenseFeedForward | None:
+        """The feed-forward part of the layers without experts; None if all have some."""
+        return next((f for f in self._feed_forwards if isinstance(f, DenseFeedForward)), None)
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether all layers are the same; the trainer builds no others yet."""
-        return len(set(self.layers)) == 1
+    def experts(self) -> Experts | None:
+        """The feed-forward part of the layers with experts; None if none has some."""
+        return next((f for f in self._feed_forwards if isinstance(f, Experts)), None)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether layers differ in nothing but whether they have experts; the trainer builds no others."""
+        kinds = set(self._feed_forwards)
+        each = [sum(isinstance(kind, one) for kind in kinds) for one in (DenseFeedForward, Experts)]
+        return len({layer.attention for layer in self.layers}) == 1 and max(each) == 1
+
+    @property
+    def _feed_forwards(self) -> tuple[FeedForward, ...]:
+        return tuple(layer.feed_forward for layer in self.layers)

@@ -70,6 +70,29 @@ class InertStream:
     def synchronize(self) -> None:
         """Does nothing."""
 
+    def record_event(self, *_: Any) -> "InertEvent":
+        """Returns an event that has happened."""
+        return InertEvent()
+
+    def wait_event(self, _: Any) -> None:
+        """Does nothing."""
+
+
+class InertEvent:
+    """An event of such a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        """Does nothing."""
+
+    def wait(self, *_: Any) -> None:
+        """Does nothing."""
+
+    def synchronize(self) -> None:
+        """Does nothing."""
+
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
@@ -118,6 +141,7 @@ def install() -> None:
         "current_stream": lambda *_, **__: stream,
         "stream": lambda _: contextlib.nullcontext(),
         "Stream": InertStream,
+        "Event": InertEvent,
     }
     for name, meaning in meanings.items():
         setattr(torch.cuda, name, meaning)
@@ -132,6 +156,7 @@ def install() -> None:
     mcore_random._set_cuda_rng_state = set_rng_state
     _uncompile_optimizers()
     _keep_mode_in_backward()
+    _count_tokens_on_cpu()
     mode: Any = CudaLiteralsInMegatron()
     mode.__enter__()
 
@@ -148,3 +173,13 @@ def _keep_mode_in_backward() -> None:
             return backward(ctx, *grads)
 
     Linear.backward = staticmethod(backward_in_mode)
+
+
+def _count_tokens_on_cpu() -> None:
+    """Lets experts' token counts stay where they are: megatron-core copies them from CUDA, on a stream."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = on_cpu

@@ -30,9 +30,10 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
     Raises:
         ConfigError: names the keys, the sizes that do not fit, and the fix; one line per fault.
     """
-    if not shape.is_uniform:
+    if not shape.layers or not shape.is_regular:
         raise ConfigError(
-            "model.family: the model's layers differ, or it has none; the trainer needs equal layers."
+            "model.family: the model has no layers, or they differ in more than in whether they have "
+            "experts; the trainer cannot build it."
         )
     faults = [*_parallel_faults(shape, layout), *_size_faults(layout, world_size)]
     if faults:
@@ -42,13 +43,8 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
 def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
     """Faults of tensor parallelism, which splits heads and the FFN, and of pipelines, which split layers."""
     tp = layout.tensor_model_parallel_size
-    attention, ffn_size = shape.attention, shape.feed_forward.size
-    fits = math.gcd(attention.num_heads, attention.num_kv_heads, ffn_size)
-    cut = (
-        (attention.num_heads, "heads"),
-        (attention.num_kv_heads, "key/value heads"),
-        (ffn_size, "FFN columns"),
-    )
+    cut = _cut_sizes(shape)
+    fits = math.gcd(*(size for size, _ in cut))
     for size, called in cut:
         if size % tp:
             yield (
@@ -72,7 +68,25 @@ def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
             "raise that."
         )
     if layout.expert_model_parallel_size != 1:
-        yield "expert_model_parallel_size must be 1: the model is dense."
+        why = "the model is dense" if shape.experts is None else "experts are not spread over ranks yet"
+        yield f"expert_model_parallel_size must be 1: {why}."
+    if shape.experts is not None and tp > 1 and not layout.sequence_parallel:
+        yield (
+            "sequence_parallel: a model with experts needs it with tensor_model_parallel_size above 1 "
+            "(megatron-core); write true."
+        )
+
+
+def _cut_sizes(shape: Shape) -> list[tuple[int, str]]:
+    """What tensor parallelism divides, with its name."""
+    sizes = [(shape.attention.num_heads, "heads"), (shape.attention.num_kv_heads, "key/value heads")]
+    if shape.dense is not None:
+        sizes.append((shape.dense.size, "FFN columns"))
+    if shape.experts is not None:
+        sizes.append((shape.experts.size, "FFN columns of an expert"))
+        if shape.experts.shared_size:
+            sizes.append((shape.experts.shared_size, "FFN columns of the shared expert"))
+    return sizes
 
 
 def _size_faults(layout: TrainerSection, world_size: int) -> Iterator[str]:

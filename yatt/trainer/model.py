@@ -31,9 +31,10 @@ from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
-from yatt.models.shape import Shape
+from yatt.models.shape import Experts, Shape
 from yatt.trainer.adam_state import create_adam_state
 from yatt.trainer.layout import end_stages, steps_per_iteration
+from yatt.trainer.mcore_names import define_missing_names
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
 
@@ -100,6 +101,7 @@ def build_policy(
         tick: called after each tensor that is loaded.
     """
     shape = model.shape
+    define_missing_names()
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     groups = parallel_groups()
@@ -147,7 +149,7 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.feed_forward.size,
+        ffn_hidden_size=shape.dense.size if shape.dense else 4 * shape.hidden_size,  # 4: of no layer
         num_attention_heads=attention.num_heads,
         num_query_groups=attention.num_kv_heads,
         kv_channels=attention.head_dim,
@@ -178,6 +180,7 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, also for dense models
+        **expert_settings(shape),
         use_cpu_initialization=is_cpu,
         # Needed before loading weights too: initialization marks parameters as split by tensor parallelism.
         # Without the mark the gradient norm counts only one rank's part.
@@ -188,6 +191,28 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
         recompute_num_layers=1 if layout.recompute else None,
         **NO_FUSIONS,
     )
+
+
+def expert_settings(shape: Shape) -> dict[str, Any]:
+    """megatron-core's settings of a model's experts. The router works in float32 and balances no load: the
+    policy's gradient alone decides where tokens go."""
+    experts = shape.experts
+    if experts is None:
+        return {}
+    return {
+        "num_moe_experts": experts.num_experts,
+        "moe_router_topk": experts.top_k,
+        "moe_ffn_hidden_size": experts.size,
+        "moe_layer_freq": [int(isinstance(layer.feed_forward, Experts)) for layer in shape.layers],
+        "moe_shared_expert_intermediate_size": experts.shared_size or None,
+        "moe_shared_expert_gate": experts.has_shared_gate,
+        "moe_router_pre_softmax": not experts.normalizes,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": False,
+        "moe_permute_fusion": False,
+    }
 
 
 def _uses_te(config: RunConfig, device: torch.device) -> bool:

@@ -27,7 +27,11 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 from torch import Tensor
 
 
@@ -156,10 +160,10 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
         return SdpaCoreAttention
 
 
-def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
-    """Spec of one dense decoder layer, with the parameter names of Transformer Engine's spec."""
+def torch_layer_spec(config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
+    """Spec of one decoder layer, with the parameter names of Transformer Engine's spec."""
     backend = TorchSpecProvider()
-    qk_norm = TorchRMSNorm if has_qk_norm else IdentityOp
+    qk_norm = TorchRMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=backend.column_parallel_layer_norm_linear(),
         core_attention=backend.core_attention(),
@@ -167,6 +171,7 @@ def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
+    num_experts = config.num_moe_experts if has_experts else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -174,7 +179,11 @@ def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
                 module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
             ),
             self_attn_bda=get_bias_dropout_add,
-            mlp=get_mlp_module_spec_for_backend(backend=backend, moe_grouped_gemm=False),
+            # A dense layer's norm is part of its first linear; the router and all experts share one.
+            pre_mlp_layernorm=TorchRMSNorm if has_experts else IdentityOp,
+            mlp=get_mlp_module_spec_for_backend(
+                backend=backend, num_experts=num_experts, moe_grouped_gemm=False
+            ),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -182,6 +191,9 @@ def torch_layer_spec(*, has_qk_norm: bool) -> ModuleSpec:
 
 def torch_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Spec of one model chunk's decoder layers; a block spec, because the final norm is ours too."""
-    layer = torch_layer_spec(has_qk_norm=config.qk_layernorm)
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=TorchRMSNorm)
+    pattern = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
+    kinds = [torch_layer_spec(config, has_experts=bool(kind)) for kind in (0, 1)]
+    layers = [kinds[kind] for kind in pattern[first : first + num_layers]]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=TorchRMSNorm)

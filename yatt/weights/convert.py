@@ -26,6 +26,7 @@ from yatt.weights.tensor_file import TensorFile
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+LOCAL_EXPERT = re.compile(r"^mlp\.experts\.local_experts\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,14 @@ class HFTensors:
 
 
 def global_name(name: str, model: Any) -> str:
-    """Name with the layer's number in the whole model instead of its number in this pipeline stage."""
+    """Name with the layer's number in the whole model instead of its number in this pipeline stage, and an
+    expert's in place of where megatron-core has it: ``mlp.experts.7.linear_fc1.weight``."""
     match = LAYER.fullmatch(name)
     if match is None:
         return name
     first = model.decoder.layers[0].layer_number - 1
-    return f"decoder.layers.{int(match[1]) + first}.{match[2]}"
+    leaf = LOCAL_EXPERT.sub(r"mlp.experts.\1.", match[2])
+    return f"decoder.layers.{int(match[1]) + first}.{leaf}"
 
 
 @torch.no_grad()

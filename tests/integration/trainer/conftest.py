@@ -30,7 +30,7 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": is_tied,
-        **({"head_dim": 16} if kind == "qwen3" else {}),
+        **({"head_dim": 16} if kind.startswith("qwen3") else {}),
         **values_of_its_own,
     }
     config = transformers.AutoConfig.for_model(kind, **sizes)

@@ -5,6 +5,7 @@ out in plain Python for the first optimizer step, where the policy is its own ol
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -71,7 +72,21 @@ def paper_gradient(
         rows.append((-gain * ratio * weights)[kept])
     aggregated(algorithm["loss_agg_mode"], rows).backward()
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return {name: p.grad for name, p in model.named_parameters() if name not in tied}
+    return dict(
+        pair for name, p in model.named_parameters() if name not in tied for pair in saved(name, p.grad)
+    )
+
+
+def saved(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor under the names of a saved model: transformers has all experts of a layer in one."""
+    head, _, leaf = name.rpartition(".")
+    if not head.endswith(".mlp.experts"):
+        yield name, tensor
+        return
+    for number, expert in enumerate(tensor):
+        parts = {"gate_proj": 0, "up_proj": 1} if leaf == "gate_up_proj" else {"down_proj": 0}
+        for part, index in parts.items():
+            yield f"{head}.{number}.{part}.weight", expert.chunk(len(parts))[index]
 
 
 def aggregated(mode: str, rows: list[torch.Tensor]) -> torch.Tensor:

@@ -28,6 +28,24 @@ TINY = {
     "llama": {"is_tied": False, "vocab_size": 63},
     "qwen2": {"is_tied": True, "vocab_size": 63},
     "qwen3": {"is_tied": False, "vocab_size": 62},
+    "qwen3_moe": {
+        "is_tied": False,
+        "vocab_size": 62,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "qwen2_moe": {
+        "is_tied": False,
+        "vocab_size": 63,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": False,
+    },
     OWN: {"is_tied": False, "vocab_size": 63, "pad_token_id": None, "eos_token_id": 2},
 }
 """Settings of a tiny model of each family; vocabularies of 63 are padded under tensor parallelism."""
@@ -40,22 +58,54 @@ MOVES = (("tp2", "one"), ("pp2", "tp2"), ("pp2", "pp2"), ("cp2", "pp2"))
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "truncate"}}
 LEARN = [["publish", "start"], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2]]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
-SWAPPED = """
+WRONG = """
 from dataclasses import replace
 from yatt.models.families import FAMILIES
 from yatt.models.rows import LayerNames, decoder, layer_rows
 
-def rows(shape):
-    return decoder(shape, layer_rows(shape, LayerNames({names})))
+right = FAMILIES["{kind}"]
 
-family = replace(FAMILIES["llama"], rows=rows)
+def named(shape, **names):
+    return decoder(shape, layer_rows(shape, LayerNames(**names)))
+
+def exchanged(shape):
+    other = {{".experts.0.": ".experts.1.", ".experts.1.": ".experts.0."}}
+    def new(name):
+        return next((name.replace(a, b) for a, b in other.items() if a in name), name)
+    return [replace(row, parts=tuple(replace(part, name=new(part.name)) for part in row.parts))
+            for row in named(shape)]
+
+def with_experts(shape, **changes):
+    def changed(layer):
+        has_some = layer.feed_forward == shape.experts
+        return replace(layer, feed_forward=replace(shape.experts, **changes)) if has_some else layer
+    return replace(shape, layers=tuple(changed(layer) for layer in shape.layers))
+
+family = {wrong}
 """
 MISTAKES = {
-    "key-for-value": 'qkv=("self_attn.q_proj", "self_attn.v_proj", "self_attn.k_proj")',
-    "up-for-gate": 'gate_up=("mlp.up_proj", "mlp.gate_proj")',
-    "norm-for-norm": 'input_norm="post_attention_layernorm", ffn_norm="input_layernorm"',
-}
-"""Tables that pass every check and every round trip, and are wrong."""
+    "key-for-value": (
+        "llama",
+        "replace(right, rows=lambda shape: named(shape, qkv=("
+        "'self_attn.q_proj', 'self_attn.v_proj', 'self_attn.k_proj')))",
+    ),
+    "up-for-gate": (
+        "llama", "replace(right, rows=lambda shape: named(shape, gate_up=('mlp.up_proj', 'mlp.gate_proj')))",
+    ),
+    "norm-for-norm": (
+        "llama",
+        "replace(right, rows=lambda shape: named(shape, input_norm='post_attention_layernorm', "
+        "ffn_norm='input_layernorm'))",
+    ),
+    "expert-for-expert": ("qwen3_moe", "replace(right, rows=exchanged)"),
+    "weights-of-all-experts": (
+        "qwen3_moe", "replace(right, read=lambda values: with_experts(right.read(values), normalizes=False))",
+    ),
+    "one-expert-fewer": (
+        "qwen2_moe", "replace(right, read=lambda values: with_experts(right.read(values), top_k=1))",
+    ),
+}  # fmt: skip
+"""Families that pass every check and every round trip, and are wrong."""
 
 
 def test_every_family_has_a_tiny_config():
@@ -93,10 +143,10 @@ class Worlds:
         return {"name": f"{kind}-{name}-from-{saved}", **restore, **self._job(kind, layout, saved)}
 
     def _mistakes(self):
-        for name, wrong in MISTAKES.items():
+        for name, (kind, wrong) in MISTAKES.items():
             file = self.folder / f"{name}.py"
-            file.write_text(SWAPPED.format(names=wrong))
-            job = self._job("llama", {}, name)
+            file.write_text(WRONG.format(kind=kind, wrong=wrong))
+            job = self._job(kind, {}, name)
             yield {"name": name, "actions": [["publish", "start"]], **job, "family": str(file)}
 
 
@@ -126,7 +176,7 @@ def test_gradients_are_those_of_transformers_tensor_by_tensor(worlds, gradients,
     got, expected = worlds.jobs[f"{kind}-{name}"].tensors("first"), gradients[kind]
     assert got.keys() == expected.keys()
     for tensor_name, tensor in expected.items():
-        assert tensor.abs().max() > 0, tensor_name
+        assert tensor.abs().max() > 0 or ".experts." in tensor_name, tensor_name  # nobody may choose one
         difference = (got[tensor_name] - tensor).abs().max().item()
         assert difference < 1e-5 * max(tensor.abs().max().item(), 1e-1), tensor_name
 
@@ -155,10 +205,10 @@ def test_a_layout_goes_on_from_what_another_saved(worlds, kind, name, saved):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_wrong_table_that_round_trips_has_other_log_probs(worlds, name):
-    job = worlds.alone[name]
-    assert_bit_equal(job.weights("start"), load_file(worlds.models["llama"] / "model.safetensors"))
-    assert hf_logprobs(worlds.models["llama"], job.notes[0]["probe_of"]["start"]) > 1e-3
+def test_a_wrong_family_that_round_trips_has_other_log_probs(worlds, name):
+    job, model = worlds.alone[name], worlds.models[MISTAKES[name][0]]
+    assert_bit_equal(job.weights("start"), load_file(model / "model.safetensors"))
+    assert hf_logprobs(model, job.notes[0]["probe_of"]["start"]) > 1e-3
 
 
 def test_the_stages_of_the_pipeline_differ(worlds):

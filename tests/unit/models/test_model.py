@@ -48,8 +48,8 @@ def test_what_is_left_out_means_what_transformers_means(tmp_path: Path, kind: st
     theirs = transformers.AutoConfig.from_pretrained(folder)
     assert read_model(folder) == model_of(theirs)
     ours = read_model(folder).shape
-    assert ours.is_uniform
-    assert (ours.vocab_size, ours.feed_forward.size, ours.num_layers) == (
+    assert ours.is_regular and ours.experts is None
+    assert (ours.vocab_size, ours.dense.size, ours.num_layers) == (
         theirs.vocab_size,
         theirs.intermediate_size,
         theirs.num_hidden_layers,

@@ -6,7 +6,7 @@ import pytest
 
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
-from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
+from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, Layer, Shape
 from yatt.trainer.layout import check_layout, end_stages
 
 LAYER = Layer(
@@ -45,9 +45,45 @@ def test_what_fits_passes():
     check_layout(SHAPE, layout(tp=2, pp=3), 12)
 
 
+EXPERTS = Experts(num_experts=4, top_k=2, size=20, normalizes=True, shared_size=33)
+MIXED = replace(SHAPE, layers=(LAYER, replace(LAYER, feed_forward=EXPERTS)) * 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "says"),
+    [
+        (
+            MIXED,
+            {"tp": 2},
+            "tensor_model_parallel_size 2 does not divide 33 FFN columns of the shared expert",
+        ),
+        (MIXED, {"tp": 2}, "sequence_parallel: a model with experts needs it with tensor_model_parallel"),
+        (
+            replace(SHAPE, layers=(replace(LAYER, feed_forward=replace(EXPERTS, size=21)),)),
+            {"tp": 2},
+            "does not divide 21 FFN columns of an expert",
+        ),
+        (MIXED, {"ep": 2}, "expert_model_parallel_size must be 1: experts are not spread over ranks yet"),
+    ],
+)
+def test_what_does_not_fit_a_model_with_experts_is_named(shape, sizes, says):
+    with pytest.raises(ConfigError, match=says):
+        check_layout(shape, layout(**sizes), 2)
+
+
+def test_layers_with_and_without_experts_pass():
+    check_layout(MIXED, layout(pp=2), 2)
+    experts = replace(EXPERTS, shared_size=34)
+    layers = tuple(
+        replace(layer, feed_forward=experts) if layer.feed_forward == EXPERTS else layer
+        for layer in MIXED.layers
+    )
+    check_layout(replace(MIXED, layers=layers), replace(layout(tp=2), sequence_parallel=True), 2)
+
+
 def test_layers_that_differ_are_refused_by_name():
     other = replace(LAYER, feed_forward=DenseFeedForward(size=LAYER.feed_forward.size * 2))
-    with pytest.raises(ConfigError, match="the model's layers differ"):
+    with pytest.raises(ConfigError, match="they differ in more than in whether they have experts"):
         check_layout(replace(SHAPE, layers=(*SHAPE.layers[:-1], other)), layout(), 1)
 
 

@@ -1,0 +1,61 @@
+"""Reads the Hugging Face config of a decoder with mixtures of experts: Qwen3-MoE, Qwen2-MoE."""
+
+from dataclasses import replace
+
+from yatt.errors import ConfigError
+from yatt.models.dense import Values, size_of
+from yatt.models.shape import Experts, Shape
+
+
+def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: bool = False) -> Shape:
+    """The shape with experts in place of the dense feed-forward parts of the layers that have some.
+
+    Args:
+        values: content of config.json.
+        dense: the shape as if no layer had experts.
+        defaults: the family's defaults of the keys about experts.
+        is_shared: whether there is a shared expert, with a gate.
+
+    Raises:
+        ConfigError: a key has a value that is not implemented, or is no size.
+    """
+    filled = {**defaults, **{key: value for key, value in values.items() if value is not None}}
+    shared = size_of(filled, "shared_expert_intermediate_size") if is_shared else 0
+    experts = Experts(
+        num_experts=_num_experts(filled), top_k=size_of(filled, "num_experts_per_tok"),
+        size=size_of(filled, "moe_intermediate_size"), normalizes=bool(filled["norm_topk_prob"]),
+        shared_size=shared, has_shared_gate=is_shared,
+    )  # fmt: skip
+    if experts.top_k > experts.num_experts:
+        raise ConfigError(
+            f"model.path: config.json says num_experts_per_tok={experts.top_k}, more than the "
+            f"{experts.num_experts} experts."
+        )
+    plain, every = _plain_layers(filled, dense.num_layers), size_of(filled, "decoder_sparse_step")
+    layers = [
+        layer if index in plain or (index + 1) % every else replace(layer, feed_forward=experts)
+        for index, layer in enumerate(dense.layers)
+    ]
+    return replace(dense, layers=tuple(layers))
+
+
+def _num_experts(filled: Values) -> int:
+    """transformers 5 writes Qwen3-MoE's number under another key than released models have."""
+    key = "num_local_experts" if "num_local_experts" in filled else "num_experts"
+    return size_of(filled, key)
+
+
+def _plain_layers(filled: Values, num_layers: int) -> frozenset[int]:
+    """The layers that have no experts, by `mlp_only_layers`.
+
+    Raises:
+        ConfigError: it is no list of layers.
+    """
+    listed = filled.get("mlp_only_layers") or []
+    is_list = isinstance(listed, list | tuple)
+    if not is_list or any(type(index) is not int or not 0 <= index < num_layers for index in listed):
+        raise ConfigError(
+            f"model.path: config.json says mlp_only_layers={listed!r}; it needs a list of layers, 0 to "
+            f"{num_layers - 1}."
+        )
+    return frozenset(listed)
