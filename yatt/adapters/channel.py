@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from yatt.adapters.curve import Socket
+from yatt.adapters.curve import Socket, receive_now
 from yatt.adapters.fence import Fence
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing
@@ -113,6 +113,9 @@ class Channel:
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._answers = Answers(KEPT_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived: list[tuple[str, int, m.Message]] = []
+        """Messages that were read: one callback handles many."""
+        self._num_passed = 0  # such callbacks that have not run
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
@@ -169,6 +172,10 @@ class Channel:
 
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
         """Sends a message without an answer. A missing receiver is not an error here."""
+        self.send(to, body, token=token)
+
+    def send(self, to: str, body: m.Message | msgspec.Raw, *, token: int = 0) -> None:
+        """Does the same as `tell`; also with a message that was encoded once for several receivers."""
         with contextlib.suppress(zmq.ZMQError):
             self._put(to, encode_frame(self._fence.attempt, self._next_seq(to), 0, body, token=token))
 
@@ -245,23 +252,23 @@ class Channel:
             return
         try:
             for _ in range(MOST_AT_ONCE):
-                self._take(self._socket.recv_multipart(_NOW))
+                self._take(*receive_now(self._socket, is_server=not self._peer))
+            self._loop.call_soon(self._drain)
         except zmq.Again:
-            return
+            pass
         except (zmq.ZMQError, StaleAttempt) as error:
             self._loop.remove_reader(self._socket.fileno())
             self._ended.set_exception(error)
-            return
-        self._loop.call_soon(self._drain)
+        # A task that waits for an answer which was read goes on before later messages are handled.
+        self._pass_on(at_once=not self._asked and not self._num_passed)
 
-    def _take(self, parts: list[bytes]) -> None:
+    def _take(self, identity: bytes, data: bytes, num_more: int) -> None:
         """Handles one frame. An invalid one is only dropped: its sender has the run's keys, and a bug."""
         sender, frame = "", None
         try:
-            *identity, data = parts
-            sender = self._peer or identity.pop(0).decode()
-            if identity:
-                raise ValueError(f"{len(parts)} parts")
+            sender = self._peer or identity.decode()
+            if num_more:
+                raise ValueError(f"{num_more} parts too many")
             frame = decode_frame(data)
             body = decode_body(frame) if frame.reply_to >= 0 else decode_progress(frame)
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
@@ -275,11 +282,11 @@ class Channel:
         elif frame.reply_to:
             asked = self._asked.get((sender, frame.reply_to))
             if asked is not None and not asked.future.done():
+                self._pass_on(at_once=False)
                 asked.future.set_result(body)
         else:
             self._answers.begin(sender, frame.seq)
-            # Not called directly: an error of a handler must not end the reading.
-            self._loop.call_soon(self._handle, sender, frame.seq, body)
+            self._arrived.append((sender, frame.seq, body))
 
     def _drop(self, sender: str, frame: m.Frame | None, error: Exception) -> None:
         """Counts an invalid frame. A request is answered, or its sender would wait for its deadline. Its seq
@@ -325,12 +332,28 @@ class Channel:
         with contextlib.suppress(zmq.ZMQError):
             self._put(sender, answer or encode_notice(attempt, seq, UNKNOWN))
 
+    def _pass_on(self, *, at_once: bool) -> None:
+        """Has the messages that were read handled, at once or in the next turn of the loop."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        self._num_passed += 1
+        if at_once:
+            self._handle_all(arrived)
+        else:
+            self._loop.call_soon(self._handle_all, arrived)
+
+    def _handle_all(self, arrived: list[tuple[str, int, m.Message]]) -> None:
+        self._num_passed -= 1
+        for sender, seq, body in arrived:
+            self._handle(sender, seq, body)
+
     def _handle(self, sender: str, seq: int, body: m.Message) -> None:
         if self._ended.cancelled():
             return
         try:
             answer = self._handler(sender, body)
-        except Exception as error:  # noqa: BLE001 - answered, or the sender would wait for its deadline
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered, or the sender waits
             answer = _defect(body, error)
         if answer is None or isinstance(answer, m.Message):
             self._answer(sender, seq, answer)
@@ -364,6 +387,6 @@ class Channel:
             self._fence.forget(gone_sender, gone_seq)
 
 
-def _defect(body: m.Message, error: Exception) -> m.Message:
+def _defect(body: m.Message, error: BaseException) -> m.Message:
     _LOG.error("a defect in answering %s", type(body).__name__, exc_info=error)
     return m.Failed(error=f"a defect at {type(body).__name__}: {words_of(error)}")
