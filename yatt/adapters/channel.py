@@ -25,6 +25,7 @@ import zmq
 
 from yatt.adapters.curve import Socket, receive_now
 from yatt.adapters.fence import Fence
+from yatt.adapters.paced_reader import PacedReader
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing
 from yatt.errors import DeadlineExceeded, StaleAttempt, words_of
@@ -115,7 +116,8 @@ class Channel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived: list[tuple[str, int, m.Message]] = []
         """Messages that were read: one callback handles many."""
-        self._num_passed = 0  # such callbacks that have not run
+        self._num_read = self._num_passed = 0  # messages; such callbacks that have not run
+        self._reader: PacedReader | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
@@ -125,10 +127,12 @@ class Channel:
         if handler is not None:
             self.serve(handler, progress)
 
-    def serve(self, handler: Handler, progress: ProgressOf = lambda _: 0) -> None:
-        """Begins to read. Earlier messages wait in the socket."""
+    def serve(
+        self, handler: Handler, progress: ProgressOf = lambda _: 0, *, pause_s: float = 0.0
+    ) -> None:  # fmt: skip
+        """Begins to read. Earlier messages wait in the socket. `pause_s`: see `PacedReader`."""
         self._handler, self._progress = handler, progress
-        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._reader = PacedReader(self._socket.fileno(), self._drain, pause_s)
         self._loop.call_soon(self._drain)  # the descriptor does not signal earlier messages again
 
     async def request(
@@ -187,8 +191,8 @@ class Channel:
 
     async def close(self) -> None:
         """Stops reading, cancels handlers and pending requests, closes the socket."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.fileno())
+        if self._reader is not None:
+            self._reader.close()
         if not self._ended.cancel() and not self._ended.cancelled():
             self._ended.exception()  # retrieved, so that asyncio does not log it
         for asked in self._asked.values():
@@ -246,21 +250,25 @@ class Channel:
 
     # ---- receiving ------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        """Reads all incoming messages, because the descriptor signals only changes."""
+    def _drain(self) -> bool:
+        """Reads all messages, because the descriptor signals only changes; returns whether one was there."""
+        before = self._num_read
         if self._ended.done():
-            return
+            return False
         try:
             for _ in range(MOST_AT_ONCE):
                 self._take(*receive_now(self._socket, is_server=not self._peer))
+                self._num_read += 1
             self._loop.call_soon(self._drain)
         except zmq.Again:
             pass
         except (zmq.ZMQError, StaleAttempt) as error:
-            self._loop.remove_reader(self._socket.fileno())
+            assert self._reader is not None, "it reads"
+            self._reader.close()
             self._ended.set_exception(error)
         # A task that waits for an answer which was read goes on before later messages are handled.
         self._pass_on(at_once=not self._asked and not self._num_passed)
+        return self._num_read > before
 
     def _take(self, identity: bytes, data: bytes, num_more: int) -> None:
         """Handles one frame. An invalid one is only dropped: its sender has the run's keys, and a bug."""
