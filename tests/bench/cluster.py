@@ -35,6 +35,7 @@ from yatt.control.leader.slabs import Slabs
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
+from yatt.control.membership.rendezvous import LEADER_PAUSE_S
 from yatt.control.node import Node
 from yatt.core import phases
 from yatt.core.placement import place
@@ -89,7 +90,7 @@ class SimulatedNode:
         server = self._channel(listening_socket(context, self.node.endpoint), self._from_worker)
         socket = listening_socket(context, f"tcp://{self.node.host}:*", self.keys)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._channel(socket, self._from_peer)
+        self._channel(socket).serve(self._from_peer, pause_s=LEADER_PAUSE_S if index == 0 else 0.0)
         self.parts = build_components(
             self.node, server, self.peers, events, FailureReports(events, self._failed)
         )
@@ -137,7 +138,7 @@ class SimulatedNode:
         for channel in self.channels:
             await channel.close()
 
-    def _channel(self, socket, handler, peer: str = "") -> Channel:
+    def _channel(self, socket, handler=None, peer: str = "") -> Channel:
         channel = Channel(socket, attempt=ATTEMPT, handler=handler, peer=peer)
         self.channels.append(channel)
         return channel

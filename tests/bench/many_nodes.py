@@ -7,13 +7,15 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bench import cluster
 from tests.bench.phase_switch import PHASES, prepare, quantile
+from yatt.adapters.channel import Answer
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import read_or_none
 from yatt.adapters.writer import BackgroundWriter
@@ -24,8 +26,8 @@ from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.leader.slabs import Slabs
 from yatt.control.membership.liveness import Liveness
+from yatt.control.peer_messages import PeerMessages
 from yatt.core import phases
-from yatt.core.peer_name import parsed_peer
 from yatt.records import cluster as c, message as m
 
 NUM_NODES = 1024
@@ -57,22 +59,10 @@ class PacedActs(cluster.InstantActs):
 class LeadingNode(cluster.SimulatedNode):
     """Hears its peers as a session does: signs of life, events to a writer's thread."""
 
-    liveness: Liveness
-    writer: BackgroundWriter
-    loads: NodeLoads
+    messages: PeerMessages
 
-    def _from_peer(self, sender: str, body: m.Message) -> m.Message | None:
-        who = parsed_peer(sender, self.node.config.launch.nodes)
-        assert who is not None, sender
-        self.liveness.heard(who[0])
-        match body:
-            case c.Alive():
-                self.loads.put(*who, body.load)
-                return None
-            case c.EventLines():
-                self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
-                return None
-        raise AssertionError(body)
+    def _from_peer(self, sender: str, body: m.Message) -> Answer | Awaitable[Answer]:
+        return self.messages.handle(sender, body)
 
 
 MakeActs = Callable[[LeadingNode, NodeClients, Slabs, Inbox], cluster.InstantActs]
@@ -93,23 +83,27 @@ async def lead(root: Path, make_acts: MakeActs) -> Any:
         raise AssertionError(f"node{index} was silent for {silence_s:.1f} s")
 
     async with cluster.nodes(root, range(1), LeadingNode) as (leader,):
-        leader.writer = BackgroundWriter()
-        leader.loads, background = NodeLoads(leader.parts.load), Background(Inbox())
-        leader.liveness = Liveness(leader.node, leader.peers, lost, leader.parts.load)
+        writer, loads, background = BackgroundWriter(), NodeLoads(leader.parts.load), Background(Inbox())
+        liveness = Liveness(leader.node, leader.peers, lost, leader.parts.load)
+        leader.messages = PeerMessages(
+            node=leader.node, peers=leader.peers, liveness=liveness, sender=leader.sender, loads=loads,
+            to_file=partial(writer.append, leader.node.paths.events), inbox=background.inbox,
+            controller=asyncio.get_running_loop().create_future(),
+        )  # fmt: skip
         for index, address in enumerate(await addresses_of(root), 1):
             leader.dial(index, address)
         ports = NodeClients(
             leader.node, leader.controller.handle, leader.peers, leader.gave_up, leader.parts.progress.whole
         )
         await ports.ask_all(c.StatusQuery(), cluster.START_LIMIT_S)
-        beating = asyncio.ensure_future(leader.liveness.run())
-        slabs = Slabs(leader.node, ports, leader.loads, leader.events, background)
+        beating = asyncio.ensure_future(liveness.run())
+        slabs = Slabs(leader.node, ports, loads, leader.events, background)
         acts = make_acts(leader, ports, slabs, background.inbox)
         coordinator = Coordinator(leader.node, ports, acts, acts, leader.events, background)  # type: ignore[arg-type]
         end = await coordinator.run()
         assert end.exit_code == 0, end.reason
         beating.cancel()
-        assert leader.writer.close(10.0)
+        assert writer.close(10.0)
         return acts
 
 

@@ -168,6 +168,41 @@ def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks
     asyncio.run(scene())
 
 
+class Teller:
+    """Answers an order between three messages and three more, all of which can then be read at once."""
+
+    line: Channel
+
+    def __call__(self, _: str, body: m.Message) -> m.Message | None:
+        self._tell(0)
+        asyncio.get_running_loop().call_soon(self._tell, 3)  # after the answer
+        return reply(body)
+
+    def _tell(self, first: int) -> None:
+        for index in range(first, first + 3):
+            self.line.send("node0", alive(index))
+        time.sleep(0.02)  # the other end, in the same loop, does not read meanwhile
+
+
+def test_messages_before_an_answer_are_handled_before_its_task_goes_on_and_later_ones_after(
+    tmp_path: Path,
+) -> None:
+    ear, teller = Ear(), Teller()
+
+    async def scene() -> None:
+        async with connected(tmp_path, ear, teller) as (server, client):
+            teller.line = client
+            await client.request("node0", m.Stop(), 5.0)
+            for _ in range(20):
+                ear.heard.clear()
+                await server.request("node1", question(0), 5.0)
+                ear.heard.append(-1)
+                await ear.until(7)
+                assert ear.heard == [0, 1, 2, -1, 3, 4, 5]
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
 def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MOST_AT_ONCE", 10)
     ear, most_a_turn = Ear(), 0

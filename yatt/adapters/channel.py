@@ -23,8 +23,9 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from yatt.adapters.curve import Socket
+from yatt.adapters.curve import Socket, receive_now
 from yatt.adapters.fence import Fence
+from yatt.adapters.paced_reader import PacedReader
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, Outgoing
 from yatt.errors import DeadlineExceeded, StaleAttempt, words_of
@@ -113,6 +114,10 @@ class Channel:
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._answers = Answers(KEPT_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived: list[tuple[str, int, m.Message]] = []
+        """Messages that were read: one callback handles many."""
+        self._num_read = self._num_passed = 0  # messages; such callbacks that have not run
+        self._reader: PacedReader | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.num_dropped = 0
@@ -122,10 +127,12 @@ class Channel:
         if handler is not None:
             self.serve(handler, progress)
 
-    def serve(self, handler: Handler, progress: ProgressOf = lambda _: 0) -> None:
-        """Begins to read. Earlier messages wait in the socket."""
+    def serve(
+        self, handler: Handler, progress: ProgressOf = lambda _: 0, *, pause_s: float = 0.0
+    ) -> None:  # fmt: skip
+        """Begins to read. Earlier messages wait in the socket. `pause_s`: see `PacedReader`."""
         self._handler, self._progress = handler, progress
-        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._reader = PacedReader(self._socket.fileno(), self._drain, pause_s)
         self._loop.call_soon(self._drain)  # the descriptor does not signal earlier messages again
 
     async def request(
@@ -169,6 +176,10 @@ class Channel:
 
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
         """Sends a message without an answer. A missing receiver is not an error here."""
+        self.send(to, body, token=token)
+
+    def send(self, to: str, body: m.Message | msgspec.Raw, *, token: int = 0) -> None:
+        """Does the same as `tell`; also with a message that was encoded once for several receivers."""
         with contextlib.suppress(zmq.ZMQError):
             self._put(to, encode_frame(self._fence.attempt, self._next_seq(to), 0, body, token=token))
 
@@ -180,8 +191,8 @@ class Channel:
 
     async def close(self) -> None:
         """Stops reading, cancels handlers and pending requests, closes the socket."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.fileno())
+        if self._reader is not None:
+            self._reader.close()
         if not self._ended.cancel() and not self._ended.cancelled():
             self._ended.exception()  # retrieved, so that asyncio does not log it
         for asked in self._asked.values():
@@ -239,29 +250,33 @@ class Channel:
 
     # ---- receiving ------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        """Reads all incoming messages, because the descriptor signals only changes."""
+    def _drain(self) -> bool:
+        """Reads all messages, because the descriptor signals only changes; returns whether one was there."""
+        before = self._num_read
         if self._ended.done():
-            return
+            return False
         try:
             for _ in range(MOST_AT_ONCE):
-                self._take(self._socket.recv_multipart(_NOW))
+                self._take(*receive_now(self._socket, is_server=not self._peer))
+                self._num_read += 1
+            self._loop.call_soon(self._drain)
         except zmq.Again:
-            return
+            pass
         except (zmq.ZMQError, StaleAttempt) as error:
-            self._loop.remove_reader(self._socket.fileno())
+            assert self._reader is not None, "it reads"
+            self._reader.close()
             self._ended.set_exception(error)
-            return
-        self._loop.call_soon(self._drain)
+        # A task that waits for an answer which was read goes on before later messages are handled.
+        self._pass_on(at_once=not self._asked and not self._num_passed)
+        return self._num_read > before
 
-    def _take(self, parts: list[bytes]) -> None:
+    def _take(self, identity: bytes, data: bytes, num_more: int) -> None:
         """Handles one frame. An invalid one is only dropped: its sender has the run's keys, and a bug."""
         sender, frame = "", None
         try:
-            *identity, data = parts
-            sender = self._peer or identity.pop(0).decode()
-            if identity:
-                raise ValueError(f"{len(parts)} parts")
+            sender = self._peer or identity.decode()
+            if num_more:
+                raise ValueError(f"{num_more} parts too many")
             frame = decode_frame(data)
             body = decode_body(frame) if frame.reply_to >= 0 else decode_progress(frame)
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
@@ -275,11 +290,11 @@ class Channel:
         elif frame.reply_to:
             asked = self._asked.get((sender, frame.reply_to))
             if asked is not None and not asked.future.done():
+                self._pass_on(at_once=False)
                 asked.future.set_result(body)
         else:
             self._answers.begin(sender, frame.seq)
-            # Not called directly: an error of a handler must not end the reading.
-            self._loop.call_soon(self._handle, sender, frame.seq, body)
+            self._arrived.append((sender, frame.seq, body))
 
     def _drop(self, sender: str, frame: m.Frame | None, error: Exception) -> None:
         """Counts an invalid frame. A request is answered, or its sender would wait for its deadline. Its seq
@@ -325,12 +340,28 @@ class Channel:
         with contextlib.suppress(zmq.ZMQError):
             self._put(sender, answer or encode_notice(attempt, seq, UNKNOWN))
 
+    def _pass_on(self, *, at_once: bool) -> None:
+        """Has the messages that were read handled, at once or in the next turn of the loop."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        self._num_passed += 1
+        if at_once:
+            self._handle_all(arrived)
+        else:
+            self._loop.call_soon(self._handle_all, arrived)
+
+    def _handle_all(self, arrived: list[tuple[str, int, m.Message]]) -> None:
+        self._num_passed -= 1
+        for sender, seq, body in arrived:
+            self._handle(sender, seq, body)
+
     def _handle(self, sender: str, seq: int, body: m.Message) -> None:
         if self._ended.cancelled():
             return
         try:
             answer = self._handler(sender, body)
-        except Exception as error:  # noqa: BLE001 - answered, or the sender would wait for its deadline
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered, or the sender waits
             answer = _defect(body, error)
         if answer is None or isinstance(answer, m.Message):
             self._answer(sender, seq, answer)
@@ -364,6 +395,6 @@ class Channel:
             self._fence.forget(gone_sender, gone_seq)
 
 
-def _defect(body: m.Message, error: Exception) -> m.Message:
+def _defect(body: m.Message, error: BaseException) -> m.Message:
     _LOG.error("a defect in answering %s", type(body).__name__, exc_info=error)
     return m.Failed(error=f"a defect at {type(body).__name__}: {words_of(error)}")

@@ -28,9 +28,12 @@ class Fence:
         Raises:
             StaleAttempt: see `is_current`.
         """
-        return self.is_current(sender, frame) and self._seen.setdefault(sender, DuplicateFilter()).admits(
-            frame.seq
-        )
+        if not self.is_current(sender, frame):
+            return False
+        seen = self._seen.get(sender)
+        if seen is None:  # `setdefault` would create a filter for every frame
+            seen = self._seen[sender] = DuplicateFilter()
+        return seen.admits(frame.seq)
 
     def forget(self, sender: str, seq: int) -> None:
         """Allows this frame of the sender once more."""

@@ -25,8 +25,12 @@ HANG_S = 2.0
 AT_ONCE = 512
 """Maximum number of lines of one file per write."""
 
+BETWEEN_S = 0.02
+"""Least time between two writes: of a thousand lines a second, each would open the file and wake the thread.
+A line after a pause is written at once."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _Job:
     path: Path | None
     data: bytes
@@ -66,8 +70,11 @@ class BackgroundWriter:
         self._place, self._most_bytes, self._num_bytes = place, most_bytes, 0
         self._jobs: deque[_Job] = deque()
         self._batch: _Batch | None = None
-        self._changed = threading.Condition()
-        self._is_closing = False
+        lock = threading.Lock()
+        self._arrival, self._changed = threading.Condition(lock), threading.Condition(lock)
+        """The thread waits for the first, callers of `flush` for the second."""
+        self._is_idle = self._is_closing = False
+        self._num_flushing = 0
         self._failing_since_s: float | None = None
         self._writing_since_s: float | None = None
         self.num_lost = 0
@@ -77,12 +84,12 @@ class BackgroundWriter:
 
     def append(self, path: Path, line: str) -> None:
         """Queues lines for a file; several lines in `line` count separately."""
-        for each in line.encode(errors="replace").split(b"\n"):
-            self._put(_Job(path, each + b"\n", None))
+        data = line.encode(errors="replace")
+        self._put([_Job(path, each + b"\n", None) for each in data.split(b"\n")], len(data) + 1)
 
     def call(self, work: Callable[[], None]) -> None:
         """Queues another write; it is called again if it raises OSError."""
-        self._put(_Job(None, b"", work))
+        self._put([_Job(None, b"", work)], 0)
 
     @property
     def failing_s(self) -> float:
@@ -95,21 +102,26 @@ class BackgroundWriter:
     def flush(self, limit_s: float) -> bool:
         """Waits until everything is written; returns False after `limit_s`. Blocks: not for an event loop."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and self._batch is None, limit_s)
+            self._num_flushing += 1
+            self._arrival.notify()
+            try:
+                return self._changed.wait_for(lambda: not self._jobs and self._batch is None, limit_s)
+            finally:
+                self._num_flushing -= 1
 
     def close(self, limit_s: float) -> bool:
         """Flushes and ends the thread; returns False if something was not written in time."""
         is_done = self.flush(limit_s)
         with self._changed:
             self._is_closing = True
-            self._changed.notify_all()
+            self._arrival.notify()
         self._thread.join(timeout=1.0)
         return is_done
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, jobs: list[_Job], num_bytes: int) -> None:
         with self._changed:
-            self._jobs.append(job)
-            self._num_bytes += len(job.data)
+            self._jobs.extend(jobs)
+            self._num_bytes += num_bytes
             while self._num_bytes > self._most_bytes:
                 oldest = next((each for each in self._jobs if each.work is None), None)
                 if oldest is None:
@@ -117,24 +129,28 @@ class BackgroundWriter:
                 self._jobs.remove(oldest)
                 self._num_bytes -= len(oldest.data)
                 self.num_lost += 1
-            self._changed.notify_all()
+            if self._is_idle:
+                self._arrival.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._is_closing)
+            with self._arrival:
+                self._is_idle = True
+                self._arrival.wait_for(lambda: self._jobs or self._is_closing)
+                self._is_idle = False
                 if self._is_closing:
                     return
                 self._batch = self._taken()
             while not self._is_over(self._batch):
                 self._failing_since_s = self._failing_since_s or clock.monotonic_s()
-                with self._changed:
-                    if self._changed.wait_for(lambda: self._is_closing, PAUSE_S):
+                with self._arrival:
+                    if self._arrival.wait_for(lambda: self._is_closing, PAUSE_S):
                         return
             self._failing_since_s = None
-            with self._changed:
+            with self._arrival:
                 self._batch = None
                 self._changed.notify_all()
+                self._arrival.wait_for(lambda: self._num_flushing or self._is_closing, BETWEEN_S)
 
     def _taken(self) -> _Batch:
         """Takes the first job, and following lines of the same file. From now on they are not dropped."""

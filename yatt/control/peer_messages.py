@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from yatt.adapters.channel import Answer
-from yatt.adapters.writer import BackgroundWriter
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.membership.event_sender import EventSender
@@ -25,6 +24,7 @@ class PeerMessages:
     """Handles messages of other nodes.
 
     Attributes:
+        to_file: appends event lines to the run's file; the leader receives those of all nodes.
         inbox: the coordinator's inbox, on the leader.
         loads: collects what nodes report to the leader.
         controller: carries out orders; set later, since reading the data and the store takes long.
@@ -33,7 +33,7 @@ class PeerMessages:
     node: Node
     peers: Peers
     liveness: Liveness
-    writer: BackgroundWriter
+    to_file: Callable[[str], None]
     sender: EventSender
     inbox: Inbox | None
     loads: NodeLoads
@@ -56,7 +56,7 @@ class PeerMessages:
                 self._alive(index, life, body, standing)
                 return None
             case c.EventLines():
-                self.writer.append(self.node.paths.events, body.lines.decode(errors="replace"))
+                self.to_file(body.lines.decode(errors="replace"))
                 return None
             case c.FailureReport():
                 self._failed(index, life, body)

@@ -86,8 +86,8 @@ class Session:
         rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
         self._writer = BackgroundWriter(place=rotation.place)
         self._groups_writer = BackgroundWriter()
-        to_file = partial(self._writer.append, node.paths.events)
-        self._events = _event_log(node, to_file if node.is_leader else self._sender)
+        self._to_file = partial(self._writer.append, node.paths.events)
+        self._events = _event_log(node, self._to_file if node.is_leader else self._sender)
         self._inbox = Inbox() if node.is_leader else None
         self._reports = FailureReports(self._events, partial(_deliver, node, self._peers, self._inbox))
         self.stop_requests = StopRequests(node, self._events, self._inbox)
@@ -114,7 +114,7 @@ class Session:
             lasting.append(asyncio.ensure_future(self._stand_in()))  # leader may be lost during rendezvous
             controller: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
             messages = PeerMessages(
-                node=node, peers=self._peers, liveness=self._liveness, writer=self._writer,
+                node=node, peers=self._peers, liveness=self._liveness, to_file=self._to_file,
                 sender=self._sender, inbox=self._inbox, loads=self._loads, controller=controller,
             )  # fmt: skip
             progress = self._parts.progress.told_to
@@ -197,7 +197,7 @@ class Session:
         if node.is_leader:
             await write_heartbeat(node.paths, node.attempt)
         elif node.requeue is not None:
-            events = _event_log(node, partial(self._writer.append, node.paths.events))
+            events = _event_log(node, self._to_file)
             await DeadMan(node, node.requeue, events, partial(self._liveness.silence_s, 0)).run()
         else:
             await asyncio.Event().wait()

@@ -4,6 +4,7 @@ A *life* is one process of a node's controller within an attempt. Only engine no
 of different lives have different senders, so that a late frame of a former life is recognized as one.
 """
 
+import functools
 import re
 
 _NAME = re.compile(r"node(0|[1-9][0-9]{0,8})(?:\.([2-9]|[1-9][0-9]{1,8}))?", re.ASCII)
@@ -14,6 +15,7 @@ def peer_name(index: int, life: int = 1) -> str:
     return f"node{index}" if life == 1 else f"node{index}.{life}"
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def parsed_peer(sender: str, num_nodes: int) -> tuple[int, int] | None:
     """Returns the node's index and the life of this name; None if it is no controller of this run."""
     found = _NAME.fullmatch(sender)

@@ -22,9 +22,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 _FRAME = msgspec.msgpack.Decoder(m.Frame)
 
 
-def encode_frame(attempt: int, seq: int, reply_to: int, body: m.Message, *, token: int = 0) -> bytes:
+def encode_body(body: m.Message) -> msgspec.Raw:
+    """Returns the message without an envelope, for frames to several receivers."""
+    return msgspec.Raw(_ENCODER.encode(body))
+
+
+def encode_frame(
+    attempt: int, seq: int, reply_to: int, body: m.Message | msgspec.Raw, *, token: int = 0
+) -> bytes:
     """Returns one message, encoded in its envelope."""
-    raw = msgspec.Raw(_ENCODER.encode(body))
+    raw = body if isinstance(body, msgspec.Raw) else encode_body(body)
     return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, raw))
 
 

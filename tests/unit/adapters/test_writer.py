@@ -66,6 +66,30 @@ def test_a_line_follows_a_torn_one_on_a_line_of_its_own(tmp_path: Path) -> None:
     assert path.read_bytes() == b'{"number": 0}\n{"num\n{"number": 1}\n'
 
 
+def test_many_lines_make_few_writes_and_a_lone_one_or_a_flush_waits_for_nothing(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BETWEEN_S", 5.0)
+    path, num_writes = tmp_path / "events.jsonl", 0
+
+    def place(path: Path) -> Path:
+        nonlocal num_writes
+        num_writes += 1
+        return path
+
+    writer = BackgroundWriter(place=place)
+    writer.append(path, "0")
+    wait_for(lambda: path.exists() and path.read_text() == "0\n", timeout_s=4, what="the lone line")
+    for number in range(1, 100):
+        writer.append(path, str(number))
+        time.sleep(0.001)
+    assert num_writes == 1
+    assert writer.flush(4)
+    assert num_writes == 2
+    assert path.read_text().split() == [str(number) for number in range(100)]
+    assert writer.close(4)
+
+
 @pytest.mark.parametrize("fails", ["call", "place"])
 def test_an_error_that_is_not_the_filesystems_costs_what_was_written_and_nothing_else(
     tmp_path: Path, fails: str, caplog

@@ -43,7 +43,7 @@ class Desk:
         controller.set_result(self.carry_out)
         self.messages = PeerMessages(
             node=node, peers=self.peers, liveness=Liveness(node, self.peers, lambda *_: None, NodeLoad),
-            writer=None, sender=None, inbox=self.inbox if index == 0 else None, loads=NodeLoads(NodeLoad),
+            to_file=None, sender=None, inbox=self.inbox if index == 0 else None, loads=NodeLoads(NodeLoad),
             controller=controller,
         )  # type: ignore[arg-type] # fmt: skip
 

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from yatt.control.membership.peers import Peers, Standing
 from yatt.errors import WorkerFailed
 from yatt.records import cluster as c, message as m
+from yatt.records.codec import encode_body
 
 
 class Line:
@@ -17,14 +19,14 @@ class Line:
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address, self.is_closed = name, address, False
         self.waiting: list[asyncio.Future[m.Message]] = []
-        self.told: list[m.Message] = []
+        self.told: list[m.Message | msgspec.Raw] = []
 
     async def request(self, to: str, body: m.Message, deadline_s: float, watch: Any) -> m.Message:
         assert to == self.name
         self.waiting.append(asyncio.get_running_loop().create_future())
         return await self.waiting[-1]
 
-    async def tell(self, to: str, body: m.Message) -> None:
+    def send(self, to: str, body: m.Message | msgspec.Raw) -> None:
         assert to == self.name
         self.told.append(body)
 
@@ -136,5 +138,18 @@ def test_an_early_admission_excludes_the_former_process_and_a_late_one_nothing()
         assert (lost, admitted) == ([3], [3])
         peers.admit(3, 2, "tcp://b")
         assert peers.life(3) == 3 and admitted == [3]
+
+    scene(play)
+
+
+def test_several_are_told_at_once_each_in_its_newest_life() -> None:
+    async def play(peers: Peers, lines: Lines) -> None:
+        peers.exclude(3, "is gone")
+        peers.invite(3, 2, "tcp://b")
+        peers.tell_each((2, 3), c.Alive())
+        encoded = bytes(encode_body(c.Alive()))
+        assert {name: [bytes(each) for each in line.told] for name, line in lines.items()} == {
+            "node2": [encoded], "node3.2": [encoded],
+        }  # fmt: skip
 
     scene(play)

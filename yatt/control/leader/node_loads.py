@@ -16,15 +16,17 @@ class NodeLoads:
     def __init__(self, own: Callable[[], NodeLoad]) -> None:
         self._own = own
         self._newest: dict[int, tuple[int, NodeLoad]] = {}
-        self._steps: dict[str, StepSums] = {}
+        self._over: dict[str, StepSums] = {}
+        """Sums of the lives that are over, by role."""
 
     def put(self, index: int, life: int, load: NodeLoad) -> None:
-        """Handles the report of a node's controller. Its sums begin again with each life."""
-        known_life, known = self._newest.get(index, (0, NodeLoad()))
-        before = known.steps if known_life == life else {}
-        for role, sums in load.steps.items():
-            new = sums - before.get(role, StepSums())
-            self._steps[role] = self._steps.get(role, StepSums()) + new
+        """Handles the report of a node's controller. Its sums begin again with each life.
+
+        Called for each keep-alive message, so sums are added up only when they are asked for.
+        """
+        known_life, known = self._newest.get(index, (life, load))
+        if known_life != life:
+            _add(self._over, known)
         self._newest[index] = life, load
 
     def gone(self, index: int) -> None:
@@ -40,5 +42,12 @@ class NodeLoads:
 
     def steps(self) -> dict[str, StepSums]:
         """Returns the sums of all engines so far, by role."""
-        self.put(0, 1, self._own())
-        return dict(self._steps)
+        found = dict(self._over)
+        for load in self.now().values():
+            _add(found, load)
+        return found
+
+
+def _add(sums: dict[str, StepSums], load: NodeLoad) -> None:
+    for role, more in load.steps.items():
+        sums[role] = sums.get(role, StepSums()) + more

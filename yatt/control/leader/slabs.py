@@ -17,6 +17,7 @@ from yatt.control.leader.held_time import HeldTime, num_held
 from yatt.control.leader.measured import Measurements, rules_of
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slab_roles import NodeHolders, SlabRoles
 from yatt.control.leader.tail import tail_of
 from yatt.control.node import Node
 from yatt.core import moves as core
@@ -55,7 +56,7 @@ class Slabs:
         placement, config, self._rules = node.placement, node.config, rules_of(node.config)
         table = {slab: placement.sampling[slab] for slab in placement.slabs if slab in placement.shared}
         self._unshared = {slab: role for slab, role in placement.sampling.items() if slab not in table}
-        self._moves = Moves(table=table)
+        self._moves, self._roles = Moves(table=table), SlabRoles(placement)
         for index in sorted(node.absent):
             self._moves, _ = core.step(self._moves, core.NodeGone(index), self._rules)
         self._splits = deque[dict[str, int]](maxlen=UNDO_BATCHES + 2)
@@ -73,23 +74,11 @@ class Slabs:
 
     def holders(self, phase: Phase, scoring: int) -> Holders:
         """Returns the roles that hold the slabs in a phase."""
-        fixed = self._fixed(phase, scoring)
-        return {slab: self._role(slab, role) for slab, role in fixed.items()}
+        return self._roles.holders(phase, scoring, self._moves.table)
 
-    def holders_on(self, index: int, phase: Phase, scoring: int = 0) -> tuple[tuple[int, str], ...]:
+    def holders_on(self, index: int, phase: Phase, scoring: int = 0) -> NodeHolders:
         """Returns (slab, role) of one node's slabs in a phase."""
-        fixed, slabs = self._fixed(phase, scoring), self._node.placement.slabs_by_node[index]
-        return tuple((slab.index, self._role(slab, fixed[slab])) for slab in slabs if slab in fixed)
-
-    def _fixed(self, phase: Phase, scoring: int) -> Holders:
-        placement = self._node.placement
-        if phase is Phase.SCORE:
-            return placement.scoring[scoring]
-        is_sampling = phase in (Phase.SYNC, Phase.VALIDATE, Phase.ROLLOUT)
-        return placement.sampling if is_sampling else placement.training
-
-    def _role(self, slab: Slab, role: str) -> str:
-        return role if role == TRAINER else self._moves.table.get(slab, role)
+        return self._roles.holders_on(index, phase, scoring, self._moves.table)
 
     def split(self) -> dict[str, int]:
         """Returns the number of shared slabs of each role, on nodes that take part."""

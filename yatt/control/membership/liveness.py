@@ -5,6 +5,7 @@ so a controller with a blocked loop is silent, as intended.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from yatt.records.load import NodeLoad
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 1.0
+TOLD_AT_ONCE = 128
+"""Number of keep-alive messages that are sent per turn of the event loop."""
 
 
 class Liveness:
@@ -63,15 +66,22 @@ class Liveness:
             return clock.monotonic_s() - self._began_s
         return 0.0 if index in self._heard else self._watched.silence_s(index)
 
+    async def _tell(self) -> None:
+        """Sends a keep-alive message to each partner."""
+        partners = (self._watched.silences.keys() - self._peers.lost) | self._peers.newcomers.keys()
+        body = Alive() if self._node.is_leader else Alive(load=self._load())
+        waiting = iter(partners)
+        while some := tuple(itertools.islice(waiting, TOLD_AT_ONCE)):
+            self._peers.tell_each(some, body)
+            await asyncio.sleep(0)  # a thousand take tens of milliseconds, and orders should not wait
+
     async def run(self) -> None:
         """Sends keep-alive messages and counts silences, forever. Starts after the rendezvous: a node that
         never sends a message is lost `launch.start_timeout_s` later at the earliest."""
         self._watched = self._watch()
         limit_s = self._node.config.launch.node_silence_s
         while True:
-            partners = set(self._watched.silences)
-            for index in (partners - self._peers.lost) | self._peers.newcomers.keys():
-                await self._peers.tell(index, Alive() if self._node.is_leader else Alive(load=self._load()))
+            await self._tell()
             await asyncio.sleep(PERIOD_S)
             now_s = clock.monotonic_s()
             heard, self._heard = self._heard, set()

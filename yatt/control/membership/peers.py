@@ -8,14 +8,17 @@ timeout of a dead node. A newcomer receives only the leader's requests until it 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TypeVar
+
+import msgspec
 
 from yatt.adapters.channel import Channel, RequestWatch
 from yatt.core.peer_name import peer_name
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.codec import encode_body
 
 A = TypeVar("A", bound=m.Message)
 Dial = Callable[[str, str], Channel]
@@ -66,6 +69,9 @@ class Peers:
         """Life and address of newcomers; only the leader has some."""
         self._over: dict[int, int] = {}
         """The highest life of each node that is over."""
+        self._changed = set(lost)
+        """Nodes that were ever lost, invited or admitted. Every message asks for its sender's standing, and
+        all other nodes are members in their first life."""
 
     def dial_with(self, dial: Dial) -> None:
         """Makes every node reachable; `dial` opens the connection to one."""
@@ -109,10 +115,12 @@ class Peers:
 
     def newest_life(self, index: int) -> int:
         """Returns the life of the newest process that is known: of the newcomer, if there is one."""
-        return self.newcomers.get(index, (self.life(index), ""))[0]
+        return self.newcomers.get(index, (self.life(index), ""))[0] if index in self._changed else 1
 
     def standing(self, index: int, life: int) -> Standing:
         """Returns what this process of a node's controller is here."""
+        if life == 1 and index not in self._changed:
+            return Standing.MEMBER
         if life <= self._over.get(index, 0):
             return Standing.OVER
         if life > self.newest_life(index):
@@ -123,6 +131,7 @@ class Peers:
 
     def invite(self, index: int, life: int, address: str) -> None:
         """Makes a newcomer of a lost node reachable with `request_newcomer`; it replaces a former one."""
+        self._changed.add(index)
         self._forget_newcomer(index, "ended, and was started again")
         self.newcomers[index] = life, address
         for invited in self._on_invited:
@@ -132,6 +141,7 @@ class Peers:
         """Makes this process the node's controller; its former one is excluded, if it was not before."""
         if life <= max(self.life(index), self._over.get(index, 0)):
             return  # late: it is lost already, or a later one takes part
+        self._changed.add(index)
         if index not in self._lost:
             self.exclude(index, "ended, and was started again", self.life(index))
         self._close(index, self.life(index))
@@ -144,6 +154,7 @@ class Peers:
 
     def exclude(self, index: int, why: str, life: int = 1) -> None:
         """Excludes a process of a node: ends every request to it, and sends it no more requests."""
+        self._changed.add(index)
         self._over[index] = max(life, self._over.get(index, 0))
         if life == self.newcomers.get(index, (0, ""))[0]:
             self._forget_newcomer(index, why)
@@ -204,21 +215,34 @@ class Peers:
 
         `life` chooses the process; 0: the newest that is known.
         """
-        to = life or self.newest_life(index)
-        line = self._line(index, to)
+        self._send(index, life or self.newest_life(index), body)
+
+    def tell_each(self, indices: Iterable[int], body: m.Message) -> None:
+        """Does the same as `tell` for several nodes, and encodes the message once."""
+        encoded = encode_body(body)
+        for index in indices:
+            self._send(index, self.newest_life(index), encoded)
+
+    def _send(self, index: int, life: int, body: m.Message | msgspec.Raw) -> None:
+        line = self._line(index, life)
         if line is not None:
-            await line.tell(peer_name(index, to), body)
+            line.send(peer_name(index, life), body)
 
     def _line(self, index: int, life: int) -> Channel | None:
         """Returns the connection to a process; None before the rendezvous is complete, after `close`, and to
         a former life."""
-        name, address = peer_name(index, life), self._address(index, life)
-        if name not in self.lines and self._dial is not None and (life == 1 or address):
-            line = self.lines[name] = self._dial(name, address)
-            watch = asyncio.ensure_future(line.failure())
-            self._watches.add(watch)
-            watch.add_done_callback(self._line_ended)
-        return self.lines.get(name)
+        name = peer_name(index, life)
+        line = self.lines.get(name)
+        if line is not None or self._dial is None:
+            return line
+        address = self._address(index, life)
+        if life > 1 and not address:
+            return None
+        line = self.lines[name] = self._dial(name, address)
+        watch = asyncio.ensure_future(line.failure())
+        self._watches.add(watch)
+        watch.add_done_callback(self._line_ended)
+        return line
 
     def _address(self, index: int, life: int) -> str:
         known = (self.joined.get(index), self.newcomers.get(index))

@@ -33,6 +33,9 @@ MOST_POLL_S = 0.5
 OPEN_ALL_EVERY = 8
 """Number of the leader's looks of which one does not rely on the listing."""
 
+LEADER_PAUSE_S = 0.005
+"""All nodes send the leader keep-alive messages. Answers to its orders come over other connections."""
+
 T = TypeVar("T")
 
 
@@ -91,7 +94,7 @@ async def meet(
             attempt=node.attempt, handler=handler, peer=name, progress=progress,
         )  # fmt: skip
 
-    channel.serve(handler, progress)
+    channel.serve(handler, progress, pause_s=LEADER_PAUSE_S if node.is_leader else 0.0)
     return Rendezvous(channel, address, dial)
 
 

@@ -1,0 +1,35 @@
+"""Sums of all nodes' steps: they only grow, whatever lives a node has had."""
+
+from yatt.control.leader.node_loads import NodeLoads
+from yatt.records.load import NodeLoad, SlabLoad, StepSums
+
+
+def load(steps: int, judged: int = 0) -> NodeLoad:
+    sums = {"rollout": StepSums(steps=steps)} | ({"genrm:a": StepSums(steps=judged)} if judged else {})
+    return NodeLoad(slabs=(SlabLoad(0, "rollout", 1),), steps=sums)
+
+
+def steps_of(loads: NodeLoads) -> dict[str, int]:
+    return {role: sums.steps for role, sums in loads.steps().items()}
+
+
+def test_the_newest_report_of_each_node_counts_once() -> None:
+    loads = NodeLoads(lambda: load(1))
+    loads.put(1, 1, load(10))
+    loads.put(1, 1, load(30, judged=4))
+    loads.put(2, 1, load(200))
+    assert steps_of(loads) == {"rollout": 231, "genrm:a": 4}
+    assert steps_of(loads) == {"rollout": 231, "genrm:a": 4}, "asking changes nothing"
+
+
+def test_the_steps_of_lives_that_are_over_and_of_lost_nodes_stay() -> None:
+    loads = NodeLoads(NodeLoad)
+    loads.put(1, 1, load(10, judged=3))
+    loads.gone(1)
+    assert steps_of(loads) == {"rollout": 10, "genrm:a": 3}
+    assert loads.now()[1].slabs == ()
+    loads.put(1, 2, load(5))
+    assert steps_of(loads) == {"rollout": 15, "genrm:a": 3}
+    loads.put(1, 2, load(7))
+    loads.put(1, 4, load(1))
+    assert steps_of(loads) == {"rollout": 18, "genrm:a": 3}
