@@ -18,7 +18,7 @@ from yatt.adapters.curve import listening_socket
 from yatt.records import message as m
 
 ATTEMPT, TOKEN = 3, 5
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 END_LIMIT_S = 20.0
 
 

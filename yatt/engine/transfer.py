@@ -113,8 +113,23 @@ class WorkerExtension:
         self.weight_transfer_engine.check_read()
 
     def yatt_compare_weights(self, checksums: dict[str, str]) -> Comparison:
-        """See Engine.compare_weights; compares this tensor-parallel rank's part."""
-        return compare_weights(self.model_runner.get_model().named_parameters(), checksums)
+        """See Engine.compare_weights; compares what this tensor-parallel rank has whole."""
+        model = self.model_runner.get_model()
+        left_out = _sliced_vocabularies(model)
+        held = ((name, tensor) for name, tensor in model.named_parameters() if name not in left_out)
+        return compare_weights(held, checksums)
+
+
+def _sliced_vocabularies(model: torch.nn.Module) -> set[str]:
+    """Names of embeddings and heads of which this rank has a slice. Their shapes do not show it: vLLM pads
+    vocabularies to 64 rows, so a slice may have as many rows as a small one."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    modules = model.named_modules()
+    return {
+        f"{name}.weight" for name, module in modules
+        if isinstance(module, VocabParallelEmbedding) and module.tp_size > 1
+    }  # fmt: skip
 
 
 def _register() -> None:
