@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from yatt.config.algorithm import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_sizes, node_gpus
+from yatt.config.sizes import engine_node_gpus, engine_sizes
 
 Doubt = tuple[str, str]  # key, consequence of its value
 
@@ -15,7 +15,7 @@ def doubts(config: RunConfig) -> list[Doubt]:
 
 
 def _spanning(config: RunConfig) -> Iterator[Doubt]:
-    gpus = node_gpus(config)[-1]
+    gpus = engine_node_gpus(config)
     for key, size in engine_sizes(config):
         if size > gpus:
             yield (

@@ -13,8 +13,12 @@ def num_trainer_nodes(config: RunConfig) -> int:
 def node_gpus(config: RunConfig) -> tuple[int, ...]:
     """Returns the number of GPUs of each node."""
     launch, trainers = config.launch, num_trainer_nodes(config)
-    rest = launch.engine_gpus_per_node or launch.gpus_per_node
-    return (launch.gpus_per_node,) * trainers + (rest,) * (launch.nodes - trainers)
+    return (launch.gpus_per_node,) * trainers + (engine_node_gpus(config),) * (launch.nodes - trainers)
+
+
+def engine_node_gpus(config: RunConfig) -> int:
+    """Returns the number of GPUs of each node that runs engines."""
+    return config.launch.engine_gpus_per_node or config.launch.gpus_per_node
 
 
 def engine_nodes(config: RunConfig) -> range:
@@ -34,12 +38,12 @@ def engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
 def slab_gpus(config: RunConfig) -> int:
     """Returns the GPUs per slab: as many as the widest engine has on one node; narrower engines are on it
     side by side. If an engine spans nodes, a slab is a whole node."""
-    return min(max(size for _, size in engine_sizes(config)), node_gpus(config)[-1])
+    return min(max(size for _, size in engine_sizes(config)), engine_node_gpus(config))
 
 
 def engine_spans(config: RunConfig) -> dict[str, int]:
     """Returns the number of nodes of one engine, by role."""
-    gpus = node_gpus(config)[-1]
+    gpus = engine_node_gpus(config)
     return {role: max(size // gpus, 1) for role, size in engine_gpus(config).items()}
 
 
@@ -71,7 +75,7 @@ def _sections(config: RunConfig) -> dict[str, RolloutSection | GenRMSection]:
 
 def num_slabs(config: RunConfig) -> int:
     """Returns the number of slabs that engines may hold, on all nodes together."""
-    return sum(node_gpus(config)[node] // slab_gpus(config) for node in engine_nodes(config))
+    return len(engine_nodes(config)) * (engine_node_gpus(config) // slab_gpus(config))
 
 
 def engine_roles(config: RunConfig) -> tuple[str, ...]:

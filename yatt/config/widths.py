@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_nodes, engine_sizes, node_gpus
+from yatt.config.sizes import engine_node_gpus, engine_nodes, engine_sizes
 
 Fault = tuple[str, str]
 """A key, and the mistake in it with what to write."""
@@ -11,7 +11,7 @@ Fault = tuple[str, str]
 
 def widths(config: RunConfig) -> Iterator[Fault]:
     """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
-    gpus, sizes = node_gpus(config)[-1], dict(engine_sizes(config))
+    gpus, sizes = engine_node_gpus(config), dict(engine_sizes(config))
     named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
     widest = max(sizes, key=lambda key: sizes[key])
     if sizes[widest] > gpus:
@@ -32,7 +32,7 @@ def widths(config: RunConfig) -> Iterator[Fault]:
 
 def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) -> Iterator[Fault]:
     """Faults where an engine spans nodes: a slab is a node, and blocks of nodes have one role."""
-    gpus, nodes = node_gpus(config)[-1], len(engine_nodes(config))
+    gpus, nodes = engine_node_gpus(config), len(engine_nodes(config))
     most = sizes[widest]
     whole = ", ".join(str(gpus * n) for n in range(1, nodes + 1) if nodes % n == 0)
     for key, size in sizes.items():
@@ -58,7 +58,7 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
 
 
 def _spanning_engines(config: RunConfig) -> Iterator[Fault]:
-    gpus = node_gpus(config)[-1]
+    gpus = engine_node_gpus(config)
     kinds = [("rollout", config.rollout.tp_size, config.rollout.engine)]
     kinds += [(f"genrms[{i}]", g.tp_size, g.engine) for i, g in enumerate(config.genrms) if g.has_engine]
     for section, size, engine in kinds:
