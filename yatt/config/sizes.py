@@ -21,6 +21,11 @@ def engine_node_gpus(config: RunConfig) -> int:
     return config.launch.engine_gpus_per_node or config.launch.gpus_per_node
 
 
+def engine_gpus_key(config: RunConfig) -> str:
+    """Returns the key that says how many GPUs these nodes have."""
+    return "launch.engine_gpus_per_node" if config.launch.engine_gpus_per_node else "launch.gpus_per_node"
+
+
 def engine_nodes(config: RunConfig) -> range:
     """Returns the nodes that run engines in any phase."""
     first = config.placement.trainer_nodes if config.placement.mode == "disaggregated" else 0
@@ -53,9 +58,9 @@ def block_nodes(config: RunConfig) -> int:
     return max(engine_spans(config).values())
 
 
-def engines_per_slab(config: RunConfig, role: str) -> float:
-    """Returns the number of engines that a role has on one slab; 1 / n if an engine spans n nodes."""
-    return slab_gpus(config) / engine_gpus(config)[role]
+def engines_per_slab(config: RunConfig, role: str) -> int:
+    """Returns the number of engines that a role has on one slab; also 1 if an engine spans several."""
+    return max(slab_gpus(config) // engine_gpus(config)[role], 1)
 
 
 def engine_gpus(config: RunConfig) -> dict[str, int]:

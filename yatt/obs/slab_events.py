@@ -75,6 +75,7 @@ class RoleUse:
         idle: share of the engine seconds that it held in which no sequence ran.
         busy_s, held_s: engine seconds with a running sequence; of all that it held.
         engines: of one slab.
+        span: slabs of one engine, if it is on several nodes.
     """
 
     slabs: int | None
@@ -82,6 +83,12 @@ class RoleUse:
     busy_s: float | None
     held_s: float | None
     engines: int = 1
+    span: int = 1
+
+    @property
+    def slabs_per_engine(self) -> float:
+        """Part of a slab that one engine fills, or number of slabs that it has."""
+        return self.span / self.engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,8 @@ class BatchUse:
         for role in self.roles.values():
             if role.busy_s is None or role.held_s is None:
                 return None
-            busy, held = busy + role.busy_s / role.engines, held + role.held_s / role.engines
+            busy += role.busy_s * role.slabs_per_engine
+            held += role.held_s * role.slabs_per_engine
         return min(1.0, busy / held) if held else None
 
     @property
@@ -171,10 +179,10 @@ def _split(value: Any) -> dict[str, int] | None:
 
 
 def _role(role: Event) -> RoleUse:
-    slabs, engines = (count_of(role, name) for name in ("slabs", "engines"))
+    slabs, engines, span = (count_of(role, name) for name in ("slabs", "engines", "span"))
     idle = amount_of(role, "idle")
     return RoleUse(
         slabs=slabs, idle=idle if idle is not None and idle <= 1 else None,
         busy_s=amount_of(role, "busy_s"), held_s=amount_of(role, "held_s"),
-        engines=max(1, engines or 1),
+        engines=max(1, engines or 1), span=max(1, span or 1),
     )  # fmt: skip

@@ -127,7 +127,7 @@ class SimulatedSetup:
             least, most = slab_limits(config, role)
             found[role] = RoleSpeed(
                 speed=self.figures.speeds[role], room=max_num_seqs(config, role),
-                engines=int(engines_per_slab(config, role)),
+                engines=engines_per_slab(config, role),
                 least=max(least // share, 1), most=max(-(-most // share), 1),
             )  # fmt: skip
         return found

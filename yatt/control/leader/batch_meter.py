@@ -76,11 +76,12 @@ class BatchMeter:
     def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
         measured = self._slabs.measured
         speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
-        engines = engines_per_slab(self._node.config, role)
-        engine_s = held_s * engines
+        engines, span = engines_per_slab(self._node.config, role), self._node.placement.spans[role]
+        engine_s = held_s * engines / span
         return {
             "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
             "room": max_num_seqs(self._node.config, role), "engines": engines, "slabs": num_slabs,
+            "span": span,
             "busy_s": round(busy_s, 6), "held_s": round(engine_s, 6),
             "idle": round(max(0.0, 1 - busy_s / engine_s), 6) if engine_s else None,
         }  # fmt: skip

@@ -64,11 +64,6 @@ class Measurements:
 
     _demand: BatchDemand | None = None
     _before: Mapping[str, StepSums] = field(default_factory=dict)
-    _limits: Mapping[str, tuple[int, int]] = field(init=False)
-    """Fewest and most slabs of each role: counted over all nodes, and asked for each second."""
-
-    def __post_init__(self) -> None:
-        self._limits = {role: slab_limits(self.config, role) for role in engine_roles(self.config)}
 
     def begin(self) -> None:
         """Begins to measure: a validation before the batch does not count."""
@@ -100,9 +95,9 @@ class Measurements:
         return {role: self._role(role) for role in engine_roles(self.config)}
 
     def _role(self, role: str) -> RoleSpeed:
-        least, most = self._limits[role]
+        least, most = slab_limits(self.config, role)
         room = max_num_seqs(self.config, role)
-        engines = int(engines_per_slab(self.config, role))  # with a dynamic split no engine spans nodes
+        engines = engines_per_slab(self.config, role)
         return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
 
     def demand(self) -> BatchDemand:
