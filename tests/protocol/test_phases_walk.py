@@ -226,7 +226,9 @@ def losses(world: World, step: Step, program: Program) -> Iterator[World]:
         for before in (lost, dead):
             event = phases.NodeLost(node, "is gone", world.lives[node])
             after = apply(before, program, step(world.state, event, program))
-            assert after.lost >= gone, f"the loss of node {node} was not noticed"
+            # If the run ends, the next start has the rest of a block.
+            noticed = world.lost | {node} if fatal else gone
+            assert after.lost == noticed, f"the loss of node {node} was not noticed"
             has_failed = after.end is not None and after.end.exit_code == 1
             assert has_failed == bool(fatal), f"lost {sorted(after.lost)}: {after.end}, but '{fatal}'"
             yield after
@@ -397,7 +399,8 @@ def check_end(world: World, program: Program) -> None:
     assert world.end is not None
     if world.end.exit_code == 1:
         has_given_up = world.state.saving.failures == MAX_FAILURES
-        assert program.cause_without(world.lost) or has_given_up, "a run that can go on does"
+        useless = frozenset().union(*(program.block_of(node) for node in world.lost))
+        assert program.cause_without(useless) or has_given_up, "a run that can go on does"
         return
     if world.end.exit_code == 0:
         assert len(world.trained) == program.total_iterations, (

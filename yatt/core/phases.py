@@ -213,14 +213,13 @@ def _lost(state: RunState, event: NodeLost, program: Program) -> Result:
     gone = program.block_of(event.node) - state.lost
     without = replace(state, lost=state.lost | gone)
     cause = program.cause_without(without.lost, is_stopping=bool(state.stop))
-    whys = {node: f"runs an engine together with node{event.node}, which {event.why}" for node in gone}
-    whys[event.node] = event.why
-    excludes = tuple(
-        Exclude(node, whys[node], goes_on=not cause, life=state.life_of(node)) for node in sorted(gone)
-    )
-    if cause:
+    exclude = Exclude(event.node, event.why, goes_on=not cause, life=event.life)
+    if cause:  # the next start must not take the rest of the block for lost
         error = f"node{event.node} {event.why}; {cause}"
-        return replace(without, phase=Phase.ENDED, failure=error), (*excludes, End(EXIT_FAILED, error))
+        return replace(without, phase=Phase.ENDED, failure=error), (exclude, End(EXIT_FAILED, error))
+    why = f"runs an engine together with node{event.node}, which {event.why}"
+    rest = sorted(gone - {event.node})
+    excludes = exclude, *(Exclude(node, why, goes_on=True, life=state.life_of(node)) for node in rest)
     without = replace(without, owed=NodeSet(node for node in state.owed if node not in gone))
     if without.owed == state.owed or state.symptom:
         return without, excludes
