@@ -22,7 +22,10 @@ class PacedReader:
         self._loop.add_reader(descriptor, self._readable)
 
     def close(self) -> None:
-        """Reads no more; call it before the descriptor is closed."""
+        """Reads no more; call it before the descriptor is closed. Later calls do nothing, because its number
+        may be another socket's by then."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._loop.remove_reader(self._descriptor)
         if self._timer is not None:

@@ -56,6 +56,20 @@ def test_the_first_is_read_at_once_and_the_next_ones_together() -> None:
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
+def test_a_second_end_does_not_touch_a_descriptor_that_got_the_same_number() -> None:
+    async def scene() -> None:
+        old = Pipe(pause_s=0.0)
+        old.close()
+        new = Pipe(pause_s=0.0)
+        assert new.end == old.end, "the lowest free number"
+        old.reader.close()
+        await new.said(b"a")
+        assert new.got == b"a"
+        new.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
 def test_without_a_pause_everything_is_read_at_once_and_after_the_end_nothing() -> None:
     async def scene() -> None:
         pipe = Pipe(pause_s=0.0)
