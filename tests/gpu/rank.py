@@ -24,7 +24,8 @@ class Rank:
 
         from tests.integration.trainer.program import make_config
         from yatt.checkpoint.store import FolderStore
-        from yatt.trainer.device import collective_backend, prepare_process
+        from yatt.collectives.group import collective_backend
+        from yatt.trainer.device import prepare_process
         from yatt.trainer.model import join_model_parallel
         from yatt.trainer.worker import TrainerRank
 
@@ -33,7 +34,7 @@ class Rank:
         self.device = prepare_process(config, 0)
         if not dist.is_initialized():
             store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-            dist.init_process_group(collective_backend(self.device), store=store, rank=0, world_size=1)
+            dist.init_process_group(collective_backend(self.device.type), store=store, rank=0, world_size=1)
             join_model_parallel(config.trainer, 0)
         self.worker = TrainerRank(config, self.device, FolderStore(model / "none"), tick=_nothing, say=print)
         self.memory = tempfile.TemporaryDirectory(dir="/dev/shm")

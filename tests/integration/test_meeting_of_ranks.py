@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from yatt.adapters.curve import make_keys
-from yatt.engine import meeting
+from yatt.collectives import group
 from yatt.engine.meeting import EnginePlace, RankMeeting
 from yatt.paths import RunPaths
 
@@ -21,7 +21,7 @@ class Rank(threading.Thread):
         super().__init__(daemon=True)
         place = EnginePlace(
             paths=RunPaths(run), attempt=1, worker=f"rollout-n{index}s0r{index}.1", engine="rollout-n0",
-            rank=index, num_ranks=2, host="127.0.0.1", meeting_s=60.0, timeout_s=60.0, has_cuda=False,
+            rank=index, num_ranks=2, host="127.0.0.1", meeting_s=60.0, timeout_s=60.0, device="cpu",
         )  # fmt: skip
         self.meeting = RankMeeting(place, lambda: None)
         self.start()
@@ -39,7 +39,7 @@ def test_a_rank_of_a_later_life_does_not_join_a_group_that_has_begun_with_the_fo
 ) -> None:
     ports: list[int] = []
     monkeypatch.setattr(
-        meeting.dist, "init_process_group", lambda *_, store, **__: ports.append(store._client._address)
+        group.dist, "init_process_group", lambda *_, store, **__: ports.append(store._client._address)
     )
     make_keys(RunPaths(tmp_path).keys)
     first, second = Rank(tmp_path, 0), Rank(tmp_path, 1)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from yatt.config.algorithm import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_node_gpus, engine_sizes
+from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_sizes
 
 Doubt = tuple[str, str]  # key, consequence of its value
 
@@ -21,7 +21,7 @@ def _spanning(config: RunConfig) -> Iterator[Doubt]:
             yield (
                 key,
                 f"is {size}, and a node has {gpus} GPU(s): each engine spans {size // gpus} nodes. If a node "
-                "has more, write launch.gpus_per_node.",
+                f"has more, write {engine_gpus_key(config)}.",
             )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_node_gpus, engine_nodes, engine_sizes
+from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_nodes, engine_sizes
 
 Fault = tuple[str, str]
 """A key, and the mistake in it with what to write."""
@@ -12,7 +12,7 @@ Fault = tuple[str, str]
 def widths(config: RunConfig) -> Iterator[Fault]:
     """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
     gpus, sizes = engine_node_gpus(config), dict(engine_sizes(config))
-    named = "engine_gpus_per_node" if config.launch.engine_gpus_per_node else "gpus_per_node"
+    named = engine_gpus_key(config)
     widest = max(sizes, key=lambda key: sizes[key])
     if sizes[widest] > gpus:
         yield from _spans(config, sizes, widest, named)
@@ -21,7 +21,7 @@ def widths(config: RunConfig) -> Iterator[Fault]:
     fitting = ", ".join(str(each) for each in range(1, slab + 1) if slab % each == 0)
     for key, size in sizes.items():
         if gpus % size:
-            yield key, f"{size} does not divide launch.{named} {gpus}; write a divisor."
+            yield key, f"{size} does not divide {named} {gpus}; write a divisor."
         elif slab % size:
             yield (
                 key,
@@ -37,13 +37,13 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
     whole = ", ".join(str(gpus * n) for n in range(1, nodes + 1) if nodes % n == 0)
     for key, size in sizes.items():
         if size % gpus and gpus % size:
-            yield key, f"{size} neither divides launch.{named} {gpus} nor is a multiple of it; write either."
+            yield key, f"{size} neither divides {named} {gpus} nor is a multiple of it; write one of these."
         elif size > gpus and most % size:
             yield key, f"{size} does not divide {widest} {most}; write a divisor of it, or another {widest}."
     if not most % gpus and nodes % (most // gpus):
         yield (
             widest,
-            f"{most} GPUs are {most // gpus} nodes (launch.{named}: {gpus}), and the number of nodes with "
+            f"{most} GPUs are {most // gpus} nodes ({named}: {gpus}), and the number of nodes with "
             f"engines, {nodes}, is no multiple of that; write {whole}, or change launch.nodes.",
         )
     if config.placement.genrm_slabs % max(most // gpus, 1):

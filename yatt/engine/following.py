@@ -14,7 +14,7 @@ from yatt.adapters.worker_link import WorkerLink
 from yatt.engine import mirror
 from yatt.engine.mirror import Operation, RankEngine
 from yatt.engine.protocol import RanksLost
-from yatt.engine.worker import IDLE_WAIT_S, EnginePlan, EngineWorker
+from yatt.engine.worker import IDLE_WAIT_S, EnginePlan, EngineWorker, loaded
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -112,12 +112,7 @@ class FollowingWorker(EngineWorker):
             if self._due is not None or not self._is_awake:
                 raise WorkerFailed(f"rank 0 has not loaded policy version {order.policy_version}")
             self._follow()
-        return m.WeightsLoaded(
-            policy_version=order.policy_version,
-            probe_logprobs=tuple(m.pack_floats(row) for row in self._scores),
-            differing=comparison.differing,
-            num_compared=comparison.num_compared,
-        )
+        return loaded(order, comparison, self._scores)
 
     def _is_loaded(self, order: m.LoadWeights) -> bool:
         """Waits for rank 0 to load, and loads with it; returns False if rank 0 was asked for an earlier

@@ -14,18 +14,15 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from yatt.adapters.curve import CurveKeys
 from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
-from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
+from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient
 from yatt.adapters.patience import patiently
 from yatt.clock import monotonic_s
-from yatt.collectives.store import RunStore
+from yatt.collectives.group import RunGroup
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.paths import RunPaths
 
@@ -50,6 +47,7 @@ class EnginePlace:
         host: address in the run's network; rank 0 serves there.
         meeting_s: time limit of a meeting without another rank that comes.
         timeout_s: time limit of one collective.
+        device: `cpu` or `cuda`.
     """
 
     paths: RunPaths
@@ -61,7 +59,7 @@ class EnginePlace:
     host: str
     meeting_s: float
     timeout_s: float
-    has_cuda: bool
+    device: str
 
 
 class RankMeeting:
@@ -76,9 +74,7 @@ class RankMeeting:
         self._name = f"{place.worker} {secrets.token_hex(8)}"  # of no other process
         self._keys = CurveKeys(place.paths.keys)
         self._file = place.paths.engine_meeting(place.attempt, place.engine)
-        self._server: KeyValueServer | None = None
-        self._client: KeyValueClient | None = None
-        self._store: RunStore | None = None  # torch keeps only its C++ half
+        self._group = RunGroup(self._keys)
         self._said_s = self._came_s = monotonic_s()
         self._missing = place.num_ranks
 
@@ -90,29 +86,22 @@ class RankMeeting:
             torch.distributed.DistError | RuntimeError: a rank has ended meanwhile.
         """
         place = self._place
-        host, port = self._gather() if place.rank == 0 else self._find()
-        self._client = KeyValueClient(host, port, self._keys)
-        self._store = RunStore(self._client, timedelta(seconds=JOIN_S))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if place.has_cuda else "gloo", store=self._store, rank=place.rank,
-            world_size=place.num_ranks, timeout=timedelta(seconds=place.timeout_s),
+        address = self._gather() if place.rank == 0 else self._find()
+        self._group.join(
+            address, rank=place.rank, world_size=place.num_ranks, device_type=place.device, join_s=JOIN_S,
+            timeout_s=place.timeout_s,
         )  # fmt: skip
 
     def leave(self) -> None:
         """Leaves the process group and stops the service."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        if self._client is not None:
-            self._client.close()
-        if self._server is not None:
-            self._server.close()
+        self._group.leave()
 
     def _gather(self) -> tuple[str, int]:
         """Serves, and waits for all other ranks; the part of rank 0."""
         place = self._place
-        self._server = server = KeyValueServer(place.host, self._keys)
-        client = KeyValueClient(place.host, server.port, self._keys)
-        record = {"host": place.host, "port": server.port, "worker": self._name}
+        port = self._group.serve(place.host)
+        client = KeyValueClient(place.host, port, self._keys)
+        record = {"host": place.host, "port": port, "worker": self._name}
         patiently(partial(self._publish, record))
         others = [_key(rank) for rank in range(1, place.num_ranks)]
         while not client.call("check", *others, park_s=LONGEST_PARK_S).found:
@@ -120,7 +109,7 @@ class RankMeeting:
         names = {key: client.call("get", key).value.decode() for key in others}
         client.call("set", "begun", value=json.dumps(names).encode())
         client.close()
-        return place.host, server.port
+        return place.host, port
 
     def _publish(self, record: dict[str, Any]) -> None:
         make_within(self._place.paths.root, self._file.parent)

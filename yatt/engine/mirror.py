@@ -103,7 +103,7 @@ class RankGroup:
         try:
             return _OPERATIONS.decode(data)
         except msgspec.DecodeError as error:
-            raise RanksLost(f"rank 0 of this engine sent what is no operation: {error}") from error
+            raise RanksLost(f"rank 0 of this engine sent an invalid operation: {error}") from error
 
     def leave(self) -> None:
         """Leaves the process group."""

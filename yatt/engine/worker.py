@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from yatt import clock
 from yatt.adapters.patience import is_passing
 from yatt.adapters.worker_link import Received, WorkerLink
-from yatt.engine.protocol import Engine, EngineKind, EngineOptions, RanksLost
+from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
 from yatt.engine.published import tensors_taken
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed
 from yatt.records import message as m
@@ -167,12 +167,7 @@ class EngineWorker:
         engine.load_weights(order.policy_version, order.folder)
         comparison = engine.compare_weights(order.policy_version, order.folder)
         scores = engine.score([m.unpack_ids(row) for row in order.probe])
-        return m.WeightsLoaded(
-            policy_version=order.policy_version,
-            probe_logprobs=tuple(m.pack_floats(row) for row in scores),
-            differing=comparison.differing,
-            num_compared=comparison.num_compared,
-        )
+        return loaded(order, comparison, scores)
 
     def _turn(self) -> None:
         """Runs one step of the engine. After an error its requests are returned, for another engine.
@@ -211,6 +206,16 @@ def failure(order: m.Message, error: Exception) -> m.Message:
         error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),
         exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
+    )
+
+
+def loaded(order: m.LoadWeights, comparison: Comparison, scores: list[list[float]]) -> m.WeightsLoaded:
+    """The answer to an order that was carried out."""
+    return m.WeightsLoaded(
+        policy_version=order.policy_version,
+        probe_logprobs=tuple(m.pack_floats(row) for row in scores),
+        differing=comparison.differing,
+        num_compared=comparison.num_compared,
     )
 
 

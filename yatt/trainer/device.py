@@ -29,8 +29,3 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
         cpu_shim.install()
         device = torch.device("cpu")
     return device
-
-
-def collective_backend(device: torch.device) -> str:
-    """torch.distributed's backend for tensors on this device."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -101,7 +101,6 @@ def build_policy(
         tick: called after each tensor that is loaded.
     """
     shape = model.shape
-    define_missing_names()
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     groups = parallel_groups()
@@ -149,7 +148,7 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.dense.size if shape.dense else 4 * shape.hidden_size,  # 4: of no layer
+        ffn_hidden_size=shape.dense.size if shape.dense else shape.hidden_size,  # unused without dense layers
         num_attention_heads=attention.num_heads,
         num_query_groups=attention.num_kv_heads,
         kv_channels=attention.head_dim,
@@ -228,6 +227,7 @@ def _gpt_models(
     mcore: TransformerConfig, shape: Shape, *, uses_te: bool, device: torch.device
 ) -> list[GPTModel]:
     """Builds one GPTModel, or one per virtual pipeline stage."""
+    define_missing_names()
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
     models = []
     for index in range(vpp or 1):

@@ -18,6 +18,7 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from yatt.collectives.group import collective_backend
 from yatt.config.schema import (
     DataSection,
     LaunchSection,
@@ -29,7 +30,7 @@ from yatt.config.schema import (
 )
 from yatt.models.model import model_of, read_model
 from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
-from yatt.trainer.device import collective_backend, prepare_process
+from yatt.trainer.device import prepare_process
 from yatt.trainer.hf_folder import copy_side_files, export_hf
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
@@ -112,7 +113,7 @@ def train_sft(
     config = _run_config(str(start) if is_folder else "", settings)
     device = prepare_process(config, 0)
     model = read_model(str(start)) if is_folder else model_of(start)
-    dist.init_process_group(collective_backend(device), store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group(collective_backend(device.type), store=HashStore(), rank=0, world_size=1)
     try:
         join_model_parallel(config.trainer, settings.seed)
         source = HFTensors(str(start)) if is_folder else None
