@@ -1,6 +1,7 @@
 """Runs with scripted engines whose slabs move between rollout and a GenRM, and a check of their events."""
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,24 @@ def double_holders(events: list[dict[str, Any]]) -> list[str]:
             grants[event["attempt"], lives[event["node"]], event["slab"]].append(event)
     for (_, _, slab), told in grants.items():
         for one, other in itertools.pairwise(told):
-            between = [event for event in events if one["t"] < event["t"] < other["t"]]
-            if not any(_gives_up(event, one) for event in between):
+            if not _gave_up([event for event in events if event["t"] < other["t"]], one):
                 faults.append(f"{slab}: {other['holder']} while {one['holder']} held it")
             if other["token"] <= one["token"]:
                 faults.append(f"{slab}: token {other['token']} after {one['token']}")
     return faults
 
 
-def _gives_up(event: dict[str, Any], grant: dict[str, Any]) -> bool:
-    """Whether an event ends this grant: its holder released the slab, or its process ended."""
-    if event["kind"] == "lease.release":
-        return (event["slab"], event["token"]) == (grant["slab"], grant["token"])
-    name = f"{grant['holder'].replace(':', '-')}-{grant['slab']}."
-    return event["kind"] == "worker.end" and event["worker"].startswith(name)
+def _gave_up(events: list[dict[str, Any]], grant: dict[str, Any]) -> bool:
+    """Whether the holder of a grant released the slab, or all its processes there ended since."""
+    releases = [e for e in events if e["kind"] == "lease.release" and e["t"] > grant["t"]]
+    if any((e["slab"], e["token"]) == (grant["slab"], grant["token"]) for e in releases):
+        return True
+    place = f"{grant['holder'].replace(':', '-')}-{grant['slab']}"
+    # One engine of several on a slab has the suffix "e1", a process of an engine over several slabs "r1".
+    own = re.compile(rf"({re.escape(place)}([er]\d+)?)\.\d+")
+
+    ends: dict[str, bool] = {}
+    for event in events:
+        if event["kind"] in ("worker.start", "worker.end") and (found := own.fullmatch(event["worker"])):
+            ends[found[1]] = event["kind"] == "worker.end" and event["t"] > grant["t"]
+    return bool(ends) and all(ends.values())

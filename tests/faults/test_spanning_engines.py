@@ -28,6 +28,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 
 def check_as_calm(run: RunFile, calm: RunFile) -> None:
     assert attempts(run) == {1}
+    assert double_holders(events(run)) == []
     assert not events(run, "failure.report", "rollout.group.drop")
     assert metrics(run) == metrics(calm)
     assert final_state(run) == final_state(calm)
