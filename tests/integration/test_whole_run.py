@@ -106,12 +106,23 @@ def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
     assert (run.run_dir / "model" / "tokenizer.json").exists(), "the trained model can be used as it is"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_a_policy_with_experts_is_trained_and_published(tmp_path: Path, engine: str) -> None:
+SPREAD = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        ("vllm", {"tensor_model_parallel_size": 2, "sequence_parallel": True, **SPREAD}),
+        ("transformers", SPREAD),
+    ],
+)
+def test_a_policy_with_experts_is_trained_and_published(
+    tmp_path: Path, engine: str, layout: dict[str, int]
+) -> None:
     run = RunFile(tmp_path, {
         "run": {"deterministic": False},
         "rollout": {"engine": engine, **SMALL},
-        "trainer": {"total_iterations": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "trainer": {"total_iterations": 2, **layout},
         "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
     })  # fmt: skip
     make_qwen3(tmp_path / "policy", tied=False, seed=4, experts=4)

@@ -107,6 +107,14 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
             "trainer.virtual_pipeline_model_parallel_size",
             "interleaving needs pipeline_model_parallel_size above 1; write 1.",
         )
+    expert_parallel = t.expert_tp_size * t.expert_model_parallel_size * t.pipeline_model_parallel_size
+    if t.expert_model_parallel_size > 1 and world % expert_parallel:
+        yield (
+            "trainer.expert_model_parallel_size",
+            f"expert tensor x expert x pipeline parallel = {expert_parallel} does not divide the {world} "
+            "GPUs (trainer nodes x launch.gpus_per_node); change these sizes, or write "
+            "expert_tensor_parallel_size: 1.",
+        )
     yield from widths(config)
 
 

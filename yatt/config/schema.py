@@ -5,6 +5,7 @@ default has none. Rules inside one section are checked in its ``__post_init__``;
 `yatt.config.check`. Every section is complete after loading.
 """
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Literal
@@ -279,6 +280,10 @@ class TrainerSection:
     expert_model_parallel_size: Annotated[int, COUNT] = 1
     """Ranks that share the experts of a mixture of experts (EP)."""
 
+    expert_tensor_parallel_size: Annotated[int, at_least(0)] = 0
+    """Ranks that share each expert's matrices; 0: as many as share the other matrices (TP). With EP, 1 is
+    usual."""
+
     sequence_parallel: bool = False
     """Shard activations outside of the matrix products over TP ranks."""
 
@@ -315,6 +320,18 @@ class TrainerSection:
         rule(
             not self.sequence_parallel or self.tensor_model_parallel_size > 1,
             "sequence_parallel needs tensor_model_parallel_size above 1; write false or raise it.",
+        )
+
+    @property
+    def expert_tp_size(self) -> int:
+        """Ranks that share each expert's matrices."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    @property
+    def whole_stage(self) -> int:
+        """Consecutive ranks that have every weight of a pipeline stage together, its experts included."""
+        return math.lcm(
+            self.tensor_model_parallel_size, self.expert_tp_size * self.expert_model_parallel_size
         )
 
 

@@ -201,29 +201,32 @@ class Placement:
 
     # ---- weights --------------------------------------------------------------------------------
 
-    def weight_ranks(self, node: int, tp_size: int, pp_size: int) -> tuple[int, ...]:
+    def weight_ranks(self, node: int, stage_ranks: int, pp_size: int) -> tuple[int, ...]:
         """Returns the trainer ranks whose weights this node's engines read: one for each part of the model.
 
         A rank of the node itself, if it has the part. Otherwise nodes take different ranks that have it, so
         that every trainer node sends as much as the others. Ranks are in megatron-core's order
         tp-cp-ep-dp-pp.
+
+        Args:
+            stage_ranks: consecutive ranks that have every weight of a pipeline stage together.
         """
         each = self.world_size // pp_size
-        copies = each // tp_size
+        copies = each // stage_ranks
         turn = sorted(self.pools[ROLLOUT]).index(node)
         ranks = []
-        for part in range(tp_size * pp_size):
-            pp_rank, tp_rank = divmod(part, tp_size)
-            having = [pp_rank * each + copy * tp_size + tp_rank for copy in range(copies)]
+        for part in range(stage_ranks * pp_size):
+            pp_rank, place = divmod(part, stage_ranks)
+            having = [pp_rank * each + copy * stage_ranks + place for copy in range(copies)]
             local = [rank for rank in having if self.node_of(rank) == node]
             ranks.append(local[0] if local else having[turn % copies])
         return tuple(ranks)
 
-    def weight_chains(self, tp_size: int, pp_size: int) -> dict[int, tuple[int, ...]]:
+    def weight_chains(self, stage_ranks: int, pp_size: int) -> dict[int, tuple[int, ...]]:
         """Maps trainer ranks to the nodes that fetch their weights from another node, in order."""
         chains: dict[int, tuple[int, ...]] = {}
         for node in sorted(self.pools[ROLLOUT]):
-            for rank in self.weight_ranks(node, tp_size, pp_size):
+            for rank in self.weight_ranks(node, stage_ranks, pp_size):
                 if self.node_of(rank) != node:
                     chains[rank] = (*chains.get(rank, ()), node)
         return chains

@@ -53,6 +53,11 @@ class WeightRow:
         return (self.num_rows, self.width) if self.width else (self.num_rows,)
 
     @property
+    def is_expert(self) -> bool:
+        """Whether it belongs to one expert of a mixture, and so is on a part of the ranks (EP)."""
+        return ".mlp.experts." in self.name
+
+    @property
     def hf_names(self) -> tuple[str, ...]:
         """Hugging Face tensors of which it is made, each once."""
         return tuple(dict.fromkeys(part.name for part in self.parts))

@@ -157,6 +157,7 @@ def install() -> None:
     _uncompile_optimizers()
     _keep_mode_in_backward()
     _count_tokens_on_cpu()
+    _exchange_uneven_parts()
     mode: Any = CudaLiteralsInMegatron()
     mode.__enter__()
 
@@ -183,3 +184,34 @@ def _count_tokens_on_cpu() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = on_cpu
+
+
+def _exchange_uneven_parts() -> None:
+    """Lets ranks that share experts' matrices gather and scatter different numbers of tokens; gloo's own
+    collectives need equal ones."""
+    from megatron.core.tensor_parallel import mappings
+
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather_parts(
+        part: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(part, group, None, use_global_buffer)
+        padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([each[:size] for each, size in zip(parts, output_split_sizes, strict=True)])
+
+    def scatter_parts(
+        whole: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return scatter(whole, group, None, use_global_buffer)
+        total = whole.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return torch.split(total, input_split_sizes)[group.rank()].contiguous()
+
+    mappings._gather_along_first_dim = gather_parts
+    mappings._reduce_scatter_along_first_dim = scatter_parts

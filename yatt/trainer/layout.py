@@ -67,14 +67,43 @@ def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
             "virtual_pipeline_model_parallel_size needs pipeline_model_parallel_size above 1; write 1, or "
             "raise that."
         )
-    if layout.expert_model_parallel_size != 1:
-        why = "the model is dense" if shape.experts is None else "experts are not spread over ranks yet"
-        yield f"expert_model_parallel_size must be 1: {why}."
-    if shape.experts is not None and tp > 1 and not layout.sequence_parallel:
+    yield from _expert_faults(shape, layout)
+
+
+def _expert_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
+    """Faults of the ranks that share experts."""
+    tp, ep, experts = layout.tensor_model_parallel_size, layout.expert_model_parallel_size, shape.experts
+    expert_tp = layout.expert_tp_size
+    if experts is None:
+        for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            if getattr(layout, key) > 1:
+                yield f"{key} {getattr(layout, key)}: the model is dense; remove it."
+        return
+    if tp > 1 and not layout.sequence_parallel:
         yield (
             "sequence_parallel: a model with experts needs it with tensor_model_parallel_size above 1 "
             "(megatron-core); write true."
         )
+    if experts.num_experts % ep:
+        yield (
+            f"expert_model_parallel_size {ep} does not divide the {experts.num_experts} experts of a layer; "
+            f"write one of {_divisors(experts.num_experts)}."
+        )
+    if experts.size % expert_tp:
+        yield (
+            f"{_key_of_expert_tp(layout)} {expert_tp} does not divide {experts.size} FFN columns of an "
+            f"expert; write one of {_divisors(experts.size)}."
+        )
+    if ep == 1 and expert_tp != tp:
+        yield (
+            f"expert_tensor_parallel_size {expert_tp}: it can differ from tensor_model_parallel_size {tp} "
+            "only if experts are spread over ranks; remove it, or raise expert_model_parallel_size."
+        )
+
+
+def _key_of_expert_tp(layout: TrainerSection) -> str:
+    tensor = "tensor_model_parallel_size"
+    return "expert_tensor_parallel_size" if layout.expert_tensor_parallel_size else tensor
 
 
 def _cut_sizes(shape: Shape) -> list[tuple[int, str]]:
@@ -82,10 +111,8 @@ def _cut_sizes(shape: Shape) -> list[tuple[int, str]]:
     sizes = [(shape.attention.num_heads, "heads"), (shape.attention.num_kv_heads, "key/value heads")]
     if shape.dense is not None:
         sizes.append((shape.dense.size, "FFN columns"))
-    if shape.experts is not None:
-        sizes.append((shape.experts.size, "FFN columns of an expert"))
-        if shape.experts.shared_size:
-            sizes.append((shape.experts.shared_size, "FFN columns of the shared expert"))
+    if shape.experts is not None and shape.experts.shared_size:
+        sizes.append((shape.experts.shared_size, "FFN columns of the shared expert"))
     return sizes
 
 
@@ -96,6 +123,12 @@ def _size_faults(layout: TrainerSection, world_size: int) -> Iterator[str]:
         yield (
             f"tensor_model_parallel_size: {world_size} ranks are no multiple of TP {tp} x PP {pp} x CP {cp}; "
             "change a size, or the number of GPUs that train."
+        )
+    expert_tp, ep = layout.expert_tp_size, layout.expert_model_parallel_size
+    if ep > 1 and world_size % (expert_tp * ep * pp):
+        yield (
+            f"expert_model_parallel_size: {world_size} ranks are no multiple of expert TP {expert_tp} x EP "
+            f"{ep} x PP {pp}; change a size, or write expert_tensor_parallel_size: 1."
         )
 
 

@@ -76,6 +76,8 @@ def join_model_parallel(layout: TrainerSection, seed: int) -> None:
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
         context_parallel_size=layout.context_parallel_size,
+        expert_model_parallel_size=layout.expert_model_parallel_size,
+        expert_tensor_parallel_size=layout.expert_tp_size,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
@@ -83,7 +85,10 @@ def join_model_parallel(layout: TrainerSection, seed: int) -> None:
 def parallel_groups() -> ParallelGroups:
     """The process groups that share one copy of the model."""
     return ParallelGroups(
-        mpu.get_tensor_model_parallel_group(), mpu.get_pipeline_model_parallel_group(check_initialized=True)
+        tp=mpu.get_tensor_model_parallel_group(),
+        pp=mpu.get_pipeline_model_parallel_group(),
+        ep=mpu.get_expert_model_parallel_group(),
+        expert_tp=mpu.get_expert_tensor_parallel_group(),
     )
 
 
@@ -105,7 +110,7 @@ def build_policy(
     models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
     groups = parallel_groups()
     if source is not None:
-        load_weights(models, source, model.rows, groups.tp, tick)
+        load_weights(models, source, model.rows, groups, tick)
     chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
     create_adam_state(optimizer)
@@ -133,7 +138,7 @@ def build_reference(
     """Builds the frozen reference model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, model.shape, device)
     models = _gpt_models(mcore, model.shape, uses_te=_uses_te(config, device), device=device)
-    load_weights(models, source, model.rows, parallel_groups().tp, tick)
+    load_weights(models, source, model.rows, parallel_groups(), tick)
     for built in models:
         built.requires_grad_(False)
         built.eval()
@@ -179,7 +184,7 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, also for dense models
-        **expert_settings(shape),
+        **expert_settings(shape, layout),
         use_cpu_initialization=is_cpu,
         # Needed before loading weights too: initialization marks parameters as split by tensor parallelism.
         # Without the mark the gradient norm counts only one rank's part.
@@ -192,7 +197,7 @@ def transformer_config(config: RunConfig, shape: Shape, device: torch.device) ->
     )
 
 
-def expert_settings(shape: Shape) -> dict[str, Any]:
+def expert_settings(shape: Shape, layout: TrainerSection) -> dict[str, Any]:
     """megatron-core's settings of a model's experts. The router works in float32 and balances no load: the
     policy's gradient alone decides where tokens go."""
     experts = shape.experts
@@ -200,6 +205,8 @@ def expert_settings(shape: Shape) -> dict[str, Any]:
         return {}
     return {
         "num_moe_experts": experts.num_experts,
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": layout.expert_tp_size,
         "moe_router_topk": experts.top_k,
         "moe_ffn_hidden_size": experts.size,
         "moe_layer_freq": [int(isinstance(layer.feed_forward, Experts)) for layer in shape.layers],

@@ -34,9 +34,11 @@ all at the first of an attempt. Stamps, not checksums, exclude bytes of another 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A box of the Hugging Face tensor `name` of this shape; `tensor` is a view of the live parameter."""
+    """A box of the Hugging Face tensor `name` of this shape; `tensor` is a view of the live parameter.
+    `answers`: of the ranks with this box, this one sums it."""
 
     name: str
+    answers: bool
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     tensor: Tensor
@@ -56,9 +58,6 @@ class Weights:
 
         plan = WeightPlan(rank=torch.distributed.get_rank(), weights=tuple(self._planned()))
         weight_plan_path(stem).write_bytes(msgspec.msgpack.encode(plan))
-        self._answers = mpu.get_data_parallel_rank(with_context_parallel=True) == 0
-        """Whether this rank answers for its boxes; ranks with the same boxes do not."""
-
         self._is_first = True
 
     @torch.no_grad()
@@ -69,8 +68,8 @@ class Weights:
         shares = self._shares if self._is_first else [self._shares[policy_version % SHARE]]
         compared, self._is_first = set[str]().union(*shares), False
         sums: dict[str, int] = {}
-        for part in self._parts if self._answers else ():
-            if part.name in compared:
+        for part in self._parts:
+            if part.answers and part.name in compared:
                 total = sums.get(part.name, 0) + box_sum(part.tensor, part.offset, part.shape)
                 sums[part.name] = total % (1 << 64)
                 tick()
@@ -79,7 +78,7 @@ class Weights:
     @property
     def size_bytes(self) -> int:
         """Bytes of the boxes that this rank answers for."""
-        return sum(part.tensor.nbytes for part in self._parts) if self._answers else 0
+        return sum(part.tensor.nbytes for part in self._parts if part.answers)
 
     def _planned(self) -> Iterator[PlannedWeight]:
         by_name: dict[str, list[_Part]] = {}
@@ -121,20 +120,28 @@ def _kept(policy: Policy) -> Iterator[LocalParameter]:
 
 
 def _parts(policy: Policy, local: LocalParameter) -> Iterator[_Part]:
-    tp, spans = policy.groups.tp, row_spans(local.row)
+    group, spans = policy.groups.sharing(local.row), row_spans(local.row)
     heights = {span.name: 0 for span in spans}
     for span in spans:
         heights[span.name] += span.num_rows
-    for block in blocks_of(local.row, cut_of(local.parameter), rank=tp.rank(), size=tp.size()):
+    for block in blocks_of(local.row, cut_of(local.parameter), rank=group.rank(), size=group.size()):
         first, rows = block.offset[0], block.shape[0]
         for span in spans_within(spans, first, first + rows):
             yield _part(local, block, span, heights[span.name])
+
+
+def _copy_of(row: WeightRow) -> int:
+    """The number of this rank among those that have the same boxes of a parameter."""
+    if row.is_expert:
+        return int(mpu.get_expert_data_parallel_rank())
+    return int(mpu.get_data_parallel_rank(with_context_parallel=True))
 
 
 def _part(local: LocalParameter, block: Block, span: RowSpan, height: int) -> _Part:
     begin = block.first_row + span.begin - block.offset[0]
     return _Part(
         name=span.name,
+        answers=_copy_of(local.row) == 0,
         shape=(height, *local.row.full_shape[1:]),
         offset=(span.first, *block.offset[1:]),
         tensor=local.parameter.detach()[begin : begin + span.num_rows],

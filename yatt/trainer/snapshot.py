@@ -28,12 +28,13 @@ from yatt.records.message import SavePlan
 from yatt.trainer.host_copy import HostCopy
 from yatt.trainer.model import Policy
 from yatt.weights.boxes import blocks_of, boxes_of
-from yatt.weights.convert import cut_of, global_name, row_of
+from yatt.weights.convert import cut_of, named_weights, row_of
 
 MODEL, MAIN = "model", "main"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
-"""Keys that identify a parameter group, as in megatron-core."""
+GROUP_KEYS = ("wd_mult", "lr_mult", "is_decoupled_lr")
+"""Keys that identify a parameter group, as in megatron-core; but whether it has experts that are spread over
+ranks depends on the layout, and its scalars do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +134,8 @@ def _has_main_copies(policy: Policy) -> bool:
 def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
     """Yields this rank's parameters with their rows of the weight table."""
     table = {row.name: row for row in policy.rows}
-    for model in policy.models:
-        for name, parameter in model.named_parameters():
-            wanted = global_name(name, model)
-            row = row_of(table, wanted)
-            yield LocalParameter(row=row, parameter=parameter, is_copy=wanted not in table)
+    for name, parameter in named_weights(policy.models, policy.groups):
+        yield LocalParameter(row=row_of(table, name), parameter=parameter, is_copy=name not in table)
 
 
 def _owned(policy: Policy) -> Iterator[_Owned]:
@@ -179,8 +177,8 @@ def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: st
 
 def _shards(policy: Policy, local: LocalParameter, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
     """Yields views of `flat` (elements of the local parameter from `begin` on) as boxes of the global one."""
-    tp = policy.groups.tp
-    blocks = blocks_of(local.row, cut_of(local.parameter), rank=tp.rank(), size=tp.size())
+    group = policy.groups.sharing(local.row)
+    blocks = blocks_of(local.row, cut_of(local.parameter), rank=group.rank(), size=group.size())
     for box in boxes_of(blocks, begin, begin + flat.numel()):
         first = box.start - begin
         yield Shard(

@@ -31,10 +31,23 @@ LOCAL_EXPERT = re.compile(r"^mlp\.experts\.local_experts\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class ParallelGroups:
-    """The process groups that share one copy of the model."""
+    """The process groups that share one copy of the model.
+
+    Args:
+        tp: ranks that share each layer's matrices.
+        pp: ranks that share the layers.
+        ep: ranks that share the experts of one layer.
+        expert_tp: ranks that share each expert's matrices.
+    """
 
     tp: dist.ProcessGroup
     pp: dist.ProcessGroup
+    ep: dist.ProcessGroup
+    expert_tp: dist.ProcessGroup
+
+    def sharing(self, row: WeightRow) -> dist.ProcessGroup:
+        """The group whose ranks each have a cut of this parameter."""
+        return self.expert_tp if row.is_expert else self.tp
 
 
 class HFTensors:
@@ -80,15 +93,24 @@ class HFTensors:
         return patiently(work, limit_s=self._limit_s, on_failure=failed)
 
 
-def global_name(name: str, model: Any) -> str:
-    """Name with the layer's number in the whole model instead of its number in this pipeline stage, and an
+def named_weights(models: Sequence[nn.Module], groups: ParallelGroups) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields this rank's parameters with their names in the whole model."""
+    for model in models:
+        for name, parameter in model.named_parameters():
+            yield global_name(name, model, groups.ep), parameter
+
+
+def global_name(name: str, model: Any, ep: dist.ProcessGroup) -> str:
+    """Name with the numbers of layer and expert in the whole model instead of those on this rank, and the
     expert's in place of where megatron-core has it: ``mlp.experts.7.linear_fc1.weight``."""
     match = LAYER.fullmatch(name)
     if match is None:
         return name
-    first = model.decoder.layers[0].layer_number - 1
-    leaf = LOCAL_EXPERT.sub(r"mlp.experts.\1.", match[2])
-    return f"decoder.layers.{int(match[1]) + first}.{leaf}"
+    layer, leaf = int(match[1]) + model.decoder.layers[0].layer_number - 1, match[2]
+    if (expert := LOCAL_EXPERT.match(leaf)) is not None:
+        number = int(expert[1]) + ep.rank() * (model.config.num_moe_experts // ep.size())
+        leaf = f"mlp.experts.{number}.{leaf[expert.end() :]}"
+    return f"decoder.layers.{layer}.{leaf}"
 
 
 @torch.no_grad()
@@ -96,7 +118,7 @@ def load_weights(
     models: Sequence[nn.Module],
     source: HFTensors,
     rows: Sequence[WeightRow],
-    tp: dist.ProcessGroup,
+    groups: ParallelGroups,
     tick: Callable[[], None],
 ) -> None:
     """Fills every parameter of this rank's model chunks from the folder.
@@ -108,19 +130,18 @@ def load_weights(
         ConfigError: a tensor is missing or has another size; or the table has no row for a parameter.
     """
     table = {row.name: row for row in rows}
-    for model in models:
-        for name, parameter in model.named_parameters():
-            wanted = global_name(name, model)
-            row = row_of(table, wanted)
-            full = fuse(row, [source.read(hf_name) for hf_name in row.hf_names])
-            shard = cut_shard(row, full, cut_of(parameter), rank=tp.rank(), size=tp.size())
-            if shard.shape != parameter.shape:
-                raise ConfigError(
-                    f"model.family: the row {wanted} gives {tuple(shard.shape)} for a parameter of "
-                    f"{tuple(parameter.shape)}."
-                )
-            parameter.copy_(shard)
-            tick()
+    for name, parameter in named_weights(models, groups):
+        row = row_of(table, name)
+        full = fuse(row, [source.read(hf_name) for hf_name in row.hf_names])
+        sharing = groups.sharing(row)
+        shard = cut_shard(row, full, cut_of(parameter), rank=sharing.rank(), size=sharing.size())
+        if shard.shape != parameter.shape:
+            raise ConfigError(
+                f"model.family: the row {name} gives {tuple(shard.shape)} for a parameter of "
+                f"{tuple(parameter.shape)}."
+            )
+        parameter.copy_(shard)
+        tick()
 
 
 def row_of(table: Mapping[str, WeightRow], name: str) -> WeightRow:
@@ -142,29 +163,48 @@ def export_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields Hugging Face names and full tensors one by one, the same on every rank.
 
-    Collective over both groups: every rank must exhaust the iterator.
+    Collective over all groups: every rank must exhaust the iterator.
 
     Raises:
         ConfigError: the table has a row without a parameter.
     """
-    mine = {global_name(n, model): p for model in models for n, p in model.named_parameters()}
+    mine = dict(named_weights(models, groups))
     example = next(iter(mine.values()))
-    owners = torch.tensor([groups.pp.rank() if row.name in mine else -1 for row in rows])
-    owners = owners.to(example.device)
-    dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=groups.pp)
-    if -1 in owners.tolist():
-        name = rows[owners.tolist().index(-1)].name
-        raise ConfigError(f"model.family: the table has a row for {name}, which the model does not have.")
-    for row, owner in zip(rows, owners.tolist(), strict=True):
-        if owner == groups.pp.rank():
+    for row, stage, expert_rank in _owners(rows, set(mine), groups, example.device):
+        if row.name in mine:
             dim = cut_of(mine[row.name])
-            shards = [mine[row.name].data] if dim is None else _gather(mine[row.name].data, groups.tp)
+            shards = (
+                [mine[row.name].data] if dim is None else _gather(mine[row.name].data, groups.sharing(row))
+            )
             full = join_shards(row, shards, dim)[: row.num_rows].contiguous()
         else:
             full = example.data.new_empty(row.full_shape)
+        if row.is_expert and groups.ep.size() > 1 and stage == groups.pp.rank():
+            dist.broadcast(full, group_src=expert_rank, group=groups.ep)
         if groups.pp.size() > 1:
-            dist.broadcast(full, group_src=owner, group=groups.pp)
+            dist.broadcast(full, group_src=stage, group=groups.pp)
         yield from zip(row.hf_names, pick(row, full), strict=True)
+
+
+def _owners(
+    rows: Sequence[WeightRow], mine: set[str], groups: ParallelGroups, device: torch.device
+) -> list[tuple[WeightRow, int, int]]:
+    """Each row with the pipeline rank that has it and, of an expert, its rank among those that share them.
+
+    Raises:
+        ConfigError: no rank has a row.
+    """
+    ranks = groups.pp.rank(), groups.ep.rank()
+    owners = torch.tensor([ranks if row.name in mine else (-1, -1) for row in rows], device=device)
+    for group in (groups.ep, groups.pp):
+        dist.all_reduce(owners, op=dist.ReduceOp.MAX, group=group)
+    found = [(row, *pair) for row, pair in zip(rows, owners.tolist(), strict=True)]
+    for row, stage, _ in found:
+        if stage < 0:
+            raise ConfigError(
+                f"model.family: the table has a row for {row.name}, which the model does not have."
+            )
+    return found
 
 
 def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:

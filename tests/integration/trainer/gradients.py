@@ -56,12 +56,14 @@ def owned_ranges(policy: Policy) -> Iterator[tuple[Any, torch.Tensor, dict[str, 
 
 def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:
     """Every rank's part of the reduced gradient put together. Collective."""
-    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    everyone = mpu.get_data_parallel_group(with_context_parallel=True)
+    of_experts = mpu.get_expert_data_parallel_group()
     for chunk in policy.chunks:
-        for buffer in chunk.buffers:
-            for bucket in buffer.buckets:
-                shard = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
-                dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+        kinds = ((chunk.buffers, everyone), (chunk.expert_parallel_buffers, of_experts))
+        buckets = [(each, group) for buffers, group in kinds for buffer in buffers for each in buffer.buckets]
+        for bucket, group in buckets:
+            shard = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+            dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
     parameters = [parameter for model in policy.models for parameter in model.parameters()]
     values = [parameter.data for parameter in parameters]
     for parameter in parameters:

@@ -1,10 +1,11 @@
 """Every model family computes, learns and resumes as transformers does, in every layout.
 
-The matrix is made from the families: each has a tiny config here, with an odd number of layers, so that the
-stages of a pipeline differ. The family of docs/extending.md is one of them.
+The matrix is made from the families, and each has a tiny config here. The family of docs/extending.md is one
+of them. A family is one test, because its worlds of ranks take most of the time.
 """
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.integration.test_extending import family_file
@@ -14,13 +15,14 @@ from tests.integration.trainer.test_layouts import (
     CP,
     PP,
     TP,
-    assert_bit_equal,
+    VPP,
     hf_logprobs,
     largest_difference,
 )
 from yatt.models.families import FAMILIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+EP, EXPERT_TP, VPP2 = "expert_model_parallel_size", "expert_tensor_parallel_size", "vpp2"
 OWN = "phi3"
 """The family of docs/extending.md."""
 
@@ -40,7 +42,7 @@ TINY = {
     "qwen2_moe": {
         "is_tied": False,
         "vocab_size": 63,
-        "num_experts": 5,
+        "num_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40,
@@ -50,10 +52,17 @@ TINY = {
 }
 """Settings of a tiny model of each family; vocabularies of 63 are padded under tensor parallelism."""
 
-ODD = 3
-LAYOUTS = {"tp2": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2}, "cp2": {CP: 2}}
-MOVES = (("tp2", "one"), ("pp2", "tp2"), ("pp2", "pp2"), ("cp2", "pp2"))
-"""The layout that resumes, and the layout that saved: one before it in `LAYOUTS`, or itself."""
+ODD, EVEN = 3, 4
+"""Layers: stages of a pipeline differ; interleaved stages have one layer each."""
+
+SP = {"sequence_parallel": True}
+PAIR = {"tp2": {TP: 2, **SP}, "pp2": {PP: 2}, "cp2": {CP: 2}}
+SPREAD = {"ep2": {EP: 2}, "tp2ep2": {TP: 2, EP: 2, EXPERT_TP: 1, **SP}}
+FOUR = {"etp2": {TP: 2, EP: 2, EXPERT_TP: 2, **SP}, "pp2ep2": {PP: 2, EP: 2}}
+MOVES = {"tp2": ("one",), "pp2": ("tp2", "pp2"), "cp2": ("pp2",)}
+SPREAD_MOVES = {"ep2": ("one", "ep2"), "tp2ep2": ("ep2",), "tp2": ("ep2",)}
+FOUR_MOVES = {"etp2": ("tp2ep2",), "pp2ep2": ("etp2", "pp2ep2")}
+"""Layouts that resume, and the layouts that saved: themselves, or earlier ones (`SPREAD` comes first)."""
 
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "truncate"}}
 LEARN = [["publish", "start"], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2]]
@@ -112,105 +121,135 @@ def test_every_family_has_a_tiny_config():
     assert set(TINY) == {*FAMILIES, OWN}
 
 
-class Worlds:
-    """The models, and what one rank and two ranks did with them."""
+class Family:
+    """A tiny model of a family, and what one, two and four ranks did with it."""
 
-    def __init__(self, folder):
-        self.folder, self.family = folder, family_file(folder)
-        tiny = {"num_hidden_layers": ODD}
-        self.models = {
-            kind: make_model(folder / f"model-{kind}", kind, **tiny, **TINY[kind]) for kind in TINY
-        }
-        self.alone = run_world(folder / "alone", 1, [*self._learning("one", {}), *self._mistakes()])
-        jobs = [job for name, layout in LAYOUTS.items() for job in self._learning(name, layout)]
-        jobs += [self._resuming(kind, to, LAYOUTS[to], saved) for kind in TINY for to, saved in MOVES]
-        self.pair = run_world(folder / "pair", 2, jobs)
-        self.jobs = self.alone | self.pair
+    def __init__(self, folder, kind):
+        self.folder, self.kind = folder, kind
+        self.models = {num: make_model(folder / f"model-{num}", kind, num_hidden_layers=num, **TINY[kind])
+                       for num in (ODD, EVEN)}  # fmt: skip
+        self.has_experts = any("experts" in key for key in TINY[kind])
+        self.layouts = {"one": {}, **PAIR, **(SPREAD | FOUR if self.has_experts else {})}
+        self.jobs = run_world(folder / "alone", 1, [self._learning("one")])
+        self.jobs |= run_world(folder / "pair", 2, [*self._pair()])
+        if self.has_experts:
+            self.jobs |= run_world(folder / "four", 4, [*self._jobs(FOUR, FOUR_MOVES)])
 
-    def _job(self, kind, layout, saved):
-        common = {"model": str(self.models[kind]), "layout": layout, "algorithm": ALGORITHM}
-        family = {"family": str(self.family)} if kind == OWN else {}
-        return {**common, **family, "store": str(self.folder / f"store-{kind}-{saved}")}
+    def _pair(self):
+        if self.has_experts:
+            yield from self._jobs(SPREAD, SPREAD_MOVES)
+        yield from self._jobs(PAIR, MOVES)
+        actions = [["publish", "start"], ["gradient", "first"]]
+        yield {"name": VPP2, "actions": actions, **self._common({PP: 2, VPP: 2}, EVEN)}
 
-    def _learning(self, name, layout):
+    def _jobs(self, layouts, moves):
+        for name in layouts:
+            yield self._learning(name)
+        for name, saved in ((name, each) for name, several in moves.items() for each in several):
+            restore = {"actions": GO_ON, "restore": "manifests/00000001.000001.json"}
+            job = {**self._common(self.layouts[name]), "store": self._store(saved)}
+            yield {"name": f"{name}-from-{saved}", **restore, **job}
+
+    def _learning(self, name):
         actions = [*LEARN, ["publish", "final"]]
-        return [
-            {"name": f"{kind}-{name}", "actions": actions, **self._job(kind, layout, name)} for kind in TINY
-        ]
+        job = {**self._common(self.layouts[name]), "store": self._store(name)}
+        return {"name": name, "actions": actions, **job}
 
-    def _resuming(self, kind, name, layout, saved):
-        restore = {"actions": GO_ON, "restore": "manifests/00000001.000001.json"}
-        return {"name": f"{kind}-{name}-from-{saved}", **restore, **self._job(kind, layout, saved)}
+    def _common(self, layout, num_layers=ODD):
+        family = {"family": str(family_file(self.folder))} if self.kind == OWN else {}
+        return {"model": str(self.models[num_layers]), "layout": layout, "algorithm": ALGORITHM, **family}
 
-    def _mistakes(self):
-        for name, (kind, wrong) in MISTAKES.items():
-            file = self.folder / f"{name}.py"
-            file.write_text(WRONG.format(kind=kind, wrong=wrong))
-            job = self._job(kind, {}, name)
-            yield {"name": name, "actions": [["publish", "start"]], **job, "family": str(file)}
+    def _store(self, name):
+        return str(self.folder / f"store-{name}")
 
+    @property
+    def resumed(self):
+        """Pairs of layouts: one that resumed, one that saved."""
+        return [tuple(name.split("-from-")) for name in self.jobs if "-from-" in name]
 
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    return Worlds(tmp_path_factory.mktemp("families"))
+    def model_of(self, name):
+        return self.models[EVEN if name == VPP2 else ODD]
 
 
-@pytest.fixture(scope="module")
-def gradients(worlds):
-    return {kind: paper_gradient(worlds.models[kind], ALGORITHM) for kind in TINY}
+def wrong_log_probs(family):
+    """Of the first probe: 1e-5 is the farthest from transformers' that is right."""
+    for name in (*family.layouts, VPP2):
+        job = family.jobs[name]
+        if (far := hf_logprobs(family.model_of(name), job.notes[0]["probe_of"]["start"])) >= 1e-5:
+            yield f"{name}: log-probs differ by {far:.1e}"
+        if any(note["probe_of"] != job.notes[0]["probe_of"] for note in job.notes):
+            yield f"{name}: ranks have other log-probs"
 
 
-def every(layouts):
-    return pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in TINY for name in layouts])
+def wrong_gradients(family):
+    """Of the first update, relative to the largest element of each tensor, before Adam sees it."""
+    for num_layers, names in ((ODD, family.layouts), (EVEN, [VPP2])):
+        expected = paper_gradient(family.models[num_layers], ALGORITHM)
+        for name in names:
+            got = family.jobs[name].tensors("first")
+            if got.keys() != expected.keys():
+                yield f"{name}: other tensors {sorted(got.keys() ^ expected.keys())}"
+            for tensor_name, tensor in expected.items():
+                largest = tensor.abs().max().item()
+                if not largest and ".experts." not in tensor_name:  # nobody may choose one
+                    yield f"{tensor_name} learns nothing"
+                if (far := (got[tensor_name] - tensor).abs().max().item()) >= 1e-5 * max(largest, 1e-1):
+                    yield f"{name}: gradient of {tensor_name} differs by {far:.1e} of {largest:.1e}"
 
 
-@every(["one", *LAYOUTS])
-def test_log_probs_are_those_of_transformers(worlds, kind, name):
-    job = worlds.jobs[f"{kind}-{name}"]
-    assert hf_logprobs(worlds.models[kind], job.notes[0]["probe_of"]["start"]) < 1e-5
-    assert all(note["probe_of"] == job.notes[0]["probe_of"] for note in job.notes)
+def wrong_publications(family):
+    """Bit by bit the folder's, from every layout."""
+    for name in (*family.layouts, VPP2):
+        source = load_file(family.model_of(name) / "model.safetensors")
+        if differing := not_equal(family.jobs[name].weights("start"), source):
+            yield f"{name}: published other {differing}"
 
 
-@every(["one", *LAYOUTS])
-def test_gradients_are_those_of_transformers_tensor_by_tensor(worlds, gradients, kind, name):
-    got, expected = worlds.jobs[f"{kind}-{name}"].tensors("first"), gradients[kind]
-    assert got.keys() == expected.keys()
-    for tensor_name, tensor in expected.items():
-        assert tensor.abs().max() > 0 or ".experts." in tensor_name, tensor_name  # nobody may choose one
-        difference = (got[tensor_name] - tensor).abs().max().item()
-        assert difference < 1e-5 * max(tensor.abs().max().item(), 1e-1), tensor_name
+def wrong_lessons(family):
+    """After two iterations every layout has the weights that one rank has."""
+    one = family.jobs["one"]
+    if largest_difference(one.weights("start"), one.weights("final")) <= 1e-3:
+        yield "one rank learns nothing"
+    for name in family.layouts:
+        if (far := largest_difference(family.jobs[name].weights("final"), one.weights("final"))) >= 1e-5:
+            yield f"{name}: learned something else, {far:.1e}"
 
 
-@every(["one", *LAYOUTS])
-def test_published_weights_are_the_folders_bit_for_bit(worlds, kind, name):
-    source = load_file(worlds.models[kind] / "model.safetensors")
-    assert_bit_equal(worlds.jobs[f"{kind}-{name}"].weights("start"), source)
+def wrong_resumes(family):
+    """What was saved comes back bit by bit in any layout, and learns the same from there."""
+    for name, saved in family.resumed:
+        undisturbed, resumed = family.jobs[saved], family.jobs[f"{name}-from-{saved}"]
+        if differing := not_equal(resumed.weights("after1"), undisturbed.weights("after1")):
+            yield f"{name} from {saved}: has other {differing}"
+        if name == saved and (differing := not_equal(resumed.weights("final"), undisturbed.weights("final"))):
+            yield f"{name} resumed: learned other {differing}"
+        if (far := largest_difference(resumed.weights("final"), undisturbed.weights("final"))) >= 1e-6:
+            yield f"{name} from {saved}: learned something else, {far:.1e}"
 
 
-@every(LAYOUTS)
-def test_two_ranks_learn_what_one_learns(worlds, kind, name):
-    one, two = worlds.jobs[f"{kind}-one"], worlds.jobs[f"{kind}-{name}"]
-    assert largest_difference(one.weights("start"), one.weights("final")) > 1e-3
-    assert largest_difference(two.weights("final"), one.weights("final")) < 1e-5
+def not_equal(got, expected):
+    """Names of tensors that differ by a bit, in dtype, or are on one side only."""
+    both = got.keys() & expected.keys()
+    same = {n for n in both if got[n].dtype == expected[n].dtype and torch.equal(got[n], expected[n])}
+    return sorted((got.keys() | expected.keys()) - same)
+
+
+CHECKS = (wrong_log_probs, wrong_gradients, wrong_publications, wrong_lessons, wrong_resumes)
 
 
 @pytest.mark.parametrize("kind", TINY)
-@pytest.mark.parametrize(("name", "saved"), MOVES)
-def test_a_layout_goes_on_from_what_another_saved(worlds, kind, name, saved):
-    undisturbed, resumed = worlds.jobs[f"{kind}-{saved}"], worlds.jobs[f"{kind}-{name}-from-{saved}"]
-    assert_bit_equal(resumed.weights("after1"), undisturbed.weights("after1"))
-    if name == saved:
-        assert_bit_equal(resumed.weights("final"), undisturbed.weights("final"))
-    assert largest_difference(resumed.weights("final"), undisturbed.weights("final")) < 1e-6
+def test_a_family_is_transformers_in_every_layout(tmp_path, kind):
+    family = Family(tmp_path, kind)
+    assert [fault for check in CHECKS for fault in check(family)] == []
+    assert [note["num_layers"] for note in family.jobs["pp2"].notes] == [2, 1]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_wrong_family_that_round_trips_has_other_log_probs(worlds, name):
-    job, model = worlds.alone[name], worlds.models[MISTAKES[name][0]]
-    assert_bit_equal(job.weights("start"), load_file(model / "model.safetensors"))
-    assert hf_logprobs(model, job.notes[0]["probe_of"]["start"]) > 1e-3
-
-
-def test_the_stages_of_the_pipeline_differ(worlds):
-    layers = [note["num_layers"] for note in worlds.pair["llama-pp2"].notes]
-    assert layers == [2, 1]
+def test_a_wrong_family_that_round_trips_has_other_log_probs(tmp_path, name):
+    kind, wrong = MISTAKES[name]
+    model = make_model(tmp_path / "model", kind, num_hidden_layers=ODD, **TINY[kind])
+    (tmp_path / "own.py").write_text(WRONG.format(kind=kind, wrong=wrong))
+    job = {"name": name, "model": str(model), "family": str(tmp_path / "own.py"), "algorithm": ALGORITHM}
+    done = run_world(tmp_path / "world", 1, [{**job, "actions": [["publish", "start"]]}])[name]
+    assert not_equal(done.weights("start"), load_file(model / "model.safetensors")) == []
+    assert hf_logprobs(model, done.notes[0]["probe_of"]["start"]) > 1e-3

@@ -127,6 +127,25 @@ def test_a_node_reads_each_part_of_the_model_from_one_rank_if_possible_its_own(m
             assert not local or rank in local
 
 
+@pytest.mark.parametrize("mode", ["partial", "disaggregated"])
+@pytest.mark.parametrize(
+    ("tp", "expert_tp", "ep", "pp"), [(1, 1, 2, 1), (2, 1, 4, 1), (2, 1, 4, 2), (4, 2, 2, 2), (2, 2, 4, 1)]
+)
+def test_a_node_reads_every_expert(mode, tp, expert_tp, ep, pp) -> None:
+    made = config(4, 4, 1, 1) if mode == "partial" else disaggregated(6, 2, 4)
+    placement = place(made)
+    each = placement.world_size // pp
+    layout = replace(
+        made.trainer, tensor_model_parallel_size=tp, expert_tensor_parallel_size=expert_tp,
+        expert_model_parallel_size=ep,
+    )  # fmt: skip
+    for node in sorted(placement.pools[ROLLOUT]):
+        places = [divmod(rank, each) for rank in placement.weight_ranks(node, layout.whole_stage, pp)]
+        assert {(stage, at % tp) for stage, at in places} == {(p, t) for p in range(pp) for t in range(tp)}
+        experts = {(stage, at % expert_tp, at // expert_tp % ep) for stage, at in places}
+        assert len(experts) == pp * expert_tp * ep, "as in megatron-core's order tp-cp-ep-dp-pp of experts"
+
+
 def test_an_engine_need_not_fit_a_node_that_only_trains() -> None:
     wanted = disaggregated(2, 1, 3, engine_gpus=4)
     wanted = replace(wanted, rollout=replace(wanted.rollout, tp_size=2))

@@ -21,7 +21,9 @@ SHAPE = Shape(
 def layout(**sizes):
     steps = {"total_iterations": 1, "train_batch_size": 1, "mini_batch_size": 1}
     names = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert"}
-    return TrainerSection(**steps, **{f"{names[k]}_model_parallel_size": v for k, v in sizes.items()})
+    etp = {"expert_tensor_parallel_size": sizes.pop("etp", 0)}
+    sizes = {f"{names[key]}_model_parallel_size": size for key, size in sizes.items()}
+    return TrainerSection(**steps, **etp, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,8 @@ def layout(**sizes):
         ({"pp": 7}, 7, "pipeline_model_parallel_size 7 is more than the model's 6 layers"),
         ({"pp": 2, "vpp": 2}, 2, "6 layers do not divide into PP 2 x VPP 2"),
         ({"vpp": 2}, 1, "needs pipeline_model_parallel_size above 1"),
-        ({"ep": 2}, 2, "the model is dense"),
+        ({"ep": 2}, 2, "expert_model_parallel_size 2: the model is dense"),
+        ({"etp": 2}, 2, "expert_tensor_parallel_size 2: the model is dense"),
     ],
 )
 def test_what_does_not_fit_is_named(sizes, world_size, says):
@@ -63,7 +66,22 @@ MIXED = replace(SHAPE, layers=(LAYER, replace(LAYER, feed_forward=EXPERTS)) * 3)
             {"tp": 2},
             "does not divide 21 FFN columns of an expert",
         ),
-        (MIXED, {"ep": 2}, "expert_model_parallel_size must be 1: experts are not spread over ranks yet"),
+        (
+            MIXED,
+            {"ep": 3},
+            "expert_model_parallel_size 3 does not divide the 4 experts of a layer; write one of 1, 2",
+        ),
+        (
+            MIXED,
+            {"ep": 2, "etp": 3},
+            "expert_tensor_parallel_size 3 does not divide 20 FFN columns of an expert",
+        ),
+        (MIXED, {"ep": 4}, "2 ranks are no multiple of expert TP 1 x EP 4 x PP 1"),
+        (
+            MIXED,
+            {"tp": 2, "etp": 1},
+            "it can differ from tensor_model_parallel_size 2 only if experts are spread",
+        ),
     ],
 )
 def test_what_does_not_fit_a_model_with_experts_is_named(shape, sizes, says):
@@ -73,6 +91,7 @@ def test_what_does_not_fit_a_model_with_experts_is_named(shape, sizes, says):
 
 def test_layers_with_and_without_experts_pass():
     check_layout(MIXED, layout(pp=2), 2)
+    check_layout(MIXED, layout(ep=4, pp=2), 8)
     experts = replace(EXPERTS, shared_size=34)
     layers = tuple(
         replace(layer, feed_forward=experts) if layer.feed_forward == EXPERTS else layer

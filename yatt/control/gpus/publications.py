@@ -157,7 +157,7 @@ class Publications:
     @property
     def _parallel(self) -> tuple[int, int]:
         parallel = self._node.config.trainer
-        return parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+        return parallel.whole_stage, parallel.pipeline_model_parallel_size
 
     async def _ask(self, source: int, body: m.Order[A]) -> A:
         answer = await self._peers.request(source, body, self._node.config.launch.phase_timeout_s)
