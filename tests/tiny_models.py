@@ -85,6 +85,42 @@ def make_qwen3(
     return str(folder)
 
 
+SIGMOID_MOE = {
+    "n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+OF_KIND = {
+    "glm4_moe": {
+        "num_key_value_heads": 2, "head_dim": 32, "use_qk_norm": True, "n_group": 1, "topk_group": 1,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32, "v_head_dim": 32, "n_group": 4, "topk_group": 2,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # of released models; vLLM reads them
+    },
+}  # fmt: skip
+
+
+def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2, **values: object) -> str:
+    """A random GLM-4.5 or DeepSeek-V3; its routers' biases are not zero."""
+    import torch
+    import transformers
+
+    make_tokenizer(folder)
+    sizes = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": layers, "intermediate_size": 128,
+        "num_attention_heads": 4, "max_position_embeddings": 512, "eos_token_id": 2,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, **sizes, **SIGMOID_MOE, **OF_KIND[kind], **values)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    _randomize(model, seed=seed, head=0.08)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.rand(buffer.shape, generator=torch.Generator().manual_seed(seed)))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 def make_phi3(folder: Path) -> str:
     """A random Phi-3 of three layers: a family that is not in the package."""
     import transformers

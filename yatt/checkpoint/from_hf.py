@@ -119,7 +119,7 @@ def tensors_of(source: ModelFolder) -> dict[str, _Source]:
         found |= {name: _Source(file, place) for name, place in places.items()}
     shapes = {name: tensor.place.shape for name, tensor in found.items()}
     model = source.model
-    if faults := [*tensor_faults(model.rows, shapes, is_tied=model.shape.is_tied)]:
+    if faults := [*tensor_faults(model, shapes)]:
         raise ConfigError(f"{source.path} {faults[0]}.")
     for name in (name for row in model.rows for name in row.hf_names):
         if (dtype := found[name].place.dtype) not in DTYPES:

@@ -118,7 +118,7 @@ class ModelSection:
 
     path: Annotated[str, FILE]
     """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama,
-    Qwen2-MoE, Qwen3-MoE, or `family`."""
+    Qwen2-MoE, Qwen3-MoE, GLM-4.5, DeepSeek-V3, or `family`."""
 
     family: Annotated[str, FILE] = ""
     """Python file with a model family of your own (docs/extending.md), for models of other types."""

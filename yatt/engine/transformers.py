@@ -292,9 +292,12 @@ def _assembled(requests: list[_Request], device: str) -> _Cohort:
 
 
 def saved_names(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields a model's parameters under the names of its saved files. transformers keeps all experts of a
-    layer in one tensor, [experts, rows, columns], gate above up; each expert's part is a view of it."""
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    """Yields a model's parameters, and buffers that are saved, under the names of its saved files.
+
+    transformers keeps all experts of a layer in one tensor, [experts, rows, columns], gate above up; each
+    expert's part is a view of it.
+    """
+    for name, parameter in model.state_dict().items():
         head, _, leaf = name.rpartition(".")
         if leaf not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
             yield name, parameter

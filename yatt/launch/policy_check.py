@@ -90,7 +90,7 @@ def _check_tensors(folder: str, model: Model) -> None:
     other = sorted(f"{name} ({p.dtype})" for name, p in places.items() if p.dtype not in TRAINED_DTYPES)
     if other:
         faults.append(f"has tensors that cannot be trained: {', '.join(other[:3])}; save them in bfloat16")
-    if faults := faults or list(tensor_faults(model.rows, shapes, is_tied=model.shape.is_tied)):
+    if faults := faults or list(tensor_faults(model, shapes)):
         raise ConfigError("\n".join(f"model.path: {folder} {fault}." for fault in faults))
 
 

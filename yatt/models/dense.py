@@ -81,12 +81,12 @@ def read_dense(
         vocab_size=sizes["vocab_size"],
         hidden_size=hidden,
         layers=(layer,) * sizes["num_hidden_layers"],
-        norm_eps=_number(filled, "rms_norm_eps"),
+        norm_eps=number_of(filled, "rms_norm_eps"),
         rope_theta=theta,
         rope_scaling_factor=factor,
         is_tied=bool(filled["tie_word_embeddings"]),
         max_positions=sizes["max_position_embeddings"],
-        init_std=_number(filled, "initializer_range"),
+        init_std=number_of(filled, "initializer_range"),
     )
 
 
@@ -119,11 +119,44 @@ def size_of(values: Values, key: str) -> int:
     return value
 
 
-def _number(values: Values, key: str) -> float:
+def count_of(values: Values, key: str) -> int:
+    """Returns a whole number of config.json that may be 0.
+
+    Raises:
+        ConfigError: it is none, or below 0.
+    """
+    return 0 if type(values[key]) is int and values[key] == 0 else size_of(values, key)
+
+
+def number_of(values: Values, key: str) -> float:
+    """Returns a number of config.json.
+
+    Raises:
+        ConfigError: it is none, or below 0.
+    """
     value: Any = values.get(key)
     if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
         raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
     return float(value)
+
+
+def without_rotary_share(values: Values, default: float) -> tuple[dict[str, Any], float]:
+    """The content of config.json without the share of a head's elements that depend on the position; and it.
+
+    Raises:
+        ConfigError: it is not above 0 and at most 1.
+    """
+    key, found = "partial_rotary_factor", {"partial_rotary_factor": default}
+    plain = {name: value for name, value in values.items() if name != key}
+    found |= {key: values[key]} if values.get(key) is not None else {}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := values.get(name), Mapping):
+            found |= {key: rope[key]} if rope.get(key) is not None else {}
+            plain[name] = {inner: value for inner, value in rope.items() if inner != key}
+    share = number_of(found, key)
+    if not 0 < share <= 1:
+        raise ConfigError(f"model.path: config.json says {key}={share}; it needs a number in (0, 1].")
+    return plain, share
 
 
 def _rope(values: Values) -> tuple[float, float]:
@@ -139,7 +172,7 @@ def _rope(values: Values) -> tuple[float, float]:
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise unknown
     rope = {key: value for key, value in rope.items() if value is not None}
-    theta = _number({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
+    theta = number_of({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise unknown
@@ -149,4 +182,4 @@ def _rope(values: Values) -> tuple[float, float]:
     scaling = {"original_max_position_embeddings": longest} | rope
     if kind != "llama3" or any(scaling.get(key) != value for key, value in LLAMA3_SCALING.items()):
         raise unknown
-    return theta, _number(scaling, "factor")
+    return theta, number_of(scaling, "factor")

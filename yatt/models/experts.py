@@ -1,10 +1,15 @@
-"""Reads the Hugging Face config of a decoder with mixtures of experts: Qwen3-MoE, Qwen2-MoE."""
+"""Reads the Hugging Face config of a decoder with mixtures of experts, with Qwen's or DeepSeek's keys."""
 
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import Values, size_of
-from yatt.models.shape import Experts, Shape
+from yatt.models.dense import Values, count_of, number_of, size_of
+from yatt.models.shape import Experts, Shape, SigmoidRouter
+
+SIGMOID_ALLOWED = {
+    "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+}  # fmt: skip
+"""Values with which such a router is what the trainer builds; released models have the last three keys."""
 
 
 def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: bool = False) -> Shape:
@@ -37,6 +42,61 @@ def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: b
         for index, layer in enumerate(dense.layers)
     ]
     return replace(dense, layers=tuple(layers))
+
+
+def with_sigmoid_experts(values: Values, dense: Shape, defaults: Values) -> Shape:
+    """The shape with experts in all layers but the first ones, and routers with sigmoids and a bias, as in
+    DeepSeek-V3 and GLM-4.5.
+
+    Args:
+        values: content of config.json.
+        dense: the shape as if no layer had experts.
+        defaults: the family's defaults of the keys about experts.
+
+    Raises:
+        ConfigError: a key has a value that is not implemented, or is no size.
+    """
+    filled = {**defaults, **{key: value for key, value in values.items() if value is not None}}
+    for key, wanted in SIGMOID_ALLOWED.items():
+        if filled.get(key, wanted) != wanted:
+            raise ConfigError(
+                f"model.path: config.json says {key}={filled[key]!r}, which the trainer cannot do; it needs "
+                f"{wanted!r}."
+            )
+    size = size_of(filled, "moe_intermediate_size")
+    router = SigmoidRouter(
+        scale=number_of(filled, "routed_scaling_factor"), num_groups=size_of(filled, "n_group"),
+        top_groups=size_of(filled, "topk_group"),
+    )  # fmt: skip
+    experts = Experts(
+        num_experts=size_of(filled, "n_routed_experts"), top_k=size_of(filled, "num_experts_per_tok"),
+        size=size, normalizes=True, shared_size=count_of(filled, "n_shared_experts") * size, sigmoid=router,
+    )  # fmt: skip
+    _check_choice(experts, router)
+    first = count_of(filled, "first_k_dense_replace")
+    layers = [
+        layer if index < first else replace(layer, feed_forward=experts)
+        for index, layer in enumerate(dense.layers)
+    ]
+    extra = count_of(filled, "num_nextn_predict_layers")
+    return replace(dense, layers=tuple(layers), num_extra_layers=extra)
+
+
+def _check_choice(experts: Experts, router: SigmoidRouter) -> None:
+    """Refuses a choice of experts that megatron-core makes otherwise: it takes a group's best top_k /
+    top_groups scores, DeepSeek the best two."""
+    chosen, groups, top = experts.top_k, router.num_groups, router.top_groups
+    if groups > 1 and (experts.num_experts % groups or top > groups or chosen != 2 * top):
+        raise ConfigError(
+            f"model.path: config.json says n_group={groups}, topk_group={top} with {experts.num_experts} "
+            f"experts and num_experts_per_tok={chosen}; groups need to divide the experts, and "
+            "num_experts_per_tok to be twice topk_group."
+        )
+    if not 1 < chosen <= experts.num_experts:
+        raise ConfigError(
+            f"model.path: config.json says num_experts_per_tok={chosen} with {experts.num_experts} experts; "
+            "it needs 2 or more, at most all."
+        )
 
 
 def _num_experts(filled: Values) -> int:

@@ -1,13 +1,14 @@
 """The model families that yatt knows; no other module asks for a model type."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, read_dense
-from yatt.models.experts import with_experts
-from yatt.models.rows import WeightRow, decoder, layer_rows
+from yatt.models.dense import ALLOWED, read_dense, without_rotary_share
+from yatt.models.experts import with_experts, with_sigmoid_experts
+from yatt.models.latent import read_latent
+from yatt.models.rows import LayerNames, WeightRow, decoder, layer_rows
 from yatt.models.shape import Shape
 
 
@@ -80,6 +81,44 @@ def _qwen2_moe(values: Mapping[str, Any]) -> Shape:
     return with_experts(values, dense, _QWEN2_MOE, is_shared=True)
 
 
+_SIGMOID_MOE = {
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 1,
+}  # fmt: skip
+_DEEPSEEK_V3 = {
+    **_SIGMOID_MOE, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_group": 8, "topk_group": 4,
+    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+_GLM4_MOE = {
+    **_SIGMOID_MOE, "vocab_size": 151552, "intermediate_size": 10944, "num_hidden_layers": 46,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+}  # fmt: skip
+GLM_ROTARY_SHARE = 0.5
+
+
+def _deepseek_v3(values: Mapping[str, Any]) -> Shape:
+    return with_sigmoid_experts(values, read_latent(values, _DEEPSEEK_V3), _DEEPSEEK_V3)
+
+
+def _glm4_moe(values: Mapping[str, Any]) -> Shape:
+    plain, share = without_rotary_share(values, GLM_ROTARY_SHARE)
+    dense = read_dense(
+        plain, _GLM4_MOE, _QWEN2_ALLOWED, has_qkv_bias=values.get("attention_bias") is True,
+        has_qk_norm=values.get("use_qk_norm") is True,
+    )  # fmt: skip
+    return with_sigmoid_experts(values, replace(dense, rotary_share=share), _GLM4_MOE)
+
+
+def _deepseek_rows(shape: Shape) -> list[WeightRow]:
+    """Llama's names, and DeepSeek's of shared experts."""
+    return decoder(shape, layer_rows(shape, LayerNames(shared="mlp.shared_experts")))
+
+
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -88,5 +127,12 @@ FAMILIES = {
         Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=_qwen3),
         Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
         Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
+        Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", read=_glm4_moe, rows=_deepseek_rows),
+        Family(
+            model_type="deepseek_v3",
+            architecture="DeepseekV3ForCausalLM",
+            read=_deepseek_v3,
+            rows=_deepseek_rows,
+        ),
     )
 }

@@ -12,9 +12,11 @@ Names of parameters are Transformer Engine's; layers and experts are numbered fr
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, Shape
+from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, LatentAttention, Shape
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+ROUTER_BIAS = "mlp.router.expert_bias"
+"""In a layer: the only weight that is not trained; megatron-core keeps it in a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class LayerNames:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     router: str = "mlp.gate"
+    router_bias: str = "mlp.gate.e_score_correction_bias"
     experts: str = "mlp.experts"
     """Of each expert, before its number; gate, up and down have the last parts of `gate_up` and `down`."""
 
@@ -114,7 +117,10 @@ def layer_rows(shape: Shape, names: LayerNames | None = None) -> list[WeightRow]
     """The rows of all layers."""
     chosen, table = names or LayerNames(), list[WeightRow]()
     for index, layer in enumerate(shape.layers):
-        table += _attention(shape, layer.attention, chosen, index)
+        if isinstance(layer.attention, LatentAttention):
+            table += _latent_attention(shape, layer.attention, chosen, index)
+        else:
+            table += _attention(shape, layer.attention, chosen, index)
         if isinstance(layer.feed_forward, Experts):
             table += _experts(shape, layer.feed_forward, chosen, index)
         else:
@@ -145,6 +151,38 @@ def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, ind
     return [*table, matrix(mcore + "linear_proj.weight", [output], sizes[0])]
 
 
+def _latent_attention(
+    shape: Shape, attention: LatentAttention, names: LayerNames, index: int
+) -> list[WeightRow]:
+    """Rows with DeepSeek's names; the norms of the two vectors are part of the matrices after them."""
+    layer, hf, hidden = f"decoder.layers.{index}.", f"model.layers.{index}.", shape.hidden_size
+    mcore, own = layer + "self_attention.", hf + "self_attn."
+    q_rank, kv_rank, heads = attention.q_rank, attention.kv_rank, attention.num_heads
+
+    def whole(name: str, hf_name: str, num_rows: int, width: int) -> WeightRow:
+        return matrix(f"{mcore}{name}.weight", [Part(f"{own}{hf_name}.weight", num_rows)], width)
+
+    def norm(name: str, hf_name: str, size: int) -> WeightRow:
+        return vector(f"{mcore}{name}.layer_norm_weight", f"{own}{hf_name}.weight", size)
+
+    table = [vector(layer + "input_layernorm.weight", f"{hf}{names.input_norm}.weight", hidden)]
+    if q_rank:
+        table += [
+            whole("linear_q_down_proj", "q_a_proj", q_rank, hidden),
+            norm("linear_q_up_proj", "q_a_layernorm", q_rank),
+            whole("linear_q_up_proj", "q_b_proj", heads * attention.head_dim, q_rank),
+        ]
+    else:
+        table.append(whole("linear_q_proj", "q_proj", heads * attention.head_dim, hidden))
+    return [
+        *table,
+        whole("linear_kv_down_proj", "kv_a_proj_with_mqa", kv_rank + attention.rope_dim, hidden),
+        norm("linear_kv_up_proj", "kv_a_layernorm", kv_rank),
+        whole("linear_kv_up_proj", "kv_b_proj", heads * (attention.nope_dim + attention.value_dim), kv_rank),
+        whole("linear_proj", "o_proj", hidden, heads * attention.value_dim),
+    ]
+
+
 def _feed_forward(shape: Shape, dense: DenseFeedForward, names: LayerNames, index: int) -> list[WeightRow]:
     mcore, hf = f"decoder.layers.{index}.mlp.", f"model.layers.{index}."
     norm = vector(mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size)
@@ -163,6 +201,8 @@ def _experts(shape: Shape, experts: Experts, names: LayerNames, index: int) -> l
             layer + "mlp.router.weight", [Part(f"{hf}{names.router}.weight", experts.num_experts)], hidden
         ),
     ]
+    if experts.sigmoid:
+        table.append(vector(layer + ROUTER_BIAS, f"{hf}{names.router_bias}", experts.num_experts))
     if experts.shared_size:
         mcore, shared = layer + "mlp.shared_experts.", f"{hf}{names.shared}."
         gate_up = tuple(shared + leaf for leaf in leaves)

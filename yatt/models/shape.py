@@ -15,6 +15,74 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values of all heads are made from
+    one vector of `kv_rank` elements per token. Positions are in parts of their own, of which the key's is
+    the same for all heads.
+
+    Args:
+        q_rank: elements of the vector from which queries are made; 0: they are made from the hidden state.
+        nope_dim: elements of a head's query and key that do not depend on the position.
+        rope_dim: those that do.
+        value_dim: elements of a head's value.
+    """
+
+    num_heads: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Each head has its own key and value."""
+        return self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head's query and key."""
+        return self.nope_dim + self.rope_dim
+
+
+Attention = GroupedAttention | LatentAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """YaRN (arXiv:2309.00071): rotary positions for contexts of `factor` times the length trained on.
+
+    Args:
+        original_positions: the length trained on.
+        beta_fast, beta_slow: rotations between which frequencies are interpolated in part.
+        mscale, mscale_all_dim: weights of the temperature, in the positions and in the softmax.
+    """
+
+    factor: float
+    original_positions: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float
+    mscale_all_dim: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigmoidRouter:
+    """A router whose scores are sigmoids of its logits; the chosen ones' add up to `scale` (DeepSeek-V3,
+    arXiv:2412.19437). A constant bias per expert, which the model's files contain, is added for the choice
+    only.
+
+    Args:
+        num_groups: experts are chosen in `top_groups` of so many groups only, the ones whose two best
+            scores add up to most; 1: no groups.
+    """
+
+    scale: float
+    num_groups: int = 1
+    top_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFeedForward:
     """SwiGLU with two matrices of `size` rows, gate and up, and one back."""
 
@@ -24,7 +92,7 @@ class DenseFeedForward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture: a router sends each token to `top_k` of `num_experts` SwiGLUs of `size` rows, whose outputs
-    are added with the softmax of the router's logits as weights.
+    are added with the softmax of the router's logits as weights, or what `sigmoid` says.
 
     Args:
         normalizes: weights are those of the chosen experts alone, and add up to 1; else they are a part of
@@ -39,6 +107,7 @@ class Experts:
     normalizes: bool
     shared_size: int = 0
     has_shared_gate: bool = False
+    sigmoid: SigmoidRouter | None = None
 
 
 FeedForward = DenseFeedForward | Experts
@@ -49,7 +118,7 @@ class Layer:
     """One decoder layer: the kinds of its two halves. Other kinds of attention or feed-forward are other
     classes."""
 
-    attention: GroupedAttention
+    attention: Attention
     feed_forward: FeedForward
 
 
@@ -60,8 +129,12 @@ class Shape:
     Args:
         layers: in order.
         rope_scaling_factor: factor of Llama 3's RoPE scaling; 0: none.
+        yarn: another scaling, for latent attention.
+        rotary_share: share of a head's elements that depend on the position, the first ones.
         is_tied: input and output embeddings are one tensor.
         init_std: standard deviation of random initial weights.
+        num_extra_layers: layers in the model's files after these, which predict further tokens (multi-token
+            prediction); they are neither trained nor published.
     """
 
     vocab_size: int
@@ -70,9 +143,12 @@ class Shape:
     norm_eps: float
     rope_theta: float
     rope_scaling_factor: float = 0.0
+    yarn: Yarn | None = None
+    rotary_share: float = 1.0
     is_tied: bool = False
     max_positions: int
     init_std: float = 0.02
+    num_extra_layers: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -80,7 +156,7 @@ class Shape:
         return len(self.layers)
 
     @property
-    def attention(self) -> GroupedAttention:
+    def attention(self) -> Attention:
         """The attention of every layer."""
         return self.layers[0].attention
 

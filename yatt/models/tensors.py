@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 
 UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -11,24 +12,25 @@ TIED_OUTPUT = "lm_head.weight"
 MAX_NAMED = 3
 
 
-def tensor_faults(
-    rows: Sequence[WeightRow], shapes: Mapping[str, tuple[int, ...]], *, is_tied: bool
-) -> Iterator[str]:
+def tensor_faults(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """Yields what is wrong with a folder whose tensors have these shapes.
 
     Tensors that no row uses are refused: they would be neither trained nor published. Exceptions are
-    `UNUSED_SUFFIXES`, and the output matrix if it is tied to the embedding.
+    `UNUSED_SUFFIXES`, the output matrix if it is tied to the embedding, and the layers after the last one if
+    config.json says how many there are (multi-token prediction).
     """
-    wanted = {name: shape for row in rows for name, shape in hf_shapes(row).items()}
+    wanted = {name: shape for row in model.rows for name, shape in hf_shapes(row).items()}
     if missing := [name for name in wanted if name not in shapes]:
         yield f"has no tensor {_some(missing)}; its config.json promises them"
     if other := [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]:
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         first = f"{other[0]} with shape {shapes[other[0]]}; its config.json promises {wanted[other[0]]}"
         yield f"has the tensor {first}{more}"
-    ignored = {TIED_OUTPUT} if is_tied else set[str]()
-    known = wanted.keys() | ignored
-    if unused := [n for n in shapes if n not in known and not n.endswith(UNUSED_SUFFIXES)]:
+    known = wanted.keys() | ({TIED_OUTPUT} if model.shape.is_tied else set[str]())
+    past = model.shape.num_layers
+    extra = tuple(f"model.layers.{past + number}." for number in range(model.shape.num_extra_layers))
+    others = [name for name in shapes if name not in known and not name.endswith(UNUSED_SUFFIXES)]
+    if unused := [name for name in others if not name.startswith(extra)]:
         yield f"has tensors that the weight table does not use: {_some(sorted(unused))}"
 
 

@@ -43,7 +43,7 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
     ) -> Any:
         """Calls `func`; for callers in megatron, CUDA is replaced by CPU."""
         kwargs = kwargs or {}
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
+        if not _calling_module().startswith("megatron."):
             return func(*args, **kwargs)
         if func in MATMULS and not kwargs and not torch.is_grad_enabled():
             return matmul(*args)
@@ -56,6 +56,14 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
+
+
+def _calling_module() -> str:
+    """The module whose code made the call that the mode sees, also within `with torch.device(...)`."""
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") == "torch.utils._device" and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
 
 
 class InertStream:
@@ -195,7 +203,7 @@ def _exchange_uneven_parts() -> None:
 
     def gather_parts(
         part: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
+    ) -> Any:
         if output_split_sizes is None or group.size() == 1:
             return gather(part, group, None, use_global_buffer)
         padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
@@ -206,7 +214,7 @@ def _exchange_uneven_parts() -> None:
 
     def scatter_parts(
         whole: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
+    ) -> Any:
         if input_split_sizes is None or group.size() == 1:
             return scatter(whole, group, None, use_global_buffer)
         total = whole.clone()

@@ -32,6 +32,7 @@ from yatt.adapters.host_segment import (
     segment_path,
 )
 from yatt.trainer.model import Policy
+from yatt.weights.convert import router_biases
 
 _LOG = logging.getLogger(__name__)
 
@@ -192,8 +193,9 @@ def host_copy_of(policy: Policy, reference: list[nn.Module], stem: Path, attempt
                 weights.append(buffer.param_data)
             dropped.append(buffer.grad_data)
         inner = _inner(chunk)
-        weights += [parameter.data for parameter in inner.parameters()]
-        private += list(inner.buffers())
+        biases = [router.expert_bias for router in router_biases(inner)]
+        weights += [*(parameter.data for parameter in inner.parameters()), *biases]
+        private += list(inner.buffers())  # those that are weights too are known
     frozen = [_inner(model) for model in reference]
     constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
     areas = {WEIGHTS: weights, STATE: _optimizer_tensors(policy.optimizer)}

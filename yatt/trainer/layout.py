@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
-from yatt.models.shape import Shape
+from yatt.models.shape import LatentAttention, Shape
 
 
 def end_stages(num_layers: int, layout: TrainerSection) -> tuple[int | None, int | None]:
@@ -67,6 +67,13 @@ def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
             "virtual_pipeline_model_parallel_size needs pipeline_model_parallel_size above 1; write 1, or "
             "raise that."
         )
+    needs = {"experts": shape.experts, "latent attention": isinstance(shape.attention, LatentAttention)}
+    if tp > 1 and not layout.sequence_parallel and any(needs.values()):
+        named = next(kind for kind, has in needs.items() if has)
+        yield (
+            f"sequence_parallel: a model with {named} needs it with tensor_model_parallel_size above 1; "
+            "write true."
+        )
     yield from _expert_faults(shape, layout)
 
 
@@ -79,11 +86,6 @@ def _expert_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
             if getattr(layout, key) > 1:
                 yield f"{key} {getattr(layout, key)}: the model is dense; remove it."
         return
-    if tp > 1 and not layout.sequence_parallel:
-        yield (
-            "sequence_parallel: a model with experts needs it with tensor_model_parallel_size above 1 "
-            "(megatron-core); write true."
-        )
     if experts.num_experts % ep:
         yield (
             f"expert_model_parallel_size {ep} does not divide the {experts.num_experts} experts of a layer; "

@@ -4,14 +4,14 @@ CPU and GPU share one code path; the run file selects layout and layers. This mo
 with which megatron-core fails; `layout.py` refuses impossible layouts.
 """
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core import parallel_state as mpu, tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -31,26 +31,13 @@ from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
-from yatt.models.shape import Experts, Shape
+from yatt.models.shape import Shape
 from yatt.trainer.adam_state import create_adam_state
-from yatt.trainer.layout import end_stages, steps_per_iteration
+from yatt.trainer.layout import steps_per_iteration
+from yatt.trainer.mcore_config import transformer_config
 from yatt.trainer.mcore_names import define_missing_names
 from yatt.trainer.spec import torch_block_spec
-from yatt.weights.convert import HFTensors, ParallelGroups, load_weights
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NO_FUSIONS = dict.fromkeys(
-    (
-        "bias_activation_fusion",
-        "bias_dropout_fusion",
-        "masked_softmax_fusion",
-        "apply_rope_fusion",
-        "gradient_accumulation_fusion",
-        "persist_layer_norm",
-    ),
-    False,
-)
-"""Fusions that need Transformer Engine, Apex or a GPU."""
+from yatt.weights.convert import HFTensors, ParallelGroups, load_weights, router_biases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +98,8 @@ def build_policy(
     groups = parallel_groups()
     if source is not None:
         load_weights(models, source, model.rows, groups, tick)
-    chunks = _data_parallel_chunks(mcore, models, config.trainer)
+    with in_float32(models):
+        chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
     create_adam_state(optimizer)
     mcore.finalize_model_grads_func = finalize_model_grads
@@ -142,83 +130,8 @@ def build_reference(
     for built in models:
         built.requires_grad_(False)
         built.eval()
-    return [Float16Module(mcore, built) if mcore.bf16 else built for built in models]
-
-
-def transformer_config(config: RunConfig, shape: Shape, device: torch.device) -> TransformerConfig:
-    """megatron-core's config of this model in this layout."""
-    layout, dtype = config.trainer, DTYPES[config.model.dtype]
-    vpp, is_cpu = layout.virtual_pipeline_model_parallel_size, device.type == "cpu"
-    attention, (first, last) = shape.attention, end_stages(shape.num_layers, layout)
-    return TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.dense.size if shape.dense else shape.hidden_size,  # unused without dense layers
-        num_attention_heads=attention.num_heads,
-        num_query_groups=attention.num_kv_heads,
-        kv_channels=attention.head_dim,
-        layernorm_epsilon=shape.norm_eps,
-        normalization="RMSNorm",
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
-        add_qkv_bias=attention.has_qkv_bias,
-        qk_layernorm=attention.has_qk_norm,
-        init_method_std=shape.init_std,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
-        tensor_model_parallel_size=layout.tensor_model_parallel_size,
-        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
-        num_layers_in_first_pipeline_stage=first,
-        num_layers_in_last_pipeline_stage=last,
-        context_parallel_size=layout.context_parallel_size,
-        sequence_parallel=layout.sequence_parallel,
-        # Batched sends with interleaved stages give wrong results: two ranks' messages match by order.
-        overlap_p2p_comm=vpp > 1,
-        batch_p2p_comm=vpp == 1,
-        # With a loss function that returns (sum, tokens), this gives the exact token mean in every layout.
-        calculate_per_token_loss=True,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, also for dense models
-        **expert_settings(shape, layout),
-        use_cpu_initialization=is_cpu,
-        # Needed before loading weights too: initialization marks parameters as split by tensor parallelism.
-        # Without the mark the gradient norm counts only one rank's part.
-        perform_initialization=True,
-        deterministic_mode=config.run.deterministic and not is_cpu,
-        recompute_granularity="full" if layout.recompute else None,
-        recompute_method="uniform" if layout.recompute else None,
-        recompute_num_layers=1 if layout.recompute else None,
-        **NO_FUSIONS,
-    )
-
-
-def expert_settings(shape: Shape, layout: TrainerSection) -> dict[str, Any]:
-    """megatron-core's settings of a model's experts. The router works in float32 and balances no load: the
-    policy's gradient alone decides where tokens go."""
-    experts = shape.experts
-    if experts is None:
-        return {}
-    return {
-        "num_moe_experts": experts.num_experts,
-        "expert_model_parallel_size": layout.expert_model_parallel_size,
-        "expert_tensor_parallel_size": layout.expert_tp_size,
-        "moe_router_topk": experts.top_k,
-        "moe_ffn_hidden_size": experts.size,
-        "moe_layer_freq": [int(isinstance(layer.feed_forward, Experts)) for layer in shape.layers],
-        "moe_shared_expert_intermediate_size": experts.shared_size or None,
-        "moe_shared_expert_gate": experts.has_shared_gate,
-        "moe_router_pre_softmax": not experts.normalizes,
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
-        "moe_router_dtype": "fp32",
-        "moe_grouped_gemm": False,
-        "moe_permute_fusion": False,
-    }
+    with in_float32(models):
+        return [Float16Module(mcore, built) if mcore.bf16 else built for built in models]
 
 
 def _uses_te(config: RunConfig, device: torch.device) -> bool:
@@ -252,6 +165,7 @@ def _gpt_models(
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
             position_embedding_type="rope",
             rotary_base=shape.rope_theta,
+            rotary_percent=shape.rotary_share,
             rope_scaling=shape.rope_scaling_factor > 0,
             rope_scaling_factor=shape.rope_scaling_factor or 8.0,
             share_embeddings_and_output_weights=shape.is_tied,
@@ -259,6 +173,16 @@ def _gpt_models(
         )
         models.append(model.to(device))
     return models
+
+
+@contextlib.contextmanager
+def in_float32(models: list[GPTModel]) -> Iterator[None]:
+    """Keeps the routers' biases bit by bit in float32 while megatron-core converts the models to bfloat16."""
+    modules = [module for model in models for module in router_biases(model)]
+    values = [module.expert_bias.clone() for module in modules]
+    yield
+    for module, value in zip(modules, values, strict=True):
+        module.expert_bias.data = value
 
 
 def _data_parallel_chunks(

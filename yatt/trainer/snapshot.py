@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from torch import Tensor, nn
 
 from yatt.checkpoint.local_first import Ranges
@@ -39,11 +40,13 @@ ranks depends on the layout, and its scalars do not depend on it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParameter:
-    """A parameter of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings)."""
+    """A weight of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings).
+    `is_fixed`: it is not trained, and in float32 (a router's bias)."""
 
     row: WeightRow
-    parameter: nn.Parameter
+    parameter: Tensor
     is_copy: bool
+    is_fixed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,8 @@ class _Owned:
 
 def save_plan(policy: Policy, host: HostCopy) -> SavePlan:
     """Describes where this rank's part of a checkpoint is in its host copy. No communication."""
-    shards = (s for owned in _owned(policy) if _writes(policy, owned) for s in _saved(policy, owned))
+    shards = [s for owned in _owned(policy) if _writes(policy, owned) for s in _saved(policy, owned)]
+    shards += [s for local in local_parameters(policy) if local.is_fixed for s in _saved_fixed(policy, local)]
     pieces = [planned(part, *host.place(part.tensor)) for shard in shards for part in parts_of(shard)]
     files = in_files(pieces, lambda piece: piece.size_bytes, FILE_BYTES)
     return SavePlan(rank=dist.get_rank(), files=tuple(map(tuple, files)))
@@ -113,7 +117,10 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
     """
     owned = list(_owned(policy))
     key = MODEL if _has_main_copies(policy) else MAIN
-    wanted = [shard for local in local_parameters(policy) for shard in _blank(policy, local, None, key)]
+    wanted = [
+        shard for local in local_parameters(policy)
+        for shard in _blank(policy, local, None, MAIN if local.is_fixed else key)
+    ]  # fmt: skip
     if _has_main_copies(policy):
         wanted += [shard for one in owned for shard in _blank(policy, one.local, one, MAIN)]
     read_shards(store, manifest.files, wanted, tick)
@@ -135,7 +142,10 @@ def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
     """Yields this rank's parameters with their rows of the weight table."""
     table = {row.name: row for row in policy.rows}
     for name, parameter in named_weights(policy.models, policy.groups):
-        yield LocalParameter(row=row_of(table, name), parameter=parameter, is_copy=name not in table)
+        yield LocalParameter(
+            row=row_of(table, name), parameter=parameter, is_copy=name not in table,
+            is_fixed=not isinstance(parameter, nn.Parameter),
+        )  # fmt: skip
 
 
 def _owned(policy: Policy) -> Iterator[_Owned]:
@@ -163,6 +173,13 @@ def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
         tensors[MODEL] = owned.local.parameter.detach().view(-1)[owned.begin : owned.end]
     for kind, tensor in tensors.items():
         yield from _shards(policy, owned.local, kind, tensor, owned.begin)
+
+
+def _saved_fixed(policy: Policy, local: LocalParameter) -> Iterator[Shard]:
+    """What is not trained, from one of the ranks that have it."""
+    is_first = mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and policy.groups.tp.rank() == 0
+    if is_first:
+        yield from _shards(policy, local, MAIN, local.parameter.detach().view(-1), 0)
 
 
 def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: str) -> Iterator[Shard]:

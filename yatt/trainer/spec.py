@@ -24,6 +24,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -160,24 +161,62 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
         return SdpaCoreAttention
 
 
+class DuplicatedLinear(torch.nn.Linear):
+    """Linear layer that each tensor-parallel rank has as a whole, as in Transformer Engine: latent
+    attention's way down to its vectors.
+
+    With megatron-core's own choice, a column-parallel one, log-probs are right and gradients are not (1 to 9
+    %): the gradient of the keys' positions is not summed over ranks (Megatron-LM issue 1699; 0.16.1, 0.19.2).
+    """
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, init_method: Any, **_: Any
+    ) -> None:
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        super().__init__(input_size, output_size, bias=False, dtype=config.params_dtype, device=device)
+        init_method(self.weight.data)
+        # Each rank sees its part of the sequence; `finalize_model_grads` sums over them.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Multiplies; there is no bias."""
+        return super().forward(hidden), None
+
+
+def attention_spec(config: TransformerConfig) -> ModuleSpec:
+    """Spec of a layer's attention, of either kind."""
+    backend, causal = TorchSpecProvider(), {"attn_mask_type": AttnMaskType.causal}
+    norm_linear = backend.column_parallel_layer_norm_linear()
+    common = {"core_attention": backend.core_attention(), "linear_proj": backend.row_parallel_linear()}
+    if config.multi_latent_attention:
+        latent = MLASelfAttentionSubmodules(
+            linear_q_proj=backend.column_parallel_linear(),
+            linear_q_down_proj=DuplicatedLinear,
+            linear_q_up_proj=norm_linear,
+            linear_kv_down_proj=DuplicatedLinear,
+            linear_kv_up_proj=norm_linear,
+            q_layernorm=IdentityOp,
+            kv_layernorm=IdentityOp,
+            **common,
+        )
+        return ModuleSpec(module=MLASelfAttention, params=causal, submodules=latent)
+    qk_norm = TorchRMSNorm if config.qk_layernorm else IdentityOp
+    grouped = SelfAttentionSubmodules(
+        linear_qkv=norm_linear, q_layernorm=qk_norm, k_layernorm=qk_norm, **common
+    )
+    return ModuleSpec(module=SelfAttention, params=causal, submodules=grouped)
+
+
 def torch_layer_spec(config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
     """Spec of one decoder layer, with the parameter names of Transformer Engine's spec."""
     backend = TorchSpecProvider()
-    qk_norm = TorchRMSNorm if config.qk_layernorm else IdentityOp
-    attention = SelfAttentionSubmodules(
-        linear_qkv=backend.column_parallel_layer_norm_linear(),
-        core_attention=backend.core_attention(),
-        linear_proj=backend.row_parallel_linear(),
-        q_layernorm=qk_norm,
-        k_layernorm=qk_norm,
-    )
     num_experts = config.num_moe_experts if has_experts else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            self_attention=ModuleSpec(
-                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
+            # Grouped attention's norm is part of its first linear; latent attention has two or three of them.
+            input_layernorm=TorchRMSNorm if config.multi_latent_attention else IdentityOp,
+            self_attention=attention_spec(config),
             self_attn_bda=get_bias_dropout_add,
             # A dense layer's norm is part of its first linear; the router and all experts share one.
             pre_mlp_layernorm=TorchRMSNorm if has_experts else IdentityOp,

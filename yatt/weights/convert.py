@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.errors import ConfigError
-from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
+from yatt.models.rows import EMBEDDING, OUTPUT, ROUTER_BIAS, WeightRow
 from yatt.models.tensors import hf_shapes
 from yatt.weights.tensor_file import TensorFile
 
@@ -93,11 +93,18 @@ class HFTensors:
         return patiently(work, limit_s=self._limit_s, on_failure=failed)
 
 
-def named_weights(models: Sequence[nn.Module], groups: ParallelGroups) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields this rank's parameters with their names in the whole model."""
+def named_weights(models: Sequence[nn.Module], groups: ParallelGroups) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's weights with their names in the whole model: its parameters and the routers' biases,
+    which are buffers."""
     for model in models:
-        for name, parameter in model.named_parameters():
-            yield global_name(name, model, groups.ep), parameter
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if isinstance(tensor, nn.Parameter) or name.endswith(ROUTER_BIAS):
+                yield global_name(name, model, groups.ep), tensor
+
+
+def router_biases(model: nn.Module) -> list[Any]:
+    """The routers of a model that have a bias, in `expert_bias`."""
+    return [module for module in model.modules() if getattr(module, "expert_bias", None) is not None]
 
 
 def global_name(name: str, model: Any, ep: dist.ProcessGroup) -> str:
@@ -178,7 +185,8 @@ def export_weights(
             )
             full = join_shards(row, shards, dim)[: row.num_rows].contiguous()
         else:
-            full = example.data.new_empty(row.full_shape)
+            dtype = torch.float32 if row.name.endswith(ROUTER_BIAS) else example.dtype
+            full = torch.empty(row.full_shape, dtype=dtype, device=example.device)
         if row.is_expert and groups.ep.size() > 1 and stage == groups.pp.rank():
             dist.broadcast(full, group_src=expert_rank, group=groups.ep)
         if groups.pp.size() > 1:

@@ -30,7 +30,7 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": is_tied,
-        **({"head_dim": 16} if kind.startswith("qwen3") else {}),
+        **({"head_dim": 16} if kind.startswith(("qwen3", "glm4")) else {}),
         **values_of_its_own,
     }
     config = transformers.AutoConfig.for_model(kind, **sizes)
@@ -41,6 +41,9 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         for parameter in model.parameters():
             scale = 0.1 if parameter.dim() == 1 else 0.05
             parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.3)
     model.save_pretrained(folder)
     return folder
 

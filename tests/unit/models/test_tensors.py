@@ -1,23 +1,23 @@
 """What a model folder must hold is compared with the weight table before anything is started."""
 
+from dataclasses import replace
+
 import pytest
 
 from yatt.models.model import model_of
 from yatt.models.rows import Part, matrix, vector
 from yatt.models.tensors import hf_shapes, tensor_faults
 
-MODEL = model_of(
-    {
-        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 62,
-        "tie_word_embeddings": True,
-    }
-)  # fmt: skip
+VALUES = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 62,
+}  # fmt: skip
+MODEL = model_of(VALUES | {"tie_word_embeddings": True})
 SHAPES = {name: shape for row in MODEL.rows for name, shape in hf_shapes(row).items()}
 
 
 def faults(shapes: dict[str, tuple[int, ...]], *, is_tied: bool = True) -> list[str]:
-    return list(tensor_faults(MODEL.rows, shapes, is_tied=is_tied))
+    return list(tensor_faults(replace(MODEL, shape=replace(MODEL.shape, is_tied=is_tied)), shapes))
 
 
 def test_rows_of_one_tensor_are_added_and_each_tensor_has_its_own_shape() -> None:

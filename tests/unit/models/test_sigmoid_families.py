@@ -1,0 +1,126 @@
+"""DeepSeek-V3, GLM-4.5: config.json is read as transformers reads it, and the table names what is saved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from safetensors import safe_open
+
+from yatt.errors import ConfigError
+from yatt.models.model import model_of, read_model
+from yatt.models.shape import DenseFeedForward, Experts, LatentAttention
+from yatt.models.tensors import tensor_faults
+
+COMMON = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 96,
+          "vocab_size": 99, "n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 24,
+          "first_k_dense_replace": 1}  # fmt: skip
+DEEPSEEK = {**COMMON, "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "q_lora_rank": 24,
+            "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}  # fmt: skip
+GLM = {**COMMON, "num_key_value_heads": 2, "head_dim": 16}
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+        "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
+RELEASED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "ep_size": 1}
+"""Keys of released DeepSeek-V3 that transformers does not have."""
+
+
+def written(folder: Path, **values: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("deepseek_v3", {}),
+        ("deepseek_v3", DEEPSEEK),
+        ("deepseek_v3", {**DEEPSEEK, **RELEASED, "rope_scaling": YARN, "rope_theta": 10000}),
+        ("deepseek_v3", {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_theta": 5e4}),
+        ("glm4_moe", {}),
+        ("glm4_moe", {**GLM, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.25}),
+    ],
+)
+def test_a_config_means_what_transformers_means(tmp_path: Path, kind: str, values: dict) -> None:
+    folder = written(tmp_path, model_type=kind, **values)
+    theirs = transformers.AutoConfig.from_pretrained(folder)
+    read = read_model(folder)
+    assert read == model_of(theirs)
+    experts, attention = read.shape.experts, read.shape.attention
+    assert read.shape.is_regular and experts is not None and experts.sigmoid is not None
+    assert (experts.num_experts, experts.top_k, experts.size) == (
+        theirs.n_routed_experts, theirs.num_experts_per_tok, theirs.moe_intermediate_size,
+    )  # fmt: skip
+    assert experts.shared_size == theirs.n_shared_experts * theirs.moe_intermediate_size
+    router = experts.sigmoid
+    assert (router.scale, router.num_groups, router.top_groups) == (
+        theirs.routed_scaling_factor, theirs.n_group, theirs.topk_group,
+    )  # fmt: skip
+    assert read.shape.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert read.shape.rotary_share == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert read.shape.num_extra_layers == 1
+    if isinstance(attention, LatentAttention):
+        assert attention.q_rank == (theirs.q_lora_rank or 0)
+        assert (attention.kv_rank, attention.nope_dim, attention.rope_dim, attention.value_dim) == (
+            theirs.kv_lora_rank, theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim,
+        )  # fmt: skip
+        assert (read.shape.yarn is not None) == (theirs.rope_parameters["rope_type"] == "yarn")
+
+
+@pytest.mark.parametrize(("kind", "values"), [("deepseek_v3", DEEPSEEK), ("glm4_moe", GLM)])
+def test_the_table_has_every_tensor_that_is_saved(tmp_path: Path, kind: str, values: dict) -> None:
+    config = transformers.AutoConfig.for_model(kind, **values)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = read_model(str(tmp_path))
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert list(tensor_faults(model, shapes)) == []
+    kinds = [type(layer.feed_forward) for layer in model.shape.layers]
+    assert kinds == [DenseFeedForward, Experts, Experts]
+    extra = shapes | {"model.layers.3.eh_proj.weight": (64, 128)}
+    assert list(tensor_faults(model, extra)) == [], "a layer that predicts further tokens is left out"
+    (said,) = tensor_faults(model, shapes | {"model.layers.4.eh_proj.weight": (64, 128)})
+    assert "not use: model.layers.4.eh_proj.weight" in said
+
+
+@pytest.mark.parametrize("dropped", ["expert_bias", "shared_experts"])
+def test_a_table_without_the_routers_bias_or_shared_experts_is_refused(tmp_path: Path, dropped: str) -> None:
+    config = transformers.AutoConfig.for_model("deepseek_v3", **DEEPSEEK)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = read_model(str(tmp_path))
+    rows = tuple(row for row in model.rows if dropped not in row.name)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    (said,) = tensor_faults(type(model)(shape=model.shape, rows=rows), shapes)
+    assert "has tensors that the weight table does not use" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob=False, which the trainer cannot do"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method='greedy'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("deepseek_v3", {"n_group": 3}, "n_group=3, topk_group=2 with 8 experts"),
+        ("deepseek_v3", {"num_experts_per_tok": 6}, "num_experts_per_tok to be twice topk_group"),
+        ("deepseek_v3", {"n_group": 1, "num_experts_per_tok": 1}, "it needs 2 or more, at most all"),
+        ("deepseek_v3", {"n_group": 1, "num_experts_per_tok": 9}, "it needs 2 or more, at most all"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7; it needs an even number"),
+        ("deepseek_v3", {"kv_lora_rank": None, "v_head_dim": 0}, "v_head_dim=0"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False"),
+        ("deepseek_v3", {"rope_scaling": {"type": "linear", "factor": 2}}, "RoPE scaling .*linear"),
+        ("deepseek_v3", {"rope_scaling": {**YARN, "mscale_all_dim": 0}}, "mscale_all_dim above 0"),
+        ("deepseek_v3", {"rope_scaling": {**YARN, "attention_factor": 2}}, "RoPE scaling .*attention_factor"),
+        ("deepseek_v3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "RoPE scaling .*yarn"),
+        ("deepseek_v3", {"rope_scaling": "yarn"}, "RoPE scaling yarn"),
+        ("deepseek_v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers=-1"),
+        ("glm4_moe", {"partial_rotary_factor": 0}, "partial_rotary_factor=0"),
+        ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5"),
+        ("glm4_moe", {"rope_scaling": {"type": "yarn"}}, "RoPE scaling"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, kind: str, values: dict, says: str) -> None:
+    sizes = DEEPSEEK if kind == "deepseek_v3" else GLM
+    with pytest.raises(ConfigError, match=says):
+        read_model(written(tmp_path, **{"model_type": kind, **sizes, **values}))
