@@ -13,7 +13,7 @@ from tests.contract.test_engine import (
     sample,
     transformers_logprobs,
 )
-from tests.tiny_models import make_qwen3, publish
+from tests.tiny_models import make_qwen3, make_sigmoid_moe, publish
 from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
 from yatt.records.message import pack_ids
@@ -26,9 +26,12 @@ def engine_environment():
     prepare(device="cpu", threads=1)
 
 
-def error_after_update(tmp_path, *, experts: int) -> float:
+def error_after_update(tmp_path, *, experts: int, kind: str = "") -> float:
     models = [
-        make_qwen3(tmp_path / name, tied=True, seed=seed, experts=experts) for seed, name in enumerate("ab")
+        make_sigmoid_moe(tmp_path / name, kind, seed=seed)
+        if kind
+        else make_qwen3(tmp_path / name, tied=True, seed=seed, experts=experts)
+        for seed, name in enumerate("ab")
     ]
     engine = build_engine("vllm", options_for(models[0]))
     engine.start()
@@ -60,8 +63,20 @@ def test_experts_are_laid_out_wrong_without_their_repair(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_with_both_repairs_an_update_is_exact(tmp_path):
-    assert error_after_update(tmp_path, experts=4) < 1e-4
+def test_latent_attention_has_wrong_positions_without_its_repair(tmp_path, monkeypatch):
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    import yatt.engine.transfer  # noqa: F401 - makes the repair
+
+    original = RotaryEmbedding.forward_cpu.__closure__[0].cell_contents
+    monkeypatch.setattr(RotaryEmbedding, "forward_cpu", original)
+    assert error_after_update(tmp_path, experts=8, kind="deepseek_v3") > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["", "deepseek_v3"])
+def test_with_all_repairs_an_update_is_exact(tmp_path, kind):
+    assert error_after_update(tmp_path, experts=4, kind=kind) < 1e-4
 
 
 def sample_more_prompts_than_fit_into_a_turn(tmp_path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
-from tests.tiny_models import make_qwen3, make_scripted_model
+from tests.tiny_models import make_qwen3, make_scripted_model, make_sigmoid_moe
 from tests.unit.adapters.test_judge_api import Service, says
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -106,13 +106,14 @@ def test_pipeline_parallel_with_untied_embeddings(tmp_path: Path) -> None:
     assert (run.run_dir / "model" / "tokenizer.json").exists(), "the trained model can be used as it is"
 
 
+TWO = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 SPREAD = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 
 
 @pytest.mark.parametrize(
     ("engine", "layout"),
     [
-        ("vllm", {"tensor_model_parallel_size": 2, "sequence_parallel": True, **SPREAD}),
+        ("vllm", {**TWO, **SPREAD}),
         ("transformers", SPREAD),
     ],
 )
@@ -139,6 +140,21 @@ def test_a_policy_with_experts_is_trained_and_published(
         assert set(trained.keys()) == set(first.keys())
         name = "model.layers.0.mlp.experts.3.up_proj.weight"
         assert not trained.get_tensor(name).equal(first.get_tensor(name))
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_other_families_with_experts_too(tmp_path: Path, kind: str) -> None:
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "rollout": {"engine": "vllm", **SMALL},
+        "trainer": {"total_iterations": 2, **TWO, **SPREAD},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    make_sigmoid_moe(tmp_path / "policy", kind, seed=4)
+    finished(run)
+    checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
+    assert {e["policy_version"] for e in checks} == {0, 1, 2}
+    assert all(e["difference"] < 1e-5 for e in checks), "the engines have the biases of every version"
 
 
 def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from yatt.adapters.host_segment import Stamp
 from yatt.engine.compare import check_published, compare_weights, counted
-from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads
+from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads, rotate_queries_natively
 from yatt.engine.protocol import Comparison
 from yatt.weights.published import PublishedWeights
 
@@ -136,6 +136,7 @@ def _register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostCopyTransferEngine)
     prepack_experts_on_reload()
+    rotate_queries_natively()
 
 
 # This runs at import, against our rule: the import of the worker extension is vLLM's only hook in every
