@@ -31,6 +31,9 @@ def fill():
 fill()
 print("full", flush=True)
 for line in sys.stdin:
+    if line.strip() == "free":
+        held = None
+        print("empty", flush=True)
     if line.strip() == "fork" and os.fork() == 0:
         fill()
         print(os.getpid(), flush=True)
@@ -56,6 +59,19 @@ def fork(worker: subprocess.Popen) -> int:
     worker.stdin.write("fork\n")
     worker.stdin.flush()
     return int(worker.stdout.readline())
+
+
+def test_the_peak_is_that_of_the_largest_process_and_stays(worker):
+    groups = ProcessGroups()
+    fork(worker)
+    held = groups.resident_bytes([worker.pid], time.monotonic())[worker.pid]
+    peak = groups.peak_bytes([worker.pid], time.monotonic())[worker.pid]
+    assert held > 40 * MIB and 20 * MIB < peak < held
+    worker.stdin.write("free\n")
+    worker.stdin.flush()
+    assert worker.stdout.readline() == "empty\n"
+    assert groups.resident_bytes([worker.pid], time.monotonic())[worker.pid] < held - 15 * MIB
+    assert groups.peak_bytes([worker.pid], time.monotonic())[worker.pid] >= peak
 
 
 def test_a_child_that_was_started_since_is_found(worker: subprocess.Popen) -> None:

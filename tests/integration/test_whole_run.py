@@ -165,6 +165,21 @@ def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:
     })  # fmt: skip
     written = finished(run)
     assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in written)
+    check_efficiency(written[-1], num_ranks=2)
+
+
+def check_efficiency(row: dict[str, Any], num_ranks: int) -> None:
+    """Efficiency is given for each role, and agrees with tokens and seconds of the same row."""
+    rank_s, num_tokens = row["timing_s/update_actor"] * num_ranks, row["perf/total_num_tokens"]
+    assert row["perf/throughput/trainer"] * rank_s == pytest.approx(num_tokens)
+    num_weights = 2 * (64 * 32 * (4 + 4 + 2 + 2) + 3 * 64 * 128)  # of the layers
+    flops_per_weight = row["perf/tflops_per_gpu/actor"] * 1e12 * rank_s / (num_weights * num_tokens)
+    assert 5 < flops_per_weight < 7, "six, more for attention and the head, less for each last token"
+    assert "perf/mfu/actor" not in row, "the peak of a CPU is not known"
+    assert row["perf/throughput/rollout"] > 0
+    for role in ("trainer", "rollout"):
+        assert 0.05 < row[f"perf/host_memory_gb/{role}"] < row["perf/cpu_memory_used_gb"]
+        assert row[f"perf/max_host_memory_gb/{role}"] > 0.05
 
 
 def test_a_run_on_s3_goes_on_from_its_bucket_after_everything_was_killed(

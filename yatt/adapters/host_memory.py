@@ -1,4 +1,4 @@
-"""How much host memory this process and its children may still use, and the size of a model's weights."""
+"""Host memory: how much is in use, how much this process may still use; the size of a model's weights."""
 
 from pathlib import Path
 
@@ -14,9 +14,21 @@ def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: Path 
     Raises:
         OSError: the kernel does not say what the machine has.
     """
+    return min([_of_machine("MemAvailable:", meminfo), *_left_in_groups(cgroups, own)])
+
+
+def used_bytes(meminfo: Path = MEMINFO) -> int:
+    """Returns the bytes of the machine's memory that are in use, by all processes. Page cache is not.
+
+    Raises:
+        OSError: the kernel does not say what the machine has.
+    """
+    return _of_machine("MemTotal:", meminfo) - _of_machine("MemAvailable:", meminfo)
+
+
+def _of_machine(name: str, meminfo: Path) -> int:
     lines = meminfo.read_text().splitlines()
-    machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return min([machine, *_left_in_groups(cgroups, own)])
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 def _left_in_groups(cgroups: Path, own: Path) -> list[int]:

@@ -14,6 +14,7 @@ FRESH_S = 1.0
 """Maximum age of the list of processes, because a process may also change its group."""
 
 _HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
+_PEAK = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 _BORN = re.compile(rb"^processes (\d+)$", re.MULTILINE)
 
 
@@ -43,8 +44,16 @@ class ProcessGroups:
         held = dict.fromkeys(process_groups, 0)
         for pid, group in self.members(held, now_s).items():
             with contextlib.suppress(OSError):  # the process ended meanwhile
-                held[group] += _resident(pid)
+                held[group] += _counted(pid, _HELD)
         return held
+
+    def peak_bytes(self, process_groups: Iterable[int], now_s: float) -> dict[int, int]:
+        """Returns the most resident bytes that one process of each process group has had so far."""
+        peaks = dict.fromkeys(process_groups, 0)
+        for pid, group in self.members(peaks, now_s).items():
+            with contextlib.suppress(OSError):
+                peaks[group] = max(peaks[group], _counted(pid, _PEAK))
+        return peaks
 
     def members(self, process_groups: Iterable[int], now_s: float) -> dict[int, int]:
         """Returns every process of these process groups now: pid to group."""
@@ -85,7 +94,8 @@ def _group_of(pid: int) -> int:
         return 0
 
 
-def _resident(pid: int) -> int:
+def _counted(pid: int, lines: re.Pattern[bytes]) -> int:
+    """Returns the sum of these lines of the process's status, in bytes."""
     with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
         # A process that has ended and is not reaped yet has no such lines, and no memory.
-        return sum(int(kib) << 10 for kib in _HELD.findall(status.readall()))
+        return sum(int(kib) << 10 for kib in lines.findall(status.readall()))

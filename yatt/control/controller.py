@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from yatt.adapters.patience import exit_code_of
 from yatt.control.components import Components
 from yatt.control.gpus.engines import Bounced
+from yatt.control.gpus.host_memory import node_memory
 from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
@@ -172,7 +173,9 @@ class Controller:
         return SlabMoved(has_moved=has_moved, is_unfit=is_unfit, workers_s=meter.spent_s(slab) - before_s)
 
     async def _load(self, _: LoadQuery) -> m.Message:
-        return LoadAnswer(node=self._node.index, life=self._node.life, load=self._parts.load())
+        memory = await node_memory(self._parts.supervisor)
+        load = self._parts.load()
+        return LoadAnswer(node=self._node.index, life=self._node.life, load=load, memory=memory)
 
     async def _grant_slabs(self, order: c.GrantSlabs) -> m.Message:
         holders = dict(order.holders)

@@ -16,6 +16,7 @@ from yatt.control.rollouts.groups import PromptGroup
 from yatt.core.exits import describe_exit
 from yatt.errors import DeadlineExceeded
 from yatt.records import cluster as c, message as m
+from yatt.records.usage import largest_usage
 
 PORTION_BYTES = 4 << 20
 """Size of samples per message, as each message needs a copy of them while it is sent."""
@@ -87,7 +88,8 @@ class NodeTraining:
         names = {name for answer in trained for name in answer.timing_s}
         slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
         costs = tuple(cost for answer in trained for cost in answer.costs)
-        return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs)
+        usage = largest_usage([answer.usage for answer in trained])
+        return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs, usage=usage)
 
     async def take_snapshot(self, order: c.SnapshotOrder) -> c.NodeSnapshot:
         """Makes every local rank bring its host copy up to date, when no upload reads it any more."""

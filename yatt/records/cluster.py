@@ -17,6 +17,7 @@ from yatt.records.message import (
     ShardFile,
     StoreOpened,
 )
+from yatt.records.usage import RankUsage
 
 
 class StartWorkers(Order[Done], frozen=True, kw_only=True):
@@ -112,11 +113,13 @@ class BreakOffSampling(Order[Done], frozen=True, kw_only=True):
 
 
 class TrainedNode(Message, frozen=True, kw_only=True):
-    """Metrics (the same on every rank), the slowest local rank's seconds by part, all ranks' `costs`."""
+    """Metrics (the same on every rank), the slowest local rank's seconds by part, all ranks' `costs`, and the
+    largest of their `usage`."""
 
     metrics: dict[str, float]
     timing_s: dict[str, float]
     costs: tuple[tuple[int, int, float], ...] = ()
+    usage: RankUsage = RankUsage()
 
 
 class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):

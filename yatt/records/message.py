@@ -51,6 +51,7 @@ from yatt.records.shards import (
     Upload as Upload,
     Uploaded as Uploaded,
 )
+from yatt.records.usage import RankUsage as RankUsage
 from yatt.records.weights import (
     PlannedWeight as PlannedWeight,
     WeightBox as WeightBox,
@@ -283,7 +284,7 @@ class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Trained(Message, frozen=True, kw_only=True):
-    """Metrics of the whole batch (the same on every rank) and this rank's seconds by part.
+    """Metrics of the whole batch (the same on every rank), this rank's seconds by part, and what it used.
 
     `costs`: (tokens, sum of squared lengths, seconds) of micro-batches that could be timed separately.
     """
@@ -291,6 +292,7 @@ class Trained(Message, frozen=True, kw_only=True):
     metrics: dict[str, float]
     timing_s: dict[str, float]
     costs: tuple[tuple[int, int, float], ...] = ()
+    usage: RankUsage = RankUsage()
 
 
 class Train(Order[Trained], frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from yatt.records.load import NodeLoad
 from yatt.records.order import Message, Order
+from yatt.records.usage import NodeMemory
 
 
 class SlabMoved(Message, frozen=True, kw_only=True):
@@ -26,11 +27,12 @@ class MoveSlab(Order[SlabMoved], frozen=True, kw_only=True):
 
 
 class LoadAnswer(Message, frozen=True, kw_only=True):
-    """What the engines of a node do, and the life of its controller."""
+    """What the engines of a node do, its host memory, and the life of its controller."""
 
     node: int
     life: int
     load: NodeLoad
+    memory: NodeMemory = NodeMemory()
 
 
 class LoadQuery(Order[LoadAnswer], frozen=True, kw_only=True):

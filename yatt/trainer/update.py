@@ -40,6 +40,7 @@ from yatt.trainer.passes import (
 )
 from yatt.trainer.rejection import rejected
 from yatt.trainer.stats import batch_metrics, update_metrics
+from yatt.trainer.usage import forget_peaks, update_usage
 
 Result = TypeVar("Result")
 ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
@@ -82,6 +83,7 @@ class _KnownLogprobs:
 def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     """Makes all optimizer steps of one iteration. Collective over all ranks."""
     timing: dict[str, float] = {}
+    forget_peaks(learner.policy.device)
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
@@ -104,7 +106,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         metrics["actor/kl_coef"] = learner.kl.value
         kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
         learner.kl.adapt(section, kl, len(order.facts))
-    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs))
+    usage = update_usage(learner.config, learner.policy, order.facts)
+    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs), usage=usage)
 
 
 def _updates(

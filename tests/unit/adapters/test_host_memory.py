@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.host_memory import available_bytes, weights_bytes
+from yatt.adapters.host_memory import available_bytes, used_bytes, weights_bytes
 
 MIB = 1 << 20
 
@@ -68,3 +68,9 @@ def test_weights_are_the_safetensors_files(tmp_path: Path):
     assert weights_bytes(str(tmp_path)) == 8
     with pytest.raises(OSError):
         weights_bytes(str(tmp_path / "missing"))
+
+
+def test_what_is_not_available_is_in_use(tmp_path: Path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\n")
+    assert used_bytes(meminfo) == 600 << 10

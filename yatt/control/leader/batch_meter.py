@@ -1,7 +1,7 @@
 """The event of each batch's load: speeds, lengths and idle time. `yatt simulate` reads it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from yatt.config.check import engines_per_slab, max_num_seqs
@@ -9,10 +9,12 @@ from yatt.control.leader.measured import BatchLengths
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs import Slabs
 from yatt.control.node import Node
+from yatt.core.efficiency import engine_metrics, memory_metrics
 from yatt.errors import YattError
 from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 from yatt.records.moves import LoadAnswer, LoadQuery
+from yatt.records.usage import NodeMemory
 
 ASK_S = 10.0
 """Longest wait for a node's sums without progress there."""
@@ -39,7 +41,7 @@ class BatchMeter:
 
     async def batch_over(self, iteration: int, groups: Sequence[c.GroupFact]) -> dict[str, float]:
         """Emits the event; returns metrics. The next batch is sampled by what was measured."""
-        await self._ask_loads()
+        memory = await self._ask_loads()
         facts = [fact for group in groups for fact in group.samples]
         num_groups = len(groups) + int(self._num_dropped)
         lengths = tuple(fact.num_completion_tokens for fact in facts)
@@ -60,18 +62,28 @@ class BatchMeter:
         idle = {
             f"placement/idle/{role}": each["idle"] for role, each in roles.items() if each["idle"] is not None
         }
-        return {**self._slabs.metrics(), **idle}
+        throughput = engine_metrics(measured.produced, self._gpu_s(held_s))
+        return {**self._slabs.metrics(), **idle, **throughput, **memory_metrics(memory)}
 
-    async def _ask_loads(self) -> None:
-        """Asks all nodes for the newest sums. A node that does not answer is not judged here: its last
-        keep-alive message counts."""
+    def _gpu_s(self, held_s: Mapping[str, float]) -> dict[str, float]:
+        """Returns the seconds times GPUs of each role, from its seconds times slabs."""
+        placement = self._node.placement
+        width = {role: len(slab.gpus) for slab in placement.slabs for role in placement.roles_of(slab)}
+        return {role: seconds * width[role] for role, seconds in held_s.items()}
+
+    async def _ask_loads(self) -> list[NodeMemory]:
+        """Asks all nodes for the newest sums; returns their memory. A node that does not answer is not judged
+        here: its last keep-alive message counts."""
+        memory = []
         nodes = (n for n in range(self._node.config.launch.nodes) if not self._clients.is_lost(n))
         asked = (self._clients.ask(index, LoadQuery(), ASK_S) for index in nodes)
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, LoadAnswer):
                 self._slabs.loads.put(answer.node, answer.life, answer.load)
+                memory.append(answer.memory)
             elif not isinstance(answer, YattError):
                 raise answer
+        return memory
 
     def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
         measured = self._slabs.measured

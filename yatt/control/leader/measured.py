@@ -53,6 +53,9 @@ class Measurements:
     tokens: dict[str, float] = field(default_factory=dict)
     """Mean tokens of verdicts per completion, by role, in the last batch."""
 
+    produced: dict[str, int] = field(default_factory=dict)
+    """Tokens that engines sampled in the last batch, by role."""
+
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds of engines' steps in the last batch, by role."""
 
@@ -74,7 +77,7 @@ class Measurements:
         now = self.loads.steps()
         for role, sums in now.items():
             new = sums - self._before.get(role, StepSums())
-            self.busy_s[role] = new.seconds
+            self.busy_s[role], self.produced[role] = new.seconds, new.running
             if (speed := fitted(new)) is not None:
                 self.speeds[role] = speed
             if role != ROLLOUT and batch.num_samples:

@@ -14,10 +14,12 @@ from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import is_flat
 from yatt.core.alarms import FLAT_GROUPS
+from yatt.core.efficiency import update_metrics_of
 from yatt.core.goodput import OTHER, step_metrics
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile
 from yatt.records import cluster as c
+from yatt.records.usage import largest_usage
 
 TIMING_NAMES = {
     Phase.ROLLOUT: "gen", Phase.SCORE: "reward", Phase.PUBLISH: "update_weights",
@@ -108,7 +110,12 @@ class MetricsRow:
         self._timing["update_actor"] = update_s
         for name in {name for node in trained for name in node.timing_s}:
             self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
-        self.values["perf/total_num_tokens"] = sum(fact.num_tokens for fact in facts)
+        num_tokens = sum(fact.num_tokens for fact in facts)
+        self.values["perf/total_num_tokens"] = num_tokens
+        self.values |= update_metrics_of(
+            largest_usage([node.usage for node in trained]), num_tokens=num_tokens,
+            update_s=self._timing["update_actor"], num_ranks=self._node.placement.world_size,
+        )  # fmt: skip
         self._counters = {}
 
     def flush(self) -> None:

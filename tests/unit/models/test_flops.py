@@ -1,0 +1,68 @@
+"""The count of operations against torch's own count of what transformers computes, for every family."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from yatt.models.families import FAMILIES
+from yatt.models.flops import BACKWARD, forward_flops, training_flops
+from yatt.models.model import model_of
+
+LENGTH, ROWS = 24, 9
+TINY = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+OF_FAMILY = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_local_experts": 6},
+    "qwen2_moe": {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 40},
+}
+
+
+def counted(kind: str, length: int, *, is_trained: bool) -> tuple[object, int]:
+    """The config, and torch's count with logits at the last `ROWS` positions."""
+    config = transformers.AutoConfig.for_model(kind, **{**TINY, **OF_FAMILY[kind]})
+    settings = {"attn_implementation": "eager"}
+    if "moe" in kind:
+        settings["experts_implementation"] = "eager"  # else experts are not separate products
+    model = transformers.AutoModelForCausalLM.from_config(config, **settings)
+    ids = torch.arange(length)[None] % config.vocab_size
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(is_trained):
+        logits = model(ids, logits_to_keep=ROWS, use_cache=False).logits
+        if is_trained:
+            logits.sum().backward()
+    return config, counter.get_total_flops()
+
+
+def masked(config, length: int) -> int:
+    """Operations on pairs that the mask hides, which an eager attention computes nevertheless."""
+    shape = model_of(config).shape
+    return forward_flops(shape).pair * math.comb(length, 2)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("length", [ROWS, LENGTH])
+def test_a_forward_pass_has_the_operations_that_torch_counts(kind: str, length: int) -> None:
+    config, total = counted(kind, length, is_trained=False)
+    expected = forward_flops(model_of(config).shape).of_sequence(length, ROWS) + masked(config, length)
+    assert total == expected
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_an_update_has_the_operations_that_torch_counts(kind: str) -> None:
+    config, total = counted(kind, LENGTH, is_trained=True)
+    expected = training_flops(forward_flops(model_of(config).shape), [(LENGTH, ROWS)])
+    expected += (1 + BACKWARD) * masked(config, LENGTH)
+    assert total == expected

@@ -1,0 +1,82 @@
+"""Floating-point operations of a model's matrix products, from its shape.
+
+A product of matrices [m, k] and [k, n] is 2mkn operations. Counted is what the model has to compute, however
+it is computed: attention only within each sequence and only to tokens that are not later, of all experts only
+those that a token passes, logits only where they are used, and nothing that is computed again to save memory.
+Norms, activations, rotary positions and the softmax are left out; together they are below 1 %.
+
+Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B (model FLOPs utilization). Deviation: PaLM counts
+attention to every token of a sequence; here, as in Megatron-LM's count, only the causal half.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yatt.models.shape import DenseFeedForward, Experts, FeedForward, GroupedAttention, Shape
+
+BACKWARD = 2
+"""Products of the backward pass by those of the forward pass: gradients of both factors of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFlops:
+    """Operations of the forward pass.
+
+    Attributes:
+        token: per token, in all layers, with the weights.
+        pair: per token and token that it attends to, in all layers; it also attends to itself.
+        row: per position whose logits are used.
+    """
+
+    token: int
+    pair: int
+    row: int
+
+    def of_sequence(self, num_tokens: int, num_rows: int) -> int:
+        """Operations of a sequence of this length, with logits at `num_rows` of its positions."""
+        num_pairs = num_tokens * (num_tokens + 1) // 2
+        return self.token * num_tokens + self.pair * num_pairs + self.row * num_rows
+
+
+def forward_flops(shape: Shape) -> ForwardFlops:
+    """Counts the operations of a model's forward pass."""
+    token = pair = 0
+    for layer, count in Counter(shape.layers).items():
+        of_token, of_pair = attention_flops(layer.attention, shape.hidden_size)
+        token += count * (of_token + feed_forward_flops(layer.feed_forward, shape.hidden_size))
+        pair += count * of_pair
+    return ForwardFlops(token=token, pair=pair, row=2 * shape.hidden_size * shape.vocab_size)
+
+
+def attention_flops(attention: GroupedAttention, hidden_size: int) -> tuple[int, int]:
+    """Counts the operations of one layer's attention: per token, and per token and token that it attends to.
+
+    A pair has a product of query and key, and one of its weight and the value.
+    """
+    num_heads, head_dim = attention.num_heads, attention.head_dim
+    weights = hidden_size * head_dim * (2 * num_heads + 2 * attention.num_kv_heads)  # q and output; k and v
+    return 2 * weights, 2 * 2 * num_heads * head_dim
+
+
+def feed_forward_flops(part: FeedForward, hidden_size: int) -> int:
+    """Counts the operations per token of one layer's feed-forward part."""
+    match part:
+        case DenseFeedForward():
+            return _swiglu(part.size, hidden_size)
+        case Experts():
+            experts = _swiglu(part.top_k * part.size + part.shared_size, hidden_size)
+            return experts + 2 * hidden_size * (part.num_experts + part.has_shared_gate)
+
+
+def training_flops(forward: ForwardFlops, sequences: Iterable[tuple[int, int]]) -> int:
+    """Counts the operations of a forward and backward pass over sequences.
+
+    Args:
+        sequences: of each, the number of tokens that enter the model, and of those whose logits are used.
+    """
+    return (1 + BACKWARD) * sum(forward.of_sequence(*sequence) for sequence in sequences)
+
+
+def _swiglu(size: int, hidden_size: int) -> int:
+    return 3 * 2 * size * hidden_size
