@@ -170,6 +170,10 @@ class RunPaths:
         """List of the copies that a node has on its own disk in this attempt."""
         return self.attempt(attempt) / "staged" / f"{node}.json"
 
+    def profiles(self, attempt: int) -> Path:
+        """Folder of the profiles of trainer ranks; made with the first one."""
+        return self.attempt(attempt) / "profiles"
+
     def log(self, attempt: int, worker: str) -> Path:
         """Log of a process. In a Slurm job its name also has the attempt and the job's restart count."""
         start = (

@@ -47,6 +47,7 @@ def relations(config: RunConfig) -> list[Fault]:
         *_batches(config),
         *_learning(config),
         *_modes(config),
+        *_profile(config),
     ]
 
 
@@ -366,3 +367,18 @@ def _modes(config: RunConfig) -> Iterator[Fault]:
         yield "logging.webhook_url", "is not a URL; write one that begins with https:// or http://."
     if config.launch.device == "cpu" and config.model.spec == "te":
         yield "model.spec", "Transformer Engine needs CUDA; write torch or auto."
+
+
+def _profile(config: RunConfig) -> Iterator[Fault]:
+    profile, world = config.profile, num_trainer_nodes(config) * config.launch.gpus_per_node
+    if max(profile.ranks) >= world:
+        yield "profile.ranks", f"has {max(profile.ranks)}, the run has ranks 0 to {world - 1}; write these."
+    total = config.trainer.total_iterations
+    if profile.iterations and max(profile.iterations) > total:
+        yield (
+            "profile.iterations",
+            f"has {max(profile.iterations)}, trainer.total_iterations is {total}; write at most that.",
+        )
+    need_cuda = [kind for kind in profile.kinds if kind != "torch"]
+    if need_cuda and config.launch.device == "cpu":
+        yield "profile.kinds", f"{need_cuda[0]} needs CUDA, but launch.device is cpu; write torch."

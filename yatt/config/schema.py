@@ -26,6 +26,7 @@ from yatt.config.operation import (
     SyncSection as SyncSection,
     rule,
 )
+from yatt.config.profile import ProfileSection as ProfileSection
 from yatt.config.ranges import (
     BETA,
     COUNT,
@@ -376,6 +377,7 @@ class RunConfig:
     lease: LeaseSection = field(default_factory=LeaseSection)
     sync: SyncSection = field(default_factory=SyncSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+    profile: ProfileSection = field(default_factory=ProfileSection)
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:

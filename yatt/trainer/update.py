@@ -9,7 +9,7 @@ Suffix: F completion tokens of the whole rollout batch.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -38,6 +38,7 @@ from yatt.trainer.passes import (
     optimizer_step,
     reader_of,
 )
+from yatt.trainer.profile import RankProfiler
 from yatt.trainer.rejection import rejected
 from yatt.trainer.stats import batch_metrics, update_metrics
 from yatt.trainer.usage import forget_peaks, update_usage
@@ -63,13 +64,14 @@ class KlCoefficient:
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy, the reference model if one is needed, and the run config."""
+    """The policy, the reference model if one is needed, the run config, and the rank's profiles."""
 
     config: RunConfig
     algorithm: Algorithm
     policy: Policy
     reference: list[nn.Module]
     kl: KlCoefficient
+    profiler: RankProfiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +82,37 @@ class _KnownLogprobs:
     reference: list[Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class _PartTimes:
+    """Seconds of the parts of an update. Each part is a range in a profile."""
+
+    profiler: RankProfiler
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, part: str, work: Callable[[], Result]) -> Result:
+        """Does a part's work, and returns its result."""
+        begin_s = monotonic_s()
+        with self.profiler.part(part):
+            result = work()
+        self.seconds[part] = monotonic_s() - begin_s
+        return result
+
+
 def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     """Makes all optimizer steps of one iteration. Collective over all ranks."""
-    timing: dict[str, float] = {}
+    timing = _PartTimes(learner.profiler)
     forget_peaks(learner.policy.device)
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
-    advantages_F, kl_penalty = _timed(timing, "adv", lambda: _advantages(learner, order.facts, steps, known))
+    advantages_F, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known))
     targets = _targets(learner, steps, known, advantages_F)
     metrics = batch_metrics(order.facts, advantages_F)
     section = learner.config.algorithm
     if section.rejection.is_on:
         targets, shares = rejected(section, steps, targets)
         metrics |= shares
-    measured, norms, costs = _timed(
-        timing, "update_actor", lambda: _updates(learner, order, steps, targets, tick)
-    )
+    measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
     sums = totals(measured, learner.policy.device)
     metrics |= update_metrics(sums, norms)
     metrics["actor/lr"] = learning_rate(learner.policy)
@@ -107,7 +123,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
         learner.kl.adapt(section, kl, len(order.facts))
     usage = update_usage(learner.config, learner.policy, order.facts)
-    return Trained(metrics=metrics, timing_s=timing, costs=tuple(costs), usage=usage)
+    return Trained(metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage)
 
 
 def _updates(
@@ -119,6 +135,8 @@ def _updates(
     sizes = _sizes(order)
     costs: list[tuple[int, int, float]] = []
     section = learner.config.algorithm
+    num_ticks = learner.config.trainer.ppo_epochs * sum(map(len, steps)) * len(learner.policy.chunks)
+    tick = learner.profiler.before_last(tick, num_ticks)
     for _ in range(learner.config.trainer.ppo_epochs):
         first = 0
         for micros, wanted in zip(steps, targets, strict=True):
@@ -210,7 +228,7 @@ def _sizes(order: Train) -> list[tuple[int, int]]:
 
 
 def _known_logprobs(
-    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: dict[str, float]
+    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: _PartTimes
 ) -> _KnownLogprobs:
     """Computes old log-probs if the policy changes before their last use; reference log-probs if needed."""
     config, micros = learner.config, list(itertools.chain(*steps))
@@ -221,10 +239,10 @@ def _known_logprobs(
     is_used = section.kl_in == "reward" or section.rejection.is_on or learner.algorithm.needs.old_logprobs
     if config.trainer.ppo_epochs * len(steps) > 1 or is_used:
         chunks = learner.policy.chunks
-        old = _timed(timing, "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
+        old = timing.of("old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
     if learner.reference:
         models = learner.reference
-        reference = _timed(timing, "ref", lambda: completion_logprobs(models, micros, reader, tick))
+        reference = timing.of("ref", lambda: completion_logprobs(models, micros, reader, tick))
     return _KnownLogprobs(old, reference)
 
 
@@ -273,10 +291,3 @@ def _targets(
 def _starts(facts: tuple[SampleFact, ...]) -> list[int]:
     """Index of each sample's first completion token among all completion tokens."""
     return [0, *itertools.accumulate(fact.num_completion_tokens for fact in facts)][:-1]
-
-
-def _timed(timing: dict[str, float], part: str, work: Callable[[], Result]) -> Result:
-    begin_s = monotonic_s()
-    result = work()
-    timing[part] = monotonic_s() - begin_s
-    return result

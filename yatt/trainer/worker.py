@@ -36,6 +36,7 @@ from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.passes import Tick
 from yatt.trainer.probe import MeasuredRounding, probe_logprobs
+from yatt.trainer.profile import profiler_of
 from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
@@ -98,7 +99,9 @@ class TrainerRank:
         return handler(order)
 
     def leave(self) -> None:
-        """Leaves the process group."""
+        """Leaves the process group, and ends the thread that writes profiles."""
+        if self._built is not None:
+            self._built.learner.profiler.close()
         self._meeting.leave()
 
     @property
@@ -131,7 +134,11 @@ class TrainerRank:
         reference: list[nn.Module] = []
         if config.algorithm.kl_in != "none" or algorithm.needs.reference:
             reference = build_reference(config, model, self._device, source, self._tick)
-        learner = Learner(config, algorithm, policy, reference, KlCoefficient(config.algorithm.kl_coef))
+        profiler = profiler_of(
+            config, policy.models, self._device, attempt=order.attempt, scratch=Path(order.stem).parent
+        )
+        kl = KlCoefficient(config.algorithm.kl_coef)
+        learner = Learner(config, algorithm, policy, reference, kl, profiler)
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
         plan = save_plan(policy, host)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
@@ -205,7 +212,9 @@ class TrainerRank:
             self._transfers = 0, {}
             if iteration == order.iteration:
                 order = msgspec.structs.replace(order, rollouts=(*samples.values(), *order.rollouts))
-            answer = train_iteration(self._ready.learner, order, self._tick)
+            learner = self._ready.learner
+            with learner.profiler.of_iteration(order.iteration):
+                answer = train_iteration(learner, order, self._tick)
             self._ready.host.changed(order.iteration)
             self._trained = (order.iteration, answer)
         return self._trained[1]

@@ -399,3 +399,26 @@ def test_oversampling_is_refused_where_it_would_harm(
         load([file], arguments)
         assert "run.deterministic" in mistakes(tmp_path, GOOD, *arguments, "run.deterministic=true")
     load([file], ["rollout.oversample=1", f"rollout.max_policy_age={age}", "run.deterministic=true"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["profile.kinds=[torch]"], "iterations is empty; write some, as [3, 4]"),
+        (["profile.iterations=[3]"], "kinds is empty; write kinds: [torch]"),
+        (["profile.kinds=[torch]", "profile.iterations=[3]", "profile.ranks=[]"], "ranks is empty"),
+        (["profile.kinds=[torch]", "profile.iterations=[3]", "profile.ranks=[1]"], "has ranks 0 to 0"),
+        (["profile.kinds=[torch]", "profile.iterations=[3, 11]"], "has 11, trainer.total_iterations is 10"),
+        (["profile.kinds=[nvtx]", "profile.iterations=[3]", "launch.device=cpu"], "nvtx needs CUDA"),
+        (["profile.kinds=[cupti]", "profile.iterations=[3]"], "profile.kinds"),
+        (["profile.kinds=[torch]", f"profile.iterations={list(range(1, 66))}"], "write at most 64"),
+    ],
+)
+def test_a_profile_that_would_not_be_made_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:
+    assert says in mistakes(tmp_path, GOOD, *arguments)
+
+
+def test_a_profile_of_some_iterations_is_accepted(tmp_path: Path) -> None:
+    arguments = ["profile.kinds=[torch,memory]", "profile.iterations=[3,4]"]
+    profile = load([write(tmp_path, GOOD)], arguments).profile
+    assert (profile.kinds, profile.iterations, profile.ranks) == (("torch", "memory"), (3, 4), (0,))
