@@ -23,6 +23,7 @@ from yatt.adapters.shared_folder import Member
 from yatt.config.site import SiteConfig, step_environment
 from yatt.errors import ConfigError
 from yatt.launch.allocation import allocation_of
+from yatt.launch.diagnose.versions import Installed, installed
 from yatt.launch.network import listening_place, own_address
 from yatt.launch.node_check import NodeCheck
 from yatt.launch.plan import Component
@@ -63,6 +64,8 @@ class NodeFacts:
 
     stage: str = ""
     """Reason why models and data would not be copied to this node; empty if they would, or are not to be."""
+
+    versions: Installed | None = None
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +129,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         problem=problem,
         unfit=_unfit(order),
+        versions=installed(),
         stage=fault_of(order.site.stage, step_environment(order.site, os.environ)),
     )
 

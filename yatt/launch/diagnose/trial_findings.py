@@ -7,6 +7,7 @@ from yatt.launch.diagnose.check_fs import LATE_S, faults, lateness_s
 from yatt.launch.diagnose.probe import NodeFacts
 from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
 from yatt.launch.diagnose.trial import Trial
+from yatt.launch.diagnose.versions import version_findings
 
 
 def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
@@ -24,6 +25,7 @@ def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[F
     elif not any(finding.level == "fail" for finding in before):
         names = ", ".join(facts.node for facts in trial.facts)
         yield ok("trial", f"{names}: {trial.facts[0].gpus} GPUs each; all nodes reach each other.")
+    yield from _versions(trial)
     if trial.report is not None:
         broken = "; ".join(faults(trial.report))
         late_s = lateness_s(trial.report)
@@ -34,6 +36,18 @@ def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[F
             yield warn("trial", seen, "Starts will be slow.")
         else:
             yield ok("trial", seen)
+
+
+def _versions(trial: Trial) -> Iterator[Finding]:
+    """Findings about the nodes' libraries and drivers, once for all nodes that have the same."""
+    known = [facts.versions for facts in trial.facts if facts.versions is not None]
+    different = [seen for index, seen in enumerate(known) if seen not in known[:index]]
+    for seen in different:
+        names = ", ".join(facts.node for facts in trial.facts if facts.versions == seen)
+        yield from version_findings(f"versions on {names}", seen)
+    if len(different) > 1:
+        cure = "Install the same on all nodes, or exclude some (sbatch_args: exclude)."
+        yield warn("versions", "the nodes have different versions, which may give different results.", cure)
 
 
 def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Finding]:
