@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -20,14 +21,18 @@ from yatt.adapters.requeue import Requeue
 from yatt.adapters.staged import on_node
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, samples_hash
+from yatt.config.schema import RunConfig
 from yatt.control.gpus import scratch
 from yatt.control.gpus.open_files import check_descriptors
 from yatt.control.leader.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
 from yatt.core.placement import place
-from yatt.errors import EXIT_FAILED, EXIT_FINISHED, WorkerFailed, YattError
+from yatt.core.trainer_environment import contrary_variables
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, WorkerFailed, YattError
 from yatt.paths import RunPaths
+
+_LOG = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -87,10 +92,24 @@ def _node(arguments: argparse.Namespace) -> Node:
         absent=arguments.absent, life=arguments.life, requeue=requeue, config_hash=config_hash(own),
         samples_hash=samples_hash(own),
     )  # fmt: skip
+    if node.device == "cuda" and node.is_trainer_node:
+        _check_variables(config)
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))
         raise WorkerFailed(f"this attempt cannot begin with --absent {listed}: {cause}")
     return node
+
+
+def _check_variables(config: RunConfig) -> None:
+    """Warns of variables of this process that slow trainer ranks.
+
+    Raises:
+        ConfigError: one breaks a guarantee of the run.
+    """
+    for each in contrary_variables(config, os.environ):
+        if each.is_refused:
+            raise ConfigError(f"the environment variable {each.name} {each.says}")
+        _LOG.warning("the environment variable %s %s", each.name, each.says)
 
 
 def _attempt(node: Node) -> int:

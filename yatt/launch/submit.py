@@ -25,6 +25,7 @@ from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceed
 from yatt.launch.asking import HOLD_SIGNALS, more_options, resources, setup_lines
 from yatt.launch.completed import completed
 from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
+from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
 from yatt.launch.folder import check_folder, open_existing, open_folder
@@ -148,7 +149,7 @@ def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     snapshot = take_snapshot(Slurm())
     found = findings(snapshot, site, demands_of(wanted))
     found += folder_findings(site, wanted, nodes=snapshot.nodes)
-    found += findings_here(site)
+    found += [*findings_here(site), *variable_findings(site, wanted, os.environ)]
     if faults := [finding for finding in found if finding.level == "fail"]:
         listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
         raise ConfigError(f"nothing was queued:\n{listed}")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.core.test_placement import config
 from tests.unit.launch.test_findings import TRAINER, site
 from tests.unit.launch.test_trial import BOTH, GOOD
 from yatt.launch.diagnose.trial import Trial
 from yatt.launch.diagnose.trial_findings import trial_findings
+from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import (
     TESTED,
     Installed,
@@ -95,3 +97,23 @@ def test_nodes_with_the_same_versions_are_named_together(tmp_path: Path) -> None
     assert [(f.level, f.about) for f in found] == [
         ("ok", "versions on n1, n2"), ("ok", "versions on n3"), ("warn", "versions"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "expected"),
+    [
+        ("env: {NCCL_ALGO: NVLS}", "auto", ("fail", "It comes from the site file (env).")),
+        ("", "auto", ("fail", "It comes from your shell or `setup`.")),
+        ("env: {NCCL_ALGO: Ring}", "auto", None),
+        ("env: {NCCL_ALGO: NVLS}", "cpu", None),
+    ],
+)
+def test_a_variable_that_ranks_cannot_have_is_said_with_its_source(
+    tmp_path: Path, text: str, device: str, expected: tuple[str, str] | None
+) -> None:
+    plain = config(1, 1, 0, 0)
+    run = replace(
+        plain, run=replace(plain.run, deterministic=True), launch=replace(plain.launch, device=device)
+    )
+    found = list(variable_findings(site(tmp_path, text), run, {"NCCL_ALGO": "NVLS"}))
+    assert [(f.level, f.cure) for f in found] == ([expected] if expected else [])

@@ -29,7 +29,8 @@ from yatt.control.gpus.shared_memory import SharedMemoryWatch
 from yatt.control.gpus.worker_plan import Worker, planned_workers
 from yatt.control.node import Node
 from yatt.core.exits import describe_exit
-from yatt.core.placement import Slab
+from yatt.core.placement import TRAINER, Slab
+from yatt.core.trainer_environment import trainer_variables
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -272,6 +273,8 @@ class Supervisor:
         env = {**self._network(), **os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         if self._node.device == "cpu":  # freed memory is returned to the kernel, so that the check sees it
             env["MALLOC_ARENA_MAX"] = "1"
+        elif worker.role == TRAINER:
+            env = {**trainer_variables(self._node.config), **env}
         env[MARK] = self._mark(worker)
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML's indices

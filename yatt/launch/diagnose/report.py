@@ -27,6 +27,7 @@ from yatt.launch.diagnose.records import Demand, Finding, Snapshot, fail, ok, wa
 from yatt.launch.diagnose.settings import settings_findings
 from yatt.launch.diagnose.trial import try_nodes
 from yatt.launch.diagnose.trial_findings import trial_findings
+from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
 
 COMMANDS = ("sbatch", "scontrol", "squeue", "scancel", "srun")
@@ -45,6 +46,7 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
     found = findings(snapshot, site, demands)
     found += folder_findings(site, config, nodes=snapshot.nodes)
     found += findings_here(site)
+    found += variable_findings(site, config, os.environ) if config else ()
     if try_num:
         gpus = demands[0].gpus_per_node if demands else 0
         demand = Demand(component="trainer", nodes=try_num, gpus_per_node=gpus)

@@ -1,0 +1,80 @@
+"""The environment of real children: trainer ranks on GPUs get variables, unless the user has set them."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.core.test_placement import config
+from yatt.control import __main__ as controller
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.node import Node
+from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.core.trainer_environment import CONNECTIONS
+from yatt.errors import ConfigError
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+
+SLEEPS = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")
+
+
+def node_of(folder: Path, device: str) -> Node:
+    plain = config(1, 2, 0, 0)
+    run = replace(
+        plain,
+        run=replace(plain.run, deterministic=True),
+        trainer=replace(plain.trainer, tensor_model_parallel_size=2),
+        launch=replace(plain.launch, scratch_dir=str(folder)),
+    )
+    paths = RunPaths(folder)
+    paths.log(1, "x").parent.mkdir(parents=True, exist_ok=True)
+    return Node(
+        config=run, paths=paths, placement=place(run), attempt=1, index=0, host="127.0.0.1", device=device,
+        devices=("0", "1") if device == "cuda" else (),
+    )  # fmt: skip
+
+
+async def environments(node: Node) -> dict[str, dict[str, str]]:
+    """Variables of a real child of each role."""
+    supervisor = Supervisor(node, EventLog(attempt=1, node=0, role="controller", sink=lambda _: None))
+    found = {}
+    for role in (TRAINER, ROLLOUT):
+        worker = next(each for each in supervisor.workers.values() if each.role == role)
+        worker.argv = SLEEPS
+        await supervisor.start(worker)
+        assert worker.child is not None
+        pairs = Path(f"/proc/{worker.child.pid}/environ").read_bytes().decode().split("\0")
+        found[role] = dict(pair.split("=", 1) for pair in pairs if pair)
+    await supervisor.close(1.0)
+    return found
+
+
+@pytest.mark.parametrize("own", ["", "8"])
+def test_only_trainer_ranks_get_them_and_the_users_value_wins(tmp_path: Path, monkeypatch, own: str) -> None:
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    if own:
+        monkeypatch.setenv(CONNECTIONS, own)
+    found = asyncio.run(environments(node_of(tmp_path, "cuda")))
+    assert found[TRAINER][CONNECTIONS] == (own or "1")
+    assert found[TRAINER]["NCCL_ALGO"] == "^NVLS"
+    assert found[ROLLOUT].get(CONNECTIONS, "") == own and "NCCL_ALGO" not in found[ROLLOUT]
+
+
+def test_without_gpus_nothing_is_set(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    found = asyncio.run(environments(node_of(tmp_path, "cpu")))
+    assert CONNECTIONS not in found[TRAINER]
+
+
+def test_a_controller_refuses_a_variable_that_breaks_determinism(tmp_path: Path, monkeypatch, caplog) -> None:
+    run = node_of(tmp_path, "cuda").config
+    monkeypatch.setenv(CONNECTIONS, "8")
+    controller._check_variables(run)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS is 8" in caplog.text
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    with pytest.raises(ConfigError, match="the environment variable NCCL_ALGO is NVLS, with which"):
+        controller._check_variables(run)
+    assert os.environ["NCCL_ALGO"] == "NVLS", "nothing is changed here"
