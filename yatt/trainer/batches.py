@@ -58,6 +58,17 @@ class SequenceLayout:
     has_few_lengths: bool = False
 
 
+@dataclass(kw_only=True)
+class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron-core has no types
+    """The bounds of the sequences of a stream, before the context-parallel split.
+
+    `runs` says it without a copy from the device: (tokens on this rank, number of sequences) of adjacent
+    sequences of one length, in order.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """Inputs of one forward pass, and the positions of its completion tokens.
@@ -84,7 +95,7 @@ class MicroBatch:
     sampler_T: Tensor
     samples_T: Tensor
     lengths_N: Tensor
-    packed: PackedSeqParams | None
+    packed: PackedSequences | None
 
 
 def sample_of(rollout: Rollout, start: int) -> TrainSample:
@@ -146,7 +157,7 @@ def micro_batch(
         sampler_T=tensor(stream.sampler[held_T]),
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
-        packed=None if is_plain else _packed(bounds, max(lengths), device),
+        packed=None if is_plain else _packed(lengths, cut.cp_size, device),
     )
 
 
@@ -215,12 +226,14 @@ def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]
     return np.concatenate(held)
 
 
-def _packed(bounds: list[int], longest: int, device: torch.device) -> PackedSeqParams:
+def _packed(lengths: list[int], cp_size: int, device: torch.device) -> PackedSequences:
+    bounds = [0, *itertools.accumulate(lengths)]
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
-    return PackedSeqParams(
+    return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(lengths),
+        runs=tuple((length // cp_size, len(list(same))) for length, same in itertools.groupby(lengths)),
     )

@@ -7,7 +7,6 @@ Engine's parameter names, so that converters and checkpoints need one set of nam
 Suffixes: S tokens on this rank, B sequences side by side, H heads, D head size.
 """
 
-import itertools
 import math
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.parallel_state import get_context_parallel_group
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -34,6 +32,8 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 from torch import Tensor
+
+from yatt.trainer.batches import PackedSequences
 
 
 class TorchRMSNorm(torch.nn.RMSNorm):
@@ -84,7 +84,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,  # noqa: ARG002  (megatron's signature; causal is built in)
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: PackedSequences | None = None,
         **_: Any,
     ) -> Tensor:
         """Computes attention within each sequence.
@@ -97,9 +97,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             return self._attend(query, key, value)
-        bounds = packed_seq_params.cu_seqlens_q
-        lengths = ((bounds[1:] - bounds[:-1]) // self.cp_group.size()).tolist()
-        runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
+        runs = packed_seq_params.runs
         sizes = [length * count for length, count in runs]
         split = (torch.split(x, sizes) for x in (query, key, value))
         pieces = zip(runs, *split, strict=True)

@@ -76,6 +76,16 @@ def test_sequences_of_padding_are_no_longer_than_the_longest():
     assert int(lengths.max()) == 32
 
 
+@pytest.mark.parametrize(("cp_size", "cp_rank"), [(1, 0), (2, 0), (2, 1)])
+def test_runs_of_equal_sequences_are_those_of_the_bounds(cp_size, cp_rank):
+    cut = SequenceLayout(align=2 * cp_size, cp_size=cp_size, cp_rank=cp_rank)
+    micro = packed([(2, 31), (4, 29), (5, 40), (1, 7), (2, 31)], cut)
+    lengths = [length * cp_size for length, count in micro.packed.runs for _ in range(count)]
+    assert lengths == micro.packed.cu_seqlens_q.diff().tolist()
+    assert [count for _, count in micro.packed.runs] == [1, 3, 1]
+    assert sum(length * count for length, count in micro.packed.runs) == micro.tokens.numel()
+
+
 def test_even_lengths_are_few_and_at_most_an_eighth_longer():
     lengths = range(64, 1 << 14)
     assert all(length <= bucketed_length(length) <= length * 9 / 8 for length in lengths)
