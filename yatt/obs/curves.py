@@ -23,6 +23,12 @@ SMALL = (
     ("Policy loss", (("policy loss", "actor/pg_loss"),)),
     ("Seconds per iteration", (("seconds", "timing_s/step"),)),
     ("Tokens per second and GPU", (("tokens/s", "perf/throughput"),)),
+    ("Utilization of GPUs that train (MFU)", (("MFU", "perf/mfu/actor"),)),
+    (
+        "Device memory of trainer ranks (GB)",
+        (("allocated", "perf/max_memory_allocated_gb"), ("reserved", "perf/max_memory_reserved_gb")),
+    ),
+    ("Host memory of the fullest node (GB)", (("used", "perf/cpu_memory_used_gb"),)),
     ("Completions truncated at the maximum length (fraction)", (("cut", "response_length/clip_ratio"),)),
 )
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6")

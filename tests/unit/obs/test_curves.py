@@ -1,0 +1,22 @@
+"""The curves of a report."""
+
+from yatt.obs.curves import small_charts
+from yatt.obs.metrics import STEP
+
+
+def test_efficiency_is_drawn_where_it_is_known() -> None:
+    rows = [{STEP: step, "perf/throughput": 100.0 + step} for step in (1, 2)]
+    assert [title for title, _ in small_charts(rows)] == ["Tokens per second and GPU"]
+    on_gpus = {
+        "perf/mfu/actor": 0.4,
+        "perf/max_memory_allocated_gb": 60.5,
+        "perf/max_memory_reserved_gb": 71.0,
+    }
+    charts = dict(small_charts([row | on_gpus for row in rows]))
+    assert [*charts] == [
+        "Tokens per second and GPU",
+        "Utilization of GPUs that train (MFU)",
+        "Device memory of trainer ranks (GB)",
+    ]
+    memory = charts["Device memory of trainer ranks (GB)"]
+    assert "allocated" in memory and "reserved" in memory
