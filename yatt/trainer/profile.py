@@ -27,8 +27,8 @@ from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
 EVENTS_PER_MODULE = 300
-"""Upper estimate of a trace's events per module of the model and micro-batch: 134 were counted on CPU, where
-an operation has one or two; on a GPU the launch of its kernel and the kernel are two more."""
+"""Upper estimate of a trace's events per module of the model and micro-batch: up to 125 were counted on CPU,
+where an operation has one or two; on a GPU the launch of its kernel and the kernel are two more."""
 
 EVENTS_PER_S = 100_000
 """Events per second that the end of a trace processes: 180,000 were measured on a slow CPU."""
@@ -36,7 +36,7 @@ EVENTS_PER_S = 100_000
 SHARE_OF_TTL = 0.5
 """Part of `lease.ttl_s` for which the end of a trace may stop the rank."""
 
-MOST_HISTORY = 50_000
+MOST_HISTORY = 20_000
 """Largest number of allocations in a history of device memory; older ones are dropped."""
 
 WRITE_S = 10.0
@@ -213,7 +213,7 @@ class RankProfiler:
         self._files.put("trace.json.gz", iteration, data)
 
     def _begin_history(self) -> None:
-        torch.cuda.memory._record_memory_history("all", max_entries=MOST_HISTORY)
+        torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=MOST_HISTORY)
 
     def _end_history(self, iteration: int) -> None:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
