@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from yatt.models.shape import DenseFeedForward, Experts, FeedForward, GroupedAttention, Shape
+from yatt.models.shape import Attention, DenseFeedForward, Experts, FeedForward, LatentAttention, Shape
 
 BACKWARD = 2
 """Products of the backward pass by those of the forward pass: gradients of both factors of each."""
@@ -49,14 +49,27 @@ def forward_flops(shape: Shape) -> ForwardFlops:
     return ForwardFlops(token=token, pair=pair, row=2 * shape.hidden_size * shape.vocab_size)
 
 
-def attention_flops(attention: GroupedAttention, hidden_size: int) -> tuple[int, int]:
+def attention_flops(attention: Attention, hidden_size: int) -> tuple[int, int]:
     """Counts the operations of one layer's attention: per token, and per token and token that it attends to.
 
     A pair has a product of query and key, and one of its weight and the value.
     """
+    if isinstance(attention, LatentAttention):
+        return _latent_flops(attention, hidden_size)
     num_heads, head_dim = attention.num_heads, attention.head_dim
     weights = hidden_size * head_dim * (2 * num_heads + 2 * attention.num_kv_heads)  # q and output; k and v
     return 2 * weights, 2 * 2 * num_heads * head_dim
+
+
+def _latent_flops(attention: LatentAttention, hidden_size: int) -> tuple[int, int]:
+    num_heads, query, q_rank, kv_rank = (
+        attention.num_heads, attention.head_dim, attention.q_rank, attention.kv_rank
+    )  # fmt: skip
+    weights = q_rank * hidden_size + (q_rank or hidden_size) * num_heads * query
+    weights += hidden_size * (kv_rank + attention.rope_dim)
+    weights += kv_rank * num_heads * (attention.nope_dim + attention.value_dim)
+    weights += num_heads * attention.value_dim * hidden_size
+    return 2 * weights, 2 * num_heads * (query + attention.value_dim)
 
 
 def feed_forward_flops(part: FeedForward, hidden_size: int) -> int:

@@ -22,12 +22,31 @@ TINY = {
     "max_position_embeddings": 64,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+SIGMOID = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 OF_FAMILY = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_local_experts": 6},
     "qwen2_moe": {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 40},
+    "glm4_moe": {**SIGMOID, "head_dim": 32},
+    "deepseek_v3": {
+        **SIGMOID,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+    },
 }
 
 
@@ -35,7 +54,7 @@ def counted(kind: str, length: int, *, is_trained: bool) -> tuple[object, int]:
     """The config, and torch's count with logits at the last `ROWS` positions."""
     config = transformers.AutoConfig.for_model(kind, **{**TINY, **OF_FAMILY[kind]})
     settings = {"attn_implementation": "eager"}
-    if "moe" in kind:
+    if "moe" in kind or kind == "deepseek_v3":
         settings["experts_implementation"] = "eager"  # else experts are not separate products
     model = transformers.AutoModelForCausalLM.from_config(config, **settings)
     ids = torch.arange(length)[None] % config.vocab_size
