@@ -288,6 +288,9 @@ class TrainerSection:
     sequence_parallel: bool = False
     """Shard activations outside of the matrix products over TP ranks."""
 
+    router_replay: bool = False
+    """Updates send tokens to the experts that the policy before the iteration chose (router replay)."""
+
     total_iterations: Annotated[int, COUNT]
     """Total number of iterations, including those before a resume."""
 

@@ -85,6 +85,8 @@ def _expert_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
         for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
             if getattr(layout, key) > 1:
                 yield f"{key} {getattr(layout, key)}: the model is dense; remove it."
+        if layout.router_replay:
+            yield "router_replay: the model is dense; remove it."
         return
     if experts.num_experts % ep:
         yield (

@@ -20,6 +20,7 @@ from yatt.trainer.batches import MicroBatch
 from yatt.trainer.head import head_at
 from yatt.trainer.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.model import Policy
+from yatt.trainer.routes import Around, nothing_around
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,13 @@ Tick = Callable[[], None]
 
 
 def run_pass(
-    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], finish: Finish, tick: Tick, *, trains: bool
-) -> list[Any]:
+    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
+    *, trains: bool, around: Around = nothing_around,
+) -> list[Any]:  # fmt: skip
     """Runs all micro-batches, with gradients if `trains`. Collective over the whole model.
+
+    Args:
+        around: surrounds each forward pass of a model chunk.
 
     Returns:
         Result of `finish` per micro-batch; empty on pipeline stages other than the last.
@@ -48,7 +53,7 @@ def run_pass(
     def forward_step(items: Iterator[tuple[int, MicroBatch]], model: nn.Module) -> tuple[Tensor, Any]:
         index, micro = next(items)
         tick()
-        with head_at(model, micro.rows_R) as weight:
+        with around(model, micro), head_at(model, micro.rows_R) as weight:
             output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed)
 
         def finish_this(hidden: Tensor, non_loss_data: bool = False) -> Any:  # noqa: ARG001  (megatron's call)
@@ -102,14 +107,15 @@ def reader_of(policy: Policy, temperature: float) -> Reader:
 
 
 def completion_logprobs(
-    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], reader: Reader, tick: Tick
-) -> list[Tensor]:
+    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], reader: Reader, tick: Tick,
+    around: Around = nothing_around,
+) -> list[Tensor]:  # fmt: skip
     """Log-probs of all completion tokens, float32 [T] per micro-batch; empty except on the last stage."""
 
     def finish(_: int, micro: MicroBatch, given: HeadInput) -> Tensor:
         return reader(micro, given)[0]
 
-    return run_pass(chunks, micros, finish, tick, trains=False)
+    return run_pass(chunks, micros, finish, tick, trains=False, around=around)
 
 
 class Stopwatch:
@@ -138,8 +144,9 @@ class Stopwatch:
 
 
 def optimizer_step(
-    policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick
-) -> tuple[list[Any], float, list[float]]:
+    policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
+    around: Around = nothing_around,
+) -> tuple[list[Any], float, list[float]]:  # fmt: skip
     """Makes one update from these micro-batches.
 
     The schedule advances first, so that the first step of a warm-up has a learning rate above 0.
@@ -160,7 +167,7 @@ def optimizer_step(
         watch.mark()
         tick()
 
-    measured = run_pass(policy.chunks, micros, finish, timed_tick, trains=True)
+    measured = run_pass(policy.chunks, micros, finish, timed_tick, trains=True, around=around)
     policy.scheduler.step(increment=1)
     _, grad_norm, _ = policy.optimizer.step()
     norm = float(grad_norm)

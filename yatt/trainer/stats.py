@@ -59,6 +59,26 @@ def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[
     }
 
 
+def load_metrics(counts_LE: Tensor) -> dict[str, float]:
+    """Metrics of the load of experts: an expert's tokens by the mean of its layer. Padding counts too.
+
+    The violation of a layer is its largest load less 1; 0 is balanced.
+
+    Args:
+        counts_LE: int64, tokens of each layer's experts; layers without tokens have no experts.
+    """
+    counts_LE = counts_LE[counts_LE.sum(1) > 0].double()
+    if not len(counts_LE):
+        return {}
+    load_LE = counts_LE / counts_LE.mean(1, keepdim=True)
+    return {
+        "moe/load/max": float(load_LE.max(1).values.mean()),
+        "moe/load/min": float(load_LE.min(1).values.mean()),
+        "moe/max_violation": float(load_LE.max()) - 1,
+        "moe/idle_experts": float((counts_LE == 0).double().mean()),
+    }
+
+
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {
         f"{name}/mean": sum(values) / len(values),

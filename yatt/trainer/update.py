@@ -40,6 +40,7 @@ from yatt.trainer.passes import (
 )
 from yatt.trainer.profile import RankProfiler
 from yatt.trainer.rejection import rejected
+from yatt.trainer.routes import Routes
 from yatt.trainer.stats import batch_metrics, update_metrics
 from yatt.trainer.usage import forget_peaks, update_usage
 
@@ -64,7 +65,8 @@ class KlCoefficient:
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy, the reference model if one is needed, the run config, and the rank's profiles."""
+    """The policy and its routes, the reference model if one is needed, the run config, and the rank's
+    profiles."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -72,6 +74,7 @@ class Learner:
     reference: list[nn.Module]
     kl: KlCoefficient
     profiler: RankProfiler
+    routes: Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
     sums = totals(measured, learner.policy.device)
     metrics |= update_metrics(sums, norms)
+    metrics |= learner.routes.finish()
     metrics["actor/lr"] = learning_rate(learner.policy)
     if kl_penalty is not None:
         metrics["actor/reward_kl_penalty"] = kl_penalty
@@ -142,7 +146,10 @@ def _updates(
         for micros, wanted in zip(steps, targets, strict=True):
             reader = reader_of(learner.policy, learner.config.rollout.temperature)
             objective = Objective(section, learner.algorithm, learner.kl.value, reader, wanted)
-            got, norm, seconds = optimizer_step(learner.policy, micros, objective, tick)
+            got, norm, seconds = optimizer_step(
+                learner.policy, micros, objective, tick, learner.routes.update
+            )
+            learner.routes.end_update()
             costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
             measured.extend(got)
             norms.append(norm)
@@ -239,7 +246,9 @@ def _known_logprobs(
     is_used = section.kl_in == "reward" or section.rejection.is_on or learner.algorithm.needs.old_logprobs
     if config.trainer.ppo_epochs * len(steps) > 1 or is_used:
         chunks = learner.policy.chunks
-        old = timing.of("old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick))
+        old = timing.of(
+            "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick, learner.routes.old)
+        )
     if learner.reference:
         models = learner.reference
         reference = timing.of("ref", lambda: completion_logprobs(models, micros, reader, tick))

@@ -39,6 +39,7 @@ from yatt.trainer.probe import MeasuredRounding, probe_logprobs
 from yatt.trainer.profile import profiler_of
 from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
+from yatt.trainer.routes import Routes
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
 from yatt.trainer.update import KlCoefficient, Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
@@ -138,7 +139,8 @@ class TrainerRank:
             config, policy.models, self._device, attempt=order.attempt, scratch=Path(order.stem).parent
         )
         kl = KlCoefficient(config.algorithm.kl_coef)
-        learner = Learner(config, algorithm, policy, reference, kl, profiler)
+        routes = Routes(policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay)
+        learner = Learner(config, algorithm, policy, reference, kl, profiler, routes)
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
         plan = save_plan(policy, host)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))

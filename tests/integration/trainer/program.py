@@ -251,11 +251,36 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "gradient": gradient,
         "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
+        "moved": lambda: with_moved_routers(gradient),
         "state": lambda: write_state(worker._policy, at.folder / f"{argument}.safetensors"),
         "nap": lambda: nap(worker, notes),
         "export": lambda: worker.handle(m.ExportHF(folder=str(at.folder / argument))),
     }
     actions[action]()
+
+
+def with_moved_routers(train: Callable[[], None]) -> None:
+    """Trains with routers that move between the pass of the old policy and the first update."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    from yatt.trainer import update
+
+    step = update.optimizer_step
+
+    def move_then_step(policy, *given):
+        for module in (module for model in policy.models for module in model.modules()):
+            if isinstance(module, TopKRouter):
+                module.weight.data += router_noise(module.layer_number - 1, module.weight.shape)
+        update.optimizer_step = step
+        return step(policy, *given)
+
+    update.optimizer_step = move_then_step
+    train()
+
+
+def router_noise(layer: int, shape: torch.Size) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 + layer)
+    return 0.02 * torch.randn(shape, generator=generator)
 
 
 def ddp_config() -> type:
