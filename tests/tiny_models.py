@@ -121,6 +121,31 @@ def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2,
     return str(folder)
 
 
+def make_fp8(folder: Path, source: Path) -> str:
+    """The model of `source` as DeepSeek-V3 is released: matrices of layers in FP8, with scales for blocks."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    make_tokenizer(folder)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    quantised = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            quantised[name] = tensor
+            continue
+        rows, columns = (-(-size // 128) for size in tensor.shape)
+        padded = torch.nn.functional.pad(tensor, (0, -tensor.shape[1] % 128, 0, -tensor.shape[0] % 128))
+        blocks = padded.view(rows, 128, columns, 128)
+        scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        scaled = (blocks / scales[:, None, :, None]).view_as(padded)[: tensor.shape[0], : tensor.shape[1]]
+        quantised[name] = scaled.to(torch.float8_e4m3fn).contiguous()
+        quantised[f"{name}_scale_inv"] = scales.contiguous()
+    save_file(quantised, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
 def make_phi3(folder: Path) -> str:
     """A random Phi-3 of three layers: a family that is not in the package."""
     import transformers

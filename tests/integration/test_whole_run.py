@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
-from tests.tiny_models import make_qwen3, make_scripted_model, make_sigmoid_moe
+from tests.tiny_models import make_fp8, make_qwen3, make_scripted_model, make_sigmoid_moe
 from tests.unit.adapters.test_judge_api import Service, says
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -155,6 +155,27 @@ def test_other_families_with_experts_too(tmp_path: Path, kind: str) -> None:
     checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
     assert {e["policy_version"] for e in checks} == {0, 1, 2}
     assert all(e["difference"] < 1e-5 for e in checks), "the engines have the biases of every version"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_folder_in_fp8_is_trained_in_float32_and_exported_so(tmp_path: Path, engine: str) -> None:
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "rollout": {"engine": engine, **SMALL},
+        "trainer": {"total_iterations": 1, **SPREAD},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    })  # fmt: skip
+    make_sigmoid_moe(tmp_path / "source", "deepseek_v3", seed=4)
+    make_fp8(tmp_path / "policy", tmp_path / "source")
+    finished(run)
+    checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
+    assert {e["policy_version"] for e in checks} == {0, 1}
+    assert all(e["difference"] < 1e-5 for e in checks), "the engine has the trainer's dequantised weights"
+    config = json.loads((run.run_dir / "model/config.json").read_text())
+    assert "quantization_config" not in config
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(run.run_dir / "model")
 
 
 def test_the_fallback_engine_runs_the_same_loop(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads
 from yatt.checkpoint.writing import write_file
 from yatt.errors import ConfigError
 from yatt.models.folder import ModelFolder
+from yatt.models.quantized import without_scales
 from yatt.models.rows import WeightRow
 from yatt.models.spans import row_spans, spans_within
 from yatt.models.tensors import tensor_faults
@@ -117,7 +118,8 @@ def tensors_of(source: ModelFolder) -> dict[str, _Source]:
     for file in sorted(source.path.glob("*.safetensors")):
         places = patiently(partial(read_header, file))
         found |= {name: _Source(file, place) for name, place in places.items()}
-    shapes = {name: tensor.place.shape for name, tensor in found.items()}
+    dtypes = {name: tensor.place.dtype for name, tensor in found.items()}
+    shapes = without_scales({name: tensor.place.shape for name, tensor in found.items()}, dtypes)
     model = source.model
     if faults := [*tensor_faults(model, shapes)]:
         raise ConfigError(f"{source.path} {faults[0]}.")

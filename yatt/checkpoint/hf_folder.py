@@ -23,7 +23,8 @@ from yatt.adapters.patience import patiently
 from yatt.adapters.tensor_header import ITEM_BYTES
 from yatt.checkpoint.pieces import in_files
 from yatt.errors import ConfigError
-from yatt.models.folder import INDEX, SIDE_FILES
+from yatt.models.folder import CONFIG, INDEX, SIDE_FILES
+from yatt.models.quantized import exported_config
 
 FILE_BYTES = 4 << 30
 """Most bytes of the tensors of a file, if no single tensor has more."""
@@ -135,7 +136,8 @@ def copy_side_files(source: Path, folder: Path) -> None:
     """Copies config and tokenizer from one Hugging Face folder to another."""
     for name in SIDE_FILES:
         if (source / name).is_file():
-            _write(folder / name, patiently(partial((source / name).read_bytes)))
+            data = patiently(partial((source / name).read_bytes))
+            _write(folder / name, exported_config(data) if name == CONFIG else data)
 
 
 def _appear(folder: Path, target: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 from yatt.adapters.tokenizer import eos_ids
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import WorkerFailed
+from yatt.models.model import read_config
+from yatt.models.quantized import KEY
 from yatt.records.message import Completed, Sample, unpack_ids
 
 EngineKind = Literal["vllm", "transformers", "scripted"]
@@ -117,6 +119,12 @@ class EngineOptions:
 
     weights_are_replaced: bool = False
     """New weights are loaded after every wake, so sleep need not keep the old ones."""
+
+
+def waits_for_weights(options: EngineOptions) -> bool:
+    """Whether the folder's weights are quantised and the policy's are not: the engine starts without any, and
+    its first ones are published."""
+    return options.weights_are_replaced and bool(read_config(options.model).get(KEY))
 
 
 def refuse_structure(sample: Sample) -> None:

@@ -21,9 +21,16 @@ from torch import Tensor
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.engine.compare import check_published, compare_weights, counted, published_checksums
 from yatt.engine.media import refuse_media
-from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
+from yatt.engine.protocol import (
+    Comparison,
+    EngineOptions,
+    prompt_and_room,
+    refuse_structure,
+    waits_for_weights,
+)
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
+from yatt.models.quantized import KEY
 from yatt.records import message as m
 from yatt.weights.published import PublishedWeights
 
@@ -69,11 +76,15 @@ class TransformersEngine:
 
     def start(self) -> None:
         """Loads the model."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(
-            self._options.model, dtype=getattr(torch, self._options.dtype), attn_implementation="sdpa"
-        )
+        settings = {"dtype": getattr(torch, self._options.dtype), "attn_implementation": "sdpa"}
+        if waits_for_weights(self._options):
+            config = AutoConfig.from_pretrained(self._options.model)
+            delattr(config, KEY)
+            self._model, self._has_weights = AutoModelForCausalLM.from_config(config, **settings), False
+        else:
+            self._model = AutoModelForCausalLM.from_pretrained(self._options.model, **settings)
         self._model.to(self._options.device).eval().requires_grad_(False)
 
     def add(self, sample: m.Sample) -> None:

@@ -16,9 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from yatt.engine.media import refuse_media
-from yatt.engine.protocol import CPU_KV_CACHE_BYTES, Comparison, EngineOptions, prompt_and_room
+from yatt.engine.protocol import (
+    CPU_KV_CACHE_BYTES,
+    Comparison,
+    EngineOptions,
+    prompt_and_room,
+    waits_for_weights,
+)
 from yatt.engine.published import read_publication
 from yatt.errors import ConfigError, WorkerFailed
+from yatt.models.quantized import KEY
 from yatt.records import message as m
 
 
@@ -63,7 +70,7 @@ class VllmEngine:
             self._exchange.enter_context(rank_exchange())
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-        self._has_weights = self._has_kv_cache = True
+        self._has_weights, self._has_kv_cache = "load_format" not in arguments, True
 
     def add(self, sample: m.Sample) -> None:
         """See Engine.add."""
@@ -253,6 +260,8 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
+    if waits_for_weights(options):
+        arguments |= {"load_format": "dummy", "hf_overrides": {KEY: None}}
     if options.num_ranks > 1:
         arguments["distributed_executor_backend"] = "external_launcher"
     if options.device == "cpu":

@@ -15,6 +15,7 @@ from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
+from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.tensors import tensor_faults
 from yatt.trainer.layout import check_layout
 
@@ -85,11 +86,15 @@ def check_fits(config: RunConfig) -> None:
 def _check_tensors(folder: str, model: Model) -> None:
     places, faults = _places(folder)
     shapes = {name: place.shape for name, place in places.items()}
+    dtypes = {name: place.dtype for name, place in places.items()}
     if not shapes and not faults:
         return  # told by another check
-    other = sorted(f"{name} ({p.dtype})" for name, p in places.items() if p.dtype not in TRAINED_DTYPES)
+    known = (*TRAINED_DTYPES, FP8) if is_quantised(read_config(folder)) else TRAINED_DTYPES
+    other = sorted(f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in known)
     if other:
         faults.append(f"has tensors that cannot be trained: {', '.join(other[:3])}; save them in bfloat16")
+    faults += scale_faults(shapes, dtypes)[:1]
+    shapes = without_scales(shapes, dtypes)
     if faults := faults or list(tensor_faults(model, shapes)):
         raise ConfigError("\n".join(f"model.path: {folder} {fault}." for fault in faults))
 

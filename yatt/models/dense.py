@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from yatt.errors import ConfigError
+from yatt.models.quantized import is_quantised
 from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
 
 Values = Mapping[str, Any]
@@ -41,7 +42,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (None, False),
     "attention_dropout": (None, 0, 0.0),
     "partial_rotary_factor": (None, 1.0),
-    "quantization_config": (None,),
     "attention_bias": (None, False),
 }
 """Values with which a dense decoder is what the trainer builds."""
@@ -91,6 +91,7 @@ def read_dense(
 
 
 def _refuse_unsupported(values: Values, allowed: Values) -> None:
+    is_quantised(values)
     for key, wanted in allowed.items():
         if values.get(key) not in wanted:
             raise ConfigError(

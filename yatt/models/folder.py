@@ -5,8 +5,9 @@ from pathlib import Path
 
 from yatt.models.model import Model
 
+CONFIG = "config.json"
 SIDE_FILES = (
-    "config.json",
+    CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

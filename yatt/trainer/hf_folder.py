@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from yatt.adapters.patience import LIMIT_S, patiently
-from yatt.models.folder import SIDE_FILES
+from yatt.models.folder import CONFIG, SIDE_FILES
+from yatt.models.quantized import exported_config
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick
 from yatt.weights.convert import export_weights, write_index
@@ -47,6 +48,9 @@ def copy_side_files(source: Path, folder: Path) -> None:
     for name in SIDE_FILES:
         if (source / name).is_file():
             patiently(partial(shutil.copyfile, source / name, folder / name))
+    config = folder / CONFIG
+    if config.is_file():
+        patiently(lambda: config.write_bytes(exported_config(config.read_bytes())))
 
 
 def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:

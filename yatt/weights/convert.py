@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.errors import ConfigError
+from yatt.models.quantized import BLOCK, SCALE, scale_shape
 from yatt.models.rows import EMBEDDING, OUTPUT, ROUTER_BIAS, WeightRow
 from yatt.models.tensors import hf_shapes
 from yatt.weights.tensor_file import TensorFile
@@ -74,11 +75,17 @@ class HFTensors:
             self._file_of.update(dict.fromkeys(opened.names(), opened))
 
     def read(self, name: str) -> Tensor:
-        """Reads one tensor to the CPU, in the folder's dtype.
+        """Reads one tensor to the CPU, in the folder's dtype; in float32 if it is in FP8 with scales.
 
         Raises:
             ConfigError: the folder has no tensor of that name.
         """
+        tensor = self._read(name)
+        return (
+            dequantised(tensor, self._read(name + SCALE)) if tensor.dtype is torch.float8_e4m3fn else tensor
+        )
+
+    def _read(self, name: str) -> Tensor:
         if name not in self._file_of:
             raise ConfigError(
                 f"model.path: {self._folder} has no tensor {name}; its config.json promises one."
@@ -91,6 +98,25 @@ class HFTensors:
             _LOG.warning("the model cannot be read (%s); trying again, up to %g s", error, self._limit_s)
 
         return patiently(work, limit_s=self._limit_s, on_failure=failed)
+
+
+def dequantised(weight: Tensor, scales: Tensor) -> Tensor:
+    """The weight in float32: each block's elements times its scale.
+
+    Args:
+        weight: float8_e4m3fn [rows, columns].
+        scales: float32 [rows / 128, columns / 128], rounded up.
+
+    Raises:
+        ConfigError: the scales have another shape.
+    """
+    if tuple(scales.shape) != scale_shape(tuple(weight.shape)):
+        raise ConfigError(
+            f"model.path: a weight of shape {tuple(weight.shape)} in FP8 has scales of shape "
+            f"{tuple(scales.shape)}; {scale_shape(tuple(weight.shape))} is needed."
+        )
+    every = scales.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return weight.float() * every[: weight.shape[0], : weight.shape[1]]
 
 
 def named_weights(models: Sequence[nn.Module], groups: ParallelGroups) -> Iterator[tuple[str, Tensor]]:
