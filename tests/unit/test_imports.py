@@ -14,6 +14,7 @@ LIGHT = (
     "yatt.core",
     "yatt.records",
     "yatt.simulation",
+    "yatt.planning",
 )
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from yatt import __version__
 from yatt.adapters.patience import is_passing
 from yatt.cli.ckpt import add_ckpt, add_convert
+from yatt.cli.plan import add_plan
 from yatt.cli.simulate import add_simulate
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.printable import printable_lines
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_ckpt(commands)
     add_convert(commands)
     _add_looking(commands)
+    add_plan(commands)
     add_simulate(commands)
     cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
     cleaning.add_argument(

@@ -88,7 +88,7 @@ def child_environment() -> dict[str, str]:
 
 
 def run_world(
-    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S
+    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S, program: Path = PROGRAM
 ) -> dict[str, Job]:
     """Run jobs in `world_size` processes; every process started is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def run_world(
     logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
     processes = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), str(rank), str(world_size)],
+            [sys.executable, str(program), str(folder), str(rank), str(world_size)],
             env=environment,
             stdout=logs[rank],
             stderr=subprocess.STDOUT,

@@ -1,0 +1,136 @@
+"""Planned bytes against those that a real trainer holds, counted by a dispatch mode."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.trainer.conftest import make_model, run_world
+from tests.integration.trainer.program import make_config
+from yatt.models.model import read_model
+from yatt.planning.activations import TokenShare
+from yatt.planning.ranks import layout_of
+from yatt.planning.trainer import INDEX_BYTES, ITEM_BYTES, TrainerDemand, TrainerMemory, trainer_memory
+from yatt.trainer import logprobs
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("counting.py")
+SIZES = {"hidden_size": 128, "intermediate_size": 320, "vocab_size": 64, "max_position_embeddings": 4096}
+EXPERTS = {"num_hidden_layers": 2, "num_experts": 8, "moe_intermediate_size": 96, "num_experts_per_tok": 4}
+MODELS = {
+    "qwen3": ("qwen3", False, {}),
+    "tied": ("qwen3", True, {}),
+    "wide": ("qwen3", False, {"num_hidden_layers": 2, "intermediate_size": 1280}),
+    "vocabulary": ("qwen3", False, {"num_hidden_layers": 1, "vocab_size": 32000}),
+    "qwen2": ("qwen2", False, {"num_hidden_layers": 3}),
+    "experts": ("qwen3_moe", False, EXPERTS),
+    "shared": ("qwen2_moe", False, EXPERTS | {"shared_expert_intermediate_size": 160}),
+}
+TP, SP = {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}
+CP, PP = {"context_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+RECOMPUTE, FLOAT32, BF16 = {"recompute": True}, {"dtype": "float32"}, {"dtype": "bfloat16"}
+ONE, FOUR = [[1024]], [[1024]] * 4
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A job's plan and counts, by pipeline stage and rank."""
+
+    planned: list[TrainerMemory]
+    ranks: list[dict]
+
+    def of_rank(self, rank: int) -> TrainerMemory:
+        return self.planned[rank // (len(self.ranks) // len(self.planned))]
+
+
+JOBS = {
+    1: [
+        ("qwen3", {}, ONE), ("qwen3", RECOMPUTE, ONE), ("qwen3", FLOAT32, ONE), ("wide", RECOMPUTE, ONE),
+        ("wide", RECOMPUTE | FLOAT32, ONE), ("qwen3", {}, [[500, 524]]), ("qwen2", {}, ONE),
+        ("tied", {}, ONE), ("vocabulary", RECOMPUTE, ONE), ("experts", {}, ONE), ("experts", RECOMPUTE, ONE),
+        ("experts", FLOAT32, ONE), ("shared", {}, ONE),
+    ],
+    2: [
+        ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
+        ("qwen3", CP, [[2048]]), ("qwen3", CP | RECOMPUTE, [[2048]]), ("qwen3", PP, FOUR),
+        ("qwen3", PP | RECOMPUTE, FOUR), ("tied", PP, FOUR), ("experts", TP | SP, ONE),
+        ("qwen3", PP | {"virtual_pipeline_model_parallel_size": 2}, FOUR),
+    ],
+}  # fmt: skip
+NAMES = [(world, index) for world, jobs in JOBS.items() for index in range(len(jobs))]
+
+
+def name_of(key: tuple[int, int]) -> str:
+    model, layout, micro = JOBS[key[0]][key[1]]
+    said = "-".join(f"{name.split('_')[0]}{value}" for name, value in layout.items())
+    return f"{key[0]}-{model}-{said or 'plain'}-{len(micro[0])}"
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory) -> dict[tuple[int, int], Counted]:
+    root = tmp_path_factory.mktemp("counted")
+    for name, (kind, is_tied, values) in MODELS.items():
+        make_model(root / name, kind, is_tied=is_tied, **SIZES | values)
+    found = {}
+    for world, jobs in JOBS.items():
+        listed = [
+            {"name": str(at), "model": str(root / m), "layout": BF16 | layout, "micro_batches": micro}
+            for at, (m, layout, micro) in enumerate(jobs)
+        ]  # fmt: skip
+        done = run_world(root / f"world-{world}", world, listed, program=PROGRAM)
+        found |= {
+            (world, at): Counted(plan_of(job, world), done[job["name"]].notes)
+            for at, job in enumerate(listed)
+        }
+    return found
+
+
+def plan_of(job: dict, world: int) -> list[TrainerMemory]:
+    config, model = make_config(job["model"], job["layout"]), read_model(job["model"])
+    layout, micro = layout_of(config.trainer, world), job["micro_batches"][0]
+    tokens = sum(micro) // layout.cp
+    share = TokenShare(
+        num_tokens=tokens, longest=max(micro), item_bytes=ITEM_BYTES[config.model.dtype],
+        is_packed=len(micro) > 1, kernels="cpu", layout=layout,
+    )  # fmt: skip
+    return trainer_memory(
+        TrainerDemand(model=model, section=config.trainer, share=share, num_rows=tokens, has_reference=False)
+    )
+
+
+@pytest.mark.parametrize("key", NAMES, ids=name_of)
+def test_weights_gradients_and_optimizer_are_exact(counted, key):
+    case, optimizer = counted[key], defaultdict(list)
+    for rank, got in enumerate(case.ranks):
+        plan = case.of_rank(rank)
+        assert (plan.weights, plan.gradients) == (got["weights"], got["gradients"])
+        assert plan.optimizer == pytest.approx(got["optimizer"], rel=1e-3)
+        optimizer[plan.stage].append(got["optimizer"])
+    for stage, sizes in optimizer.items():
+        assert sum(sizes) == case.planned[stage].optimizer * len(sizes)
+
+
+@pytest.mark.parametrize("key", NAMES, ids=name_of)
+def test_the_peak_of_activations_and_logits_is_within_five_percent(counted, key):
+    case = counted[key]
+    for rank, got in enumerate(case.ranks):
+        plan = case.of_rank(rank)
+        assert plan.peak - plan.kept == pytest.approx(got["peak"], rel=0.05)
+
+
+def test_a_layer_keeps_what_is_planned(counted):
+    """One layer's forward pass adds what it keeps and its output; the first job's layers are alike."""
+    plan, got = counted[1, 0].planned[0], counted[1, 0].ranks[0]
+    output = SIZES["hidden_size"] * 2 * 1024
+    indices = 1024 * (INDEX_BYTES + 16 * 4)
+    assert len(set(got["layers"])) == 1
+    assert sum(got["layers"]) == plan.activations - indices + len(got["layers"]) * output
+
+
+def test_the_chunks_of_the_head_are_the_trainers():
+    from yatt.planning import trainer
+
+    planned = (trainer.CHUNK_BYTES, trainer.MIN_CHUNK, trainer.MAX_CHUNK)
+    assert planned == (logprobs.CHUNK_BYTES, logprobs.MIN_CHUNK, logprobs.MAX_CHUNK)

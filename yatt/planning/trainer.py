@@ -1,0 +1,218 @@
+"""Bytes of a GPU while it trains, by part, for each pipeline stage."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yatt.config.schema import RunConfig, TrainerSection
+from yatt.config.sizes import num_trainer_nodes
+from yatt.models.model import Model
+from yatt.models.shape import Shape
+from yatt.planning.activations import (
+    FLOAT,
+    KernelSet,
+    TokenShare,
+    backward_bytes,
+    layer_bytes,
+    left_bytes,
+    norm_bytes,
+)
+from yatt.planning.parameters import BufferSizes, chunk_buffers, rows_of_chunk
+from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
+
+MOMENTS = 2
+CHUNK_BYTES, MIN_CHUNK, MAX_CHUNK = 64 << 20, 128, 1024
+"""As in `yatt.trainer.logprobs`; a test compares them."""
+
+INDEX_BYTES = 24
+"""Per token: the token, its position and its row of logits, as int64."""
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerDemand:
+    """What the trainer's memory depends on.
+
+    Args:
+        num_rows: positions of a micro-batch whose logits are needed, at most.
+        has_reference: a reference model is on the GPU too.
+    """
+
+    model: Model
+    section: TrainerSection
+    share: TokenShare
+    num_rows: int
+    has_reference: bool
+
+    @property
+    def layout(self) -> RankLayout:
+        """Sizes of the parallel groups."""
+        return self.share.layout
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the policy."""
+        return self.model.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMemory:
+    """Bytes of one rank of a pipeline stage.
+
+    Args:
+        activations: kept for the backward pass, over all micro-batches in flight.
+        head: log-probs and their gradients, with the last norm, on the last stage: at the peak, before any
+            layer's backward pass.
+        layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
+        step: temporary tensors of the optimizer, when activations are free.
+    """
+
+    stage: int
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    head: int
+    layer: int
+    step: int
+
+    @property
+    def kept(self) -> int:
+        """What stays between micro-batches."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
+    def peak(self) -> int:
+        """Largest sum at any time."""
+        return self.kept + max(self.activations + max(self.head, self.layer), self.step)
+
+
+def demand_of(config: RunConfig, model: Model, *, has_reference: bool | None = None) -> TrainerDemand:
+    """The demand of a run, with the largest micro-batch that it can have.
+
+    Args:
+        has_reference: whether there is a reference model; None: as `algorithm.kl_in` says.
+    """
+    section, longest = config.trainer, longest_sample(config)
+    layout = layout_of(section, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    samples = -(-section.mini_batch_size * config.rollout.n // max(layout.dp, 1))
+    tokens = min(section.max_tokens_per_micro_batch, samples * longest)
+    share = TokenShare(
+        num_tokens=-(-tokens // layout.cp),
+        longest=longest,
+        item_bytes=ITEM_BYTES[config.model.dtype],
+        is_packed=tokens > longest,
+        kernels=kernels_of(config),
+        layout=layout,
+    )
+    return TrainerDemand(
+        model=model,
+        section=section,
+        share=share,
+        num_rows=share.num_tokens,
+        has_reference=config.algorithm.kl_in != "none" if has_reference is None else has_reference,
+    )
+
+
+def kernels_of(config: RunConfig) -> KernelSet:
+    """The kernels that the trainer uses; with `auto` Transformer Engine's on GPUs."""
+    if config.launch.device == "cpu":
+        return "cpu"
+    return "torch" if config.model.spec == "torch" else "te"
+
+
+def longest_sample(config: RunConfig) -> int:
+    """Tokens of the longest sample."""
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def trainer_memory(demand: TrainerDemand) -> list[TrainerMemory]:
+    """Memory of a rank of each pipeline stage."""
+    return [_stage(demand, stage) for stage in range(demand.layout.pp)]
+
+
+def worst_stage(stages: Iterable[TrainerMemory]) -> TrainerMemory:
+    """The stage that needs most."""
+    return max(stages, key=lambda each: each.peak)
+
+
+def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
+    """Elements of the flat buffers of a stage."""
+    layout, total = demand.layout, BufferSizes()
+    for chunk in chunks_of(demand.shape.num_layers, demand.section, stage):
+        has_first, has_last = chunk.start == 0, chunk.stop == demand.shape.num_layers
+        is_tied = demand.shape.is_tied
+        rows = rows_of_chunk(demand.model.rows, chunk, is_first=has_first, is_last=has_last, is_tied=is_tied)
+        total += chunk_buffers(rows, layout, has_copy=is_tied and has_first != has_last)
+    return total
+
+
+def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
+    item, sizes = demand.share.item_bytes, stage_buffers(demand, stage)
+    main = FLOAT if item < FLOAT else 0  # in float32 the main copies are the parameters
+    step = {"cpu": 0, "torch": 2 * FLOAT * sizes.state, "te": 0}[demand.share.kernels]
+    is_last = stage == demand.layout.pp - 1
+    return TrainerMemory(
+        stage=stage,
+        weights=sizes.numel * item,
+        gradients=sizes.numel * FLOAT,
+        optimizer=sizes.state * (main + MOMENTS * FLOAT),
+        reference=sizes.numel * item if demand.has_reference else 0,
+        activations=_activations(demand, stage),
+        head=_head(demand) if is_last else 0,
+        layer=_layer(demand, stage),
+        step=step,
+    )
+
+
+def _activations(demand: TrainerDemand, stage: int) -> int:
+    shape, share, layout = demand.shape, demand.share, demand.layout
+    hidden = share.hidden_bytes(shape.hidden_size)
+    flying = in_flight(layout, stage)
+    chunks = chunks_of(shape.num_layers, demand.section, stage)
+    if demand.section.recompute:
+        left = {layer: left_bytes(layer, shape.hidden_size, share) for layer in set(shape.layers)}
+        sums = (sum(max(hidden, left[shape.layers[at]]) for at in chunk[1:]) for chunk in chunks)
+        total = flying * (hidden + max(sums))
+    else:
+        kinds = {layer: layer_bytes(layer, shape.hidden_size, share) for layer in set(shape.layers)}
+        total = flying * max(sum(kinds[shape.layers[at]] for at in chunk) for chunk in chunks)
+    total += share.num_tokens * INDEX_BYTES + share.longest * shape.attention.head_dim * FLOAT  # and angles
+    if layout.has_sequence_parallel:  # megatron-core's buffer for gathered states
+        total += share.num_tokens * shape.hidden_size * share.item_bytes
+    if layout.pp > 1:  # outputs of the stage, with interleaving inputs too, and one that is sent
+        total += (flying * min(layout.vpp, 2) + 1) * hidden
+    return total
+
+
+def _layer(demand: TrainerDemand, stage: int) -> int:
+    shape, share = demand.shape, demand.share
+    layers = {
+        shape.layers[at] for chunk in chunks_of(shape.num_layers, demand.section, stage) for at in chunk
+    }
+    working = {layer: backward_bytes(layer, shape.hidden_size, share) for layer in layers}
+    # The layer's output is freed before, or its input is kept already.
+    shared = share.hidden_bytes(shape.hidden_size) if share.keeps_inputs else 0
+    if not demand.section.recompute:
+        return max(working.values()) - shared
+    return max(working[layer] + layer_bytes(layer, shape.hidden_size, share) for layer in layers) - shared
+
+
+def _head(demand: TrainerDemand) -> int:
+    """The last norm, the head's input, and the larger of its chunks and of the gradients of the input.
+
+    Source: `yatt.trainer.logprobs`; three tensors of a chunk in float32, the gradient of the chunk before in
+    the model's type, the gradient of the weight in float32.
+    """
+    share, hidden = demand.share, demand.shape.hidden_size
+    item, tp = share.item_bytes, demand.layout.tp
+    kept = share.num_held * (norm_bytes(hidden, share) - hidden * item)
+    rows_bytes = demand.num_rows * hidden * (item + FLOAT if item < FLOAT else FLOAT)
+    entries = -(-demand.shape.vocab_size // tp)
+    rows = min(max(CHUNK_BYTES // (FLOAT * entries), MIN_CHUNK), MAX_CHUNK)
+    chunk = min(rows, demand.num_rows) * entries
+    chunks = chunk * 3 * FLOAT + (chunk * item if rows < demand.num_rows else 0)
+    chunks += entries * hidden * FLOAT + demand.num_rows * hidden * item
+    last_norm = 4 * FLOAT * hidden * share.num_held  # its backward pass, when rows and chunks are free
+    return kept + max(rows_bytes + chunks, last_norm)
