@@ -2,19 +2,22 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.model_family import model_of_run
+from yatt.config.check import relations
 from yatt.config.load import load_command
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
 from yatt.core.placement import ROLLOUT, genrm_role
 from yatt.errors import EXIT_USER_MISTAKE, ConfigError
-from yatt.models.model import Model, read_model
-from yatt.planning.fit import GIB, MemoryPlan, memory_faults, memory_plan
+from yatt.launch.planned_memory import models_of
+from yatt.models.model import Model
+from yatt.planning.advice import check_possible, nearest_in_words, plan_faults
+from yatt.planning.fit import GIB, ROOM, MemoryPlan, memory_plan
 from yatt.printable import printable_lines
-from yatt.trainer.layout import check_layout
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -26,13 +29,12 @@ def plan(arguments: argparse.Namespace) -> int:
     for option, value in (("--gpu-gib", arguments.gpu_gib), ("--host-gib", arguments.host_gib)):
         if not 0 <= value <= 1e6 or (option == "--gpu-gib" and value < 1):
             raise ConfigError(f"{option} {value:g}: write a number of GiB.")
-    config = load_command(arguments.config, arguments.more)
+    gpu_bytes = int(arguments.gpu_gib * GIB)
+    config = config_of(arguments.config, arguments.more, gpu_bytes)
     models = models_of(config)
-    check_layout(
-        models[ROLLOUT].shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node
-    )
-    found = memory_plan(config, models, int(arguments.gpu_gib * GIB))
-    faults = list(memory_faults(found, int(arguments.host_gib * GIB)))
+    check_possible(config, models[ROLLOUT], gpu_bytes)
+    found = memory_plan(config, models, gpu_bytes)
+    faults = plan_faults(config, models, found, int(arguments.host_gib * GIB))
     if arguments.json:
         print(json.dumps(as_json(config, found) | {"fits": not faults, "faults": dict(faults)}))
     else:
@@ -41,19 +43,23 @@ def plan(arguments: argparse.Namespace) -> int:
     return EXIT_USER_MISTAKE if faults else 0
 
 
-def models_of(config: RunConfig) -> dict[str, Model]:
-    """The models of roles with engines whose config.json can be read; always that of the policy.
+def config_of(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
+    """The config of a command line.
 
     Raises:
-        ConfigError: the policy's cannot.
+        ConfigError: it has mistakes; with the nearest layout that fits if the sizes do not divide.
     """
-    models = {ROLLOUT: model_of_run(config.model)}
-    for genrm in config.engine_genrms:
+    try:
+        return load_command(file, more)
+    except ConfigError as error:
         try:
-            models[genrm_role(genrm.name)] = read_model(genrm.model)
-        except ConfigError:  # an engine may know architectures that the trainer does not
-            continue
-    return models
+            config = load_command(file, more, rules=lambda _: ())
+            if "trainer.tensor_model_parallel_size" not in dict(relations(config)):
+                raise error
+            advice = nearest_in_words(config, model_of_run(config.model), int(ROOM * gpu_bytes))
+        except ConfigError:
+            raise error from None
+        raise ConfigError(f"{error}\n  {advice}") from error
 
 
 def page(config: RunConfig, models: dict[str, Model], found: MemoryPlan) -> list[str]:

@@ -40,14 +40,21 @@ def load(files: list[Path], arguments: list[str]) -> RunConfig:
     return load_as(RunConfig, files, arguments, relations)
 
 
-def load_command(file: Path, more: Sequence[str]) -> RunConfig:
+def load_command(
+    file: Path,
+    more: Sequence[str],
+    rules: Callable[[RunConfig], Iterable[tuple[str, str]]] = relations,
+) -> RunConfig:
     """Like `load`, with the words after the run file on a command line: overlay files and ``a.b=c``, mixed.
+
+    Args:
+        rules: the rules between sections.
 
     Raises:
         ConfigError: see `load`.
     """
     overlays = [Path(part) for part in more if "=" not in part]
-    return load([file, *overlays], [part for part in more if "=" in part])
+    return load_as(RunConfig, [file, *overlays], [part for part in more if "=" in part], rules)
 
 
 def load_as(

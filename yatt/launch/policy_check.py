@@ -9,15 +9,15 @@ from yatt.adapters.model_family import model_of_run, own_family
 from yatt.adapters.tensor_header import TensorPlace, read_header
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.trial import answer_trial, run_trial
-from yatt.config.check import num_trainer_nodes
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.planned_memory import check_memory
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.tensors import tensor_faults
-from yatt.trainer.layout import check_layout
+from yatt.planning.advice import check_possible
 
 TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -75,7 +75,8 @@ def check_fits(config: RunConfig) -> None:
     model = model_of_run(config.model)
     shape = model.shape
     _check_tensors(config.model.path, model)
-    check_layout(shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    check_possible(config, model)
+    check_memory(config, model)
     if shape.attention.num_heads % config.rollout.tp_size:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "

@@ -27,6 +27,7 @@ from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
+from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.policy_check import check_policy
 from yatt.launch.user_code import check_algorithm, check_environment, check_function
 from yatt.paths import RunPaths
@@ -56,7 +57,7 @@ def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bo
 
 def show_doubts(config: RunConfig) -> None:
     """Prints notes about settings that are allowed but rarely intended, once, when a run is started."""
-    for key, says in doubts(config):
+    for key, says in (*doubts(config), *memory_doubts(config)):
         sys.stderr.write(f"yatt: note: {key} {says}\n")
 
 

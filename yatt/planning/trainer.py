@@ -127,9 +127,9 @@ def longest_sample(config: RunConfig) -> int:
     return config.data.max_prompt_tokens + config.rollout.max_response_tokens
 
 
-def trainer_memory(demand: TrainerDemand) -> list[TrainerMemory]:
-    """Memory of a rank of each pipeline stage."""
-    return [_stage(demand, stage) for stage in range(demand.layout.pp)]
+def trainer_memory(demand: TrainerDemand, stages: Iterable[int] = ()) -> list[TrainerMemory]:
+    """Memory of a rank of each of these pipeline stages; of all if none is named."""
+    return [_stage(demand, stage) for stage in stages or range(demand.layout.pp)]
 
 
 def worst_stage(stages: Iterable[TrainerMemory]) -> TrainerMemory:

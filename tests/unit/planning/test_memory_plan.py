@@ -103,8 +103,8 @@ def test_layers_of_interleaved_stages_are_megatrons():
 
 MOE = {
     "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "head_dim": 16, "num_key_value_heads": 4, "num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2,
-    "vocab_size": 128, "max_position_embeddings": 64,
+    "head_dim": 16, "num_key_value_heads": 4, "num_experts": 8, "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2, "vocab_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
