@@ -34,6 +34,7 @@ class TokenShare:
         longest: tokens of its longest sequence, on all ranks.
         item_bytes: of a parameter or activation.
         is_packed: the micro-batch has several sequences.
+        imbalance: tokens of the most loaded expert, or rank with experts, per token of the mean.
     """
 
     num_tokens: int
@@ -42,6 +43,7 @@ class TokenShare:
     is_packed: bool
     kernels: KernelSet
     layout: RankLayout
+    imbalance: float = IMBALANCE
 
     @property
     def num_held(self) -> int:
@@ -132,17 +134,18 @@ def backward_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:
 
     These are the gradients of its output and its input, and the larger of: the gradients of the two halves of
     a SwiGLU; those of one half and of the matrix. With experts the gradients of all routed tokens too, three
-    times (five if they travel between ranks), and then only one expert's part of the others.
+    times (once more if they travel in EP, three times more in expert TP; counted), and then only one expert's
+    part of the others.
     """
     part, layout, item = layer.feed_forward, share.layout, share.item_bytes
     if isinstance(part, DenseFeedForward):
         columns, tokens, routed = part.size // layout.tp, share.num_tokens, 0
     else:
         columns, routed = part.size // layout.etp, routed_tokens(part, share)
-        tokens = int(IMBALANCE * routed) * layout.ep // part.num_experts
+        tokens = int(share.imbalance * routed) * layout.ep // part.num_experts
     halves = max(2 * columns * tokens, columns * (tokens + 2 * hidden))
     states = 2 * share.hidden_bytes(hidden)
-    copies = 5 if layout.etp * layout.ep > 1 else 3
+    copies = 3 + (layout.ep > 1) + 3 * (layout.etp > 1)
     return states + item * (halves + copies * hidden * routed) + _scores(layer.attention, share)
 
 
@@ -157,7 +160,7 @@ def left_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:
 def routed_tokens(experts: Experts, share: TokenShare) -> int:
     """Tokens that this rank's experts get, each token once for each expert that it chose."""
     routed = share.num_held * experts.top_k * share.layout.etp
-    return int(IMBALANCE * routed) if share.layout.ep > 1 else routed
+    return int(share.imbalance * routed) if share.layout.ep > 1 else routed
 
 
 def _scores(attention: GroupedAttention, share: TokenShare) -> int:

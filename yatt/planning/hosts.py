@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from yatt.adapters.host_segment import aligned
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_node_gpus
+from yatt.config.sizes import engine_node_gpus, slab_gpus
 from yatt.control.gpus.unfit import PROCESS_BYTES
 from yatt.core.placement import ROLLOUT
 from yatt.planning.engines import EngineMemory
@@ -41,10 +41,10 @@ class HostMemory:
 def host_memory(
     config: RunConfig, trainer: TrainerMemory, engines: Sequence[EngineMemory]
 ) -> list[HostMemory]:
-    """Memory of a node of each kind. A GenRM is counted on all GPUs of the node."""
+    """Memory of a node of each kind, of the node with most GenRMs."""
     gpus, is_split = config.launch.gpus_per_node, config.placement.mode == "disaggregated"
     copies = 2 if is_split and config.placement.send_changes and config.model.dtype == "bfloat16" else 1
-    sleeping = 0 if is_split else _sleeping(engines, gpus)
+    sleeping = 0 if is_split else _sleeping(engines, _genrm_gpus(config))
     num_engines = 0 if is_split else sum(max(gpus // engine.num_gpus, 1) for engine in engines)
     nodes = [
         HostMemory(
@@ -70,6 +70,14 @@ def host_memory(
             )
         )
     return nodes
+
+
+def _genrm_gpus(config: RunConfig) -> int:
+    """GPUs of a node on which GenRMs may sleep: all, or those of the GenRMs' slabs if these do not move."""
+    place, gpus = config.placement, config.launch.gpus_per_node
+    if place.mode == "partial" and place.split == "fixed":
+        return min(gpus, place.genrm_slabs * slab_gpus(config))
+    return gpus
 
 
 def _sleeping(engines: Sequence[EngineMemory], gpus: int) -> int:

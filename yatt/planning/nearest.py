@@ -30,8 +30,8 @@ SIZE_COSTS = {
 
 KEYS = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
-    "context_parallel_size", "expert_model_parallel_size", "sequence_parallel", "recompute",
-    "max_tokens_per_micro_batch",
+    "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    "sequence_parallel", "recompute", "max_tokens_per_micro_batch",
 )  # fmt: skip
 
 
@@ -97,6 +97,7 @@ def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSe
         for ep, recompute, most in itertools.product(eps, (False, True), tokens):
             yield replace(
                 now,
+                expert_tensor_parallel_size=_expert_tp(now, ep),
                 tensor_model_parallel_size=tp,
                 pipeline_model_parallel_size=pp,
                 virtual_pipeline_model_parallel_size=_interleaving(now, pp),
@@ -106,6 +107,12 @@ def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSe
                 recompute=recompute,
                 max_tokens_per_micro_batch=most,
             )
+
+
+def _expert_tp(now: TrainerSection, ep: int) -> int:
+    """With EP as it is now, else whole experts; without EP it has no effect."""
+    same = ep == now.expert_model_parallel_size
+    return now.expert_tensor_parallel_size if same else int(ep > 1)
 
 
 def _interleaving(now: TrainerSection, pp: int) -> int:

@@ -52,7 +52,7 @@ def layout_of(section: TrainerSection, world_size: int) -> RankLayout:
         vpp=section.virtual_pipeline_model_parallel_size,
         cp=section.context_parallel_size,
         ep=section.expert_model_parallel_size,
-        etp=section.tensor_model_parallel_size,
+        etp=section.expert_tp_size,
         has_sequence_parallel=section.sequence_parallel,
     )
 

@@ -29,7 +29,8 @@ MODELS = {
     "shared": ("qwen2_moe", False, EXPERTS | {"shared_expert_intermediate_size": 160}),
 }
 TP, SP = {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}
-CP, PP = {"context_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+CP, EP = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
+PP = {"pipeline_model_parallel_size": 2}
 RECOMPUTE, FLOAT32, BF16 = {"recompute": True}, {"dtype": "float32"}, {"dtype": "bfloat16"}
 ONE, FOUR = [[1024]], [[1024]] * 4
 
@@ -56,6 +57,8 @@ JOBS = {
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
         ("qwen3", CP, [[2048]]), ("qwen3", CP | RECOMPUTE, [[2048]]), ("qwen3", PP, FOUR),
         ("qwen3", PP | RECOMPUTE, FOUR), ("tied", PP, FOUR), ("experts", TP | SP, ONE),
+        ("experts", EP, ONE), ("experts", EP | RECOMPUTE, ONE),
+        ("experts", TP | SP | EP | {"expert_tensor_parallel_size": 1}, ONE),
         ("qwen3", PP | {"virtual_pipeline_model_parallel_size": 2}, FOUR),
     ],
 }  # fmt: skip
@@ -94,6 +97,7 @@ def plan_of(job: dict, world: int) -> list[TrainerMemory]:
     share = TokenShare(
         num_tokens=tokens, longest=max(micro), item_bytes=ITEM_BYTES[config.model.dtype],
         is_packed=len(micro) > 1, kernels="cpu", layout=layout,
+        imbalance=1.0,  # this router is random
     )  # fmt: skip
     return trainer_memory(
         TrainerDemand(model=model, section=config.trainer, share=share, num_rows=tokens, has_reference=False)

@@ -18,6 +18,7 @@ from yatt.errors import ConfigError
 
 RUN, SITE, _ = FILE_KINDS
 FILES = sorted([*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs" / "sites").glob("*.yaml")])
+FILES += sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", sorted(documents()), ids=lambda path: path.name)

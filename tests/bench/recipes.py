@@ -1,0 +1,121 @@
+"""The recipes with their memory plans, and results that others published: writes `docs/recipes.md`.
+
+    python -m tests.bench.recipes        writes it
+
+tests/unit/test_recipes.py checks every recipe, and compares the page with this file.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt.cli.planning import page as plan_page, verdict
+from yatt.config.load import load
+from yatt.config.schema import RunConfig
+from yatt.core.placement import genrm_role
+from yatt.launch.planned_memory import models_of
+from yatt.models.model import Model, read_model
+from yatt.planning.advice import plan_faults
+from yatt.planning.fit import GIB, MemoryPlan, memory_plan
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "recipes"
+PAGE = ROOT / "docs" / "recipes.md"
+
+VERL = "verl, docs/algo/baseline.md"
+QWEN25, QWEN3 = "qwenlm.github.io/blog/qwen2.5-llm", "arXiv 2505.09388"
+NEMO = "NeMo-RL v0.6, docs/about/performance-summary.md"
+EXPECTED = {
+    "qwen2.5-7b-rule": (
+        ("GSM8K, MATH before training", "91.6, 75.5", QWEN25),
+        ("GSM8K after GRPO with LoRA", "93.4", VERL),
+        ("GSM8K after ReMax", "97", VERL),
+    ),
+    "qwen2.5-7b-genrm": (("GSM8K, MATH before training", "91.6, 75.5", QWEN25),),
+    "qwen3-8b-rule": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
+    "qwen3-8b-genrm": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
+    "qwen3-30b-a3b": (
+        ("MATH-500 before training, without and with thinking", "89.8, 98.0", QWEN3),
+        ("seconds per iteration on 32 H100, 4k tokens", "192 (1,102 tokens/s per GPU)", NEMO),
+    ),
+    "qwen3-235b-a22b": (
+        ("MATH-500 before training, without and with thinking", "91.2, 98.0", QWEN3),
+        ("seconds per iteration on 128 H100, 8k tokens", "395 (58.9 tokens/s per GPU)", NEMO),
+    ),
+}
+"""Results of others, by recipe: what, how much, where it is published. Every recipe has an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A run file and its plan."""
+
+    name: str
+    config: RunConfig
+    models: dict[str, Model]
+    plan: MemoryPlan
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        return plan_faults(self.config, self.models, self.plan)
+
+
+def recipe_of(path: Path) -> Recipe:
+    """Loads a recipe; the models' folders are relative to the repository."""
+    found = load([path], [])
+    config = load([path], [f"model.path={ROOT / found.model.path}"])
+    models = models_of(config) | {
+        genrm_role(genrm.name): read_model(str(ROOT / genrm.model)) for genrm in config.engine_genrms
+    }
+    return Recipe(path.stem, config, models, memory_plan(config, models))
+
+
+def recipes() -> list[Recipe]:
+    """All recipes, by name."""
+    return [recipe_of(path) for path in sorted(FOLDER.glob("*.yaml"))]
+
+
+def row(recipe: Recipe) -> list[str]:
+    """Cells of the first table."""
+    t, launch, plan = recipe.config.trainer, recipe.config.launch, recipe.plan
+    sizes = (t.tensor_model_parallel_size, t.pipeline_model_parallel_size, t.context_parallel_size)
+    dp = launch.nodes * launch.gpus_per_node // (sizes[0] * sizes[1] * sizes[2])
+    return [
+        f"[{recipe.name}](../configs/recipes/{recipe.name}.yaml)",
+        f"{launch.nodes} x {launch.gpus_per_node}",
+        " x ".join(map(str, (*sizes, dp))),
+        str(t.expert_model_parallel_size),
+        f"{plan.trainer_peak / GIB:.1f}",
+        f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
+        f"{max(host.total for host in plan.hosts) / GIB:.0f}",
+        "yes" if not recipe.faults else "no",
+    ]
+
+
+HEAD = [
+    "recipe", "nodes x GPUs", "TP x PP x CP x DP", "EP", "GiB per GPU that trains", "per GPU of an engine",
+    "host memory per node", "fits",
+]  # fmt: skip
+
+
+def page() -> str:
+    """The text of docs/recipes.md."""
+    found = recipes()
+    lines = [
+        "# Recipes", "",
+        "Made by `python -m tests.bench.recipes`; do not edit. Complete run files for GPUs of 80 GiB, with the "
+        "plans that `yatt plan` prints. No run of this size was made with yatt: the results are those that others "
+        "published, of the model before training or of other trainers, to know what to expect. Replace "
+        "`model.path` and `genrms[0].model` by folders with weights, and the data files by your own.",
+        "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
+        *("| " + " | ".join(row(recipe)) + " |" for recipe in found),
+        "", "| recipe | what | result | source |", "|---|---|---|---|",
+        *(f"| {name} | {' | '.join(each)} |" for name, rows in EXPECTED.items() for each in rows),
+    ]  # fmt: skip
+    for recipe in found:
+        text = [*plan_page(recipe.config, recipe.models, recipe.plan), "", *verdict(recipe.faults)]
+        lines += ["", f"## {recipe.name}", "", "```", *text, "```"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

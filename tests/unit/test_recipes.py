@@ -1,0 +1,90 @@
+"""Every recipe is a run file that loads, fits, and is checked as far as it can be without weights."""
+
+import json
+
+import pytest
+
+from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
+from yatt.config.doubts import doubts
+from yatt.core.placement import ROLLOUT, place
+from yatt.core.verdict import check_template, check_verdict
+from yatt.launch.planned_memory import check_memory, memory_doubts
+from yatt.launch.policy_check import check_architecture
+from yatt.launch.preflight import check_length, check_structured
+from yatt.launch.user_code import check_function
+from yatt.models.model import read_model
+from yatt.planning.advice import check_possible
+from yatt.reward.functions import load_function
+
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.bench.recipes`"
+
+
+def test_every_recipe_has_expected_results() -> None:
+    assert {path.stem for path in FILES} == set(EXPECTED)
+    assert all(source for rows in EXPECTED.values() for _, _, source in rows)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_recipe_fits_and_has_no_doubts(path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    recipe = recipe_of(path)
+    model = recipe.models[ROLLOUT]
+    check_architecture(recipe.config.model.path)
+    check_possible(recipe.config, model)
+    check_memory(recipe.config, model)
+    assert recipe.faults == memory_doubts(recipe.config) == doubts_beside_spans(recipe.config) == []
+    assert len(recipe.models) == 1 + len(recipe.config.engine_genrms)
+    assert place(recipe.config).trainer_nodes
+    longest = recipe.config.data.max_prompt_tokens + recipe.config.rollout.max_response_tokens
+    check_length(recipe.config.model.path, "the longest sample", longest)
+
+
+def doubts_beside_spans(config) -> list:
+    """An engine that spans nodes is intended there."""
+    return [doubt for doubt in doubts(config) if "spans" not in doubt[1]]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = recipe_of(path).config
+    for reward in config.rewards:
+        check_function(config, reward)
+    for genrm in config.genrms:
+        check_template(genrm.template, "template", genrm.judging)
+        check_verdict(genrm.verdict, "verdict", genrm.judging)
+        check_structured(genrm, "genrms[0]")
+        check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)
+
+
+def test_the_models_have_the_sizes_of_their_names() -> None:
+    names = {"Qwen2.5-7B-Instruct": 7.62, "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1}
+    assert set(names) == {folder.name for folder in (FOLDER / "models").iterdir() if folder.is_dir()}
+    for name, billions in names.items():
+        rows = read_model(str(FOLDER / "models" / name)).rows
+        assert sum(row.num_rows * (row.width or 1) for row in rows) == pytest.approx(
+            billions * 1e9, rel=0.003
+        )
+        assert json.loads((FOLDER / "models" / name / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "truth", "score"),
+    [
+        ("openai/gsm8k", "so it is\n#### 1,234", "1234", 1.0),
+        ("openai/gsm8k", "so it is 1234", "1234", 0.0),
+        ("DigitalLearningGmbH/MATH-lighteval", r"thus \boxed{\dfrac{1}{2}}.", r"\frac{1}{2}", 1.0),
+        ("DigitalLearningGmbH/MATH-lighteval", r"\boxed{3}, no: \boxed{x^{2}}", "x^{2}", 1.0),
+        ("DigitalLearningGmbH/MATH-lighteval", r"\boxed{4}", "5", 0.0),
+        ("DigitalLearningGmbH/MATH-lighteval", r"cut \boxed{4", "4", 0.0),
+        ("math_dapo", "Answer: 42", "42", 1.0),
+        ("math_dapo", "it is 42", "42", 0.0),
+    ],
+)
+def test_the_rule_reads_each_datas_own_answers(source, text, truth, score) -> None:
+    function = load_function(FOLDER / "rewards.py", "compute_score", "rewards[0]")
+    assert function(source, text, truth) == score
