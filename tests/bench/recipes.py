@@ -11,11 +11,13 @@ from pathlib import Path
 from yatt.cli.planning import page as plan_page, verdict
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import num_trainer_nodes
 from yatt.core.placement import genrm_role
 from yatt.launch.planned_memory import models_of
 from yatt.models.model import Model, read_model
 from yatt.planning.advice import plan_faults
 from yatt.planning.fit import GIB, MemoryPlan, memory_plan
+from yatt.planning.ranks import RankLayout, layout_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "recipes"
@@ -55,6 +57,11 @@ class Recipe:
     plan: MemoryPlan
 
     @property
+    def layout(self) -> RankLayout:
+        launch = self.config.launch
+        return layout_of(self.config.trainer, num_trainer_nodes(self.config) * launch.gpus_per_node)
+
+    @property
     def faults(self) -> list[tuple[str, str]]:
         return plan_faults(self.config, self.models, self.plan)
 
@@ -76,14 +83,12 @@ def recipes() -> list[Recipe]:
 
 def row(recipe: Recipe) -> list[str]:
     """Cells of the first table."""
-    t, launch, plan = recipe.config.trainer, recipe.config.launch, recipe.plan
-    sizes = (t.tensor_model_parallel_size, t.pipeline_model_parallel_size, t.context_parallel_size)
-    dp = launch.nodes * launch.gpus_per_node // (sizes[0] * sizes[1] * sizes[2])
+    launch, plan, layout = recipe.config.launch, recipe.plan, recipe.layout
     return [
         f"[{recipe.name}](../configs/recipes/{recipe.name}.yaml)",
         f"{launch.nodes} x {launch.gpus_per_node}",
-        " x ".join(map(str, (*sizes, dp))),
-        str(t.expert_model_parallel_size),
+        f"{layout.tp} x {layout.pp} x {layout.cp} x {layout.dp}",
+        str(layout.ep),
         f"{plan.trainer_peak / GIB:.1f}",
         f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
         f"{max(host.total for host in plan.hosts) / GIB:.0f}",
@@ -102,10 +107,10 @@ def page() -> str:
     found = recipes()
     lines = [
         "# Recipes", "",
-        "Made by `python -m tests.bench.recipes`; do not edit. Complete run files for GPUs of 80 GiB, with the "
-        "plans that `yatt plan` prints. No run of this size was made with yatt: the results are those that others "
-        "published, of the model before training or of other trainers, to know what to expect. Replace "
-        "`model.path` and `genrms[0].model` by folders with weights, and the data files by your own.",
+        "Made by `python -m tests.bench.recipes`; do not edit. Complete run files for GPUs of 80 GiB, with "
+        "the plans that `yatt plan` prints. No run of this size was made with yatt. The results were published "
+        "by others, of the model before training or of other trainers; they show what to expect. Replace "
+        "`model.path` and `genrms[0].model` by folders with weights, and the data files by yours.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
         *("| " + " | ".join(row(recipe)) + " |" for recipe in found),
         "", "| recipe | what | result | source |", "|---|---|---|---|",

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.recipes import Recipe, recipes
 from yatt.adapters.host_segment import aligned
 from yatt.checkpoint.pieces import FILE_BYTES
 from yatt.checkpoint.shards import PIECE_BYTES
+from yatt.core.placement import ROLLOUT
 from yatt.models.model import Model, model_of
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
+from yatt.planning.fit import GIB
+from yatt.planning.parameters import cut_dim
 from yatt.weights.boxes import Block, blocks_of, boxes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -55,11 +59,6 @@ CONFIGS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
 """Tensor- and pipeline-parallel sizes, and config.json."""
 
 _COMMON = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu"}
-_BY_COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
-_BY_ROWS = (
-    "linear_qkv.weight", "linear_qkv.bias", "linear_fc1.weight", "word_embeddings.weight",
-    "output_layer.weight",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,6 @@ class Local:
     row: WeightRow
     blocks: list[Block]
     numel: int
-
-
-def cut_dim(row: WeightRow) -> int | None:
-    """The dimension that tensor parallelism cuts, by megatron-core's kinds of layers."""
-    if row.name.endswith(_BY_COLUMNS):
-        return 1
-    return 0 if row.name.endswith(_BY_ROWS) else None
 
 
 def local_parameters(model: Model, layout: Layout, tp_rank: int, pp_rank: int) -> Iterator[Local]:
@@ -198,6 +190,28 @@ HEAD = [
     "model", "nodes", "TP x PP x DP", "host memory per node", "offload", "stall beyond it", "checkpoint",
     "pieces / files", "upload", "publication on a node", "to an engine node", "restore",
 ]  # fmt: skip
+RECIPE_HEAD = [
+    "recipe", "nodes", "TP x PP x CP x DP, EP", "GiB per GPU that trains", "per GPU of an engine",
+    "host memory per node", "offload", "stall beyond it", "checkpoint", "upload", "publication on a node",
+    "to an engine node", "restore",
+]  # fmt: skip
+
+
+def recipe_row(recipe: Recipe) -> list[str]:
+    """A recipe's cells: bytes of its memory plan, seconds as in the other table."""
+    nodes, plan, layout = recipe.config.launch.nodes, recipe.plan, recipe.layout
+    size, worst = sum(math.prod(row.full_shape) for row in recipe.models[ROLLOUT].rows), plan.worst
+    link, saved = _rate("GPU to host and back, each GPU"), size * sum(KEPT.values())
+    offload_s = (worst.weights + worst.optimizer) / link
+    store_s = saved / (nodes * _rate("a node to the object store"))
+    fetch = min(_rate("a node's network"), _rate("one engine node's fetch"))
+    return [
+        recipe.name, str(nodes), f"{layout.tp} x {layout.pp} x {layout.cp} x {layout.dp}, {layout.ep}",
+        f"{plan.trainer_peak / GIB:.1f}", f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
+        f"{max(host.total for host in plan.hosts) / 1e9:.0f} GB", _seconds(offload_s),
+        _seconds(EXTRA_STALL * offload_s), f"{saved / 1e9:.0f} GB", _seconds(store_s),
+        _seconds(2 * worst.weights / link), _seconds(2 * size / fetch), _seconds(store_s),
+    ]  # fmt: skip
 
 
 def page() -> str:
@@ -214,13 +228,21 @@ def page() -> str:
         "trainer's layout. To an engine node: the whole model, through the chain of adr/0044, all of it "
         "(where only changes travel, less; adr/0047). Upload and restore: all trainer nodes at once, "
         "at the rate of the store. Cases where weights, gradients and "
-        f"optimizer need more than {ROOM:.0%} of a GPU are left out, mixtures of experts not counted yet.",
+        f"optimizer need more than {ROOM:.0%} of a GPU are left out.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip
     for name in CONFIGS:
         for nodes in NODES:
             if (case := Case(name, nodes)).fits:
                 lines.append("| " + " | ".join(case.row()) + " |")
+    lines += [
+        "", "## Recipes", "",
+        "The run files of [recipes](recipes.md), mixtures of experts too. Memory is that of `yatt plan`: of "
+        "the pipeline stage that needs most, with activations, and of a node with sleeping GenRMs and "
+        "processes. Seconds are counted as above.",
+        "", "| " + " | ".join(RECIPE_HEAD) + " |", "|" + "---|" * len(RECIPE_HEAD),
+        *("| " + " | ".join(recipe_row(recipe)) + " |" for recipe in recipes()),
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

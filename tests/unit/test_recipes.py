@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
 from yatt.config.doubts import doubts
+from yatt.config.load import load
 from yatt.core.placement import ROLLOUT, place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.launch.planned_memory import check_memory, memory_doubts
@@ -14,6 +15,7 @@ from yatt.launch.preflight import check_length, check_structured
 from yatt.launch.user_code import check_function
 from yatt.models.model import read_model
 from yatt.planning.advice import check_possible
+from yatt.planning.fit import memory_plan
 from yatt.reward.functions import load_function
 
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -59,6 +61,20 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
         check_verdict(genrm.verdict, "verdict", genrm.judging)
         check_structured(genrm, "genrms[0]")
         check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)
+
+
+def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypatch) -> None:
+    """64 parts: 16 ranks have a stage's experts together, in four stages; a node has eight of them."""
+    host = recipe_of(FOLDER / "qwen3-235b-a22b.yaml").plan.hosts[0]
+    assert host.fetched == pytest.approx(7 * host.weights, rel=0.02)
+    assert host.given == pytest.approx(host.weights, rel=0.02)
+    monkeypatch.chdir(ROOT)
+    dense = FOLDER / "qwen3-8b-rule.yaml"
+    assert recipe_of(dense).plan.hosts[0].fetched == 0
+    split = ["placement.mode=disaggregated", "launch.nodes=3", "placement.trainer_nodes=1"]
+    config = load([dense], split)
+    trainer, engine = memory_plan(config, recipe_of(dense).models).hosts
+    assert engine.fetched == trainer.weights // 4 == trainer.given // 2
 
 
 def test_the_models_have_the_sizes_of_their_names() -> None:

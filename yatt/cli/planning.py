@@ -114,6 +114,8 @@ def sections(found: MemoryPlan) -> dict[str, dict[str, int]]:
         **{
             f"host memory of a {host.kind} node": {
                 "weights": host.weights, "optimizer": host.optimizer, "reference model": host.reference,
+                "weights fetched from other nodes": host.fetched,
+                "former version of weights given to other nodes": host.given,
                 "sleeping GenRMs": host.genrms, "processes": host.processes, "sum": host.total,
             }
             for host in found.hosts

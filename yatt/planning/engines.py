@@ -41,7 +41,6 @@ class EngineMemory:
     kv_token_bytes: int
     longest: int
     limit: int
-    model_bytes: int
 
     @property
     def peak(self) -> int:
@@ -107,5 +106,4 @@ def _engine(
         kv_token_bytes=kv_token_bytes(model.shape, section.tp_size, item),
         longest=longest,
         limit=gpu_bytes if section.kv_cache_bytes else budget,
-        model_bytes=weights_numel(model, 1) * item,
     )

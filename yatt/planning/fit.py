@@ -76,7 +76,7 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
         trainer=tuple(stages),
         other=PROCESS_GPU_BYTES + sleeping * SLEEPING_BYTES,
         engines=tuple(engines),
-        hosts=tuple(host_memory(config, worst_stage(stages), engines)),
+        hosts=tuple(host_memory(config, stages, engines)),
     )
 
 
