@@ -8,7 +8,7 @@ tests/unit/test_recipes.py checks every recipe, and compares the page with this 
 from dataclasses import dataclass
 from pathlib import Path
 
-from yatt.cli.planning import page as plan_page, verdict
+from yatt.cli.planning import page as plan_page, times_in_words, verdict
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
@@ -18,6 +18,7 @@ from yatt.models.model import Model, read_model
 from yatt.planning.advice import plan_faults
 from yatt.planning.fit import GIB, MemoryPlan, memory_plan
 from yatt.planning.ranks import RankLayout, layout_of
+from yatt.planning.times import TimeInputs, iteration_times
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "recipes"
@@ -108,16 +109,21 @@ def page() -> str:
     lines = [
         "# Recipes", "",
         "Made by `python -m tests.bench.recipes`; do not edit. Complete run files for GPUs of 80 GiB, with "
-        "the plans that `yatt plan` prints. No run of this size was made with yatt. The results were published "
-        "by others, of the model before training or of other trainers; they show what to expect. Replace "
-        "`model.path` and `genrms[0].model` by folders with weights, and the data files by yours.",
+        "the plans that `yatt plan` prints. No run of this size was made with yatt. The results were "
+        "published by others, of the model before training or of other trainers; they show what to expect. "
+        "Replace `model.path` and `genrms[0].model` by folders with weights, and the data files by yours.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
         *("| " + " | ".join(row(recipe)) + " |" for recipe in found),
         "", "| recipe | what | result | source |", "|---|---|---|---|",
         *(f"| {name} | {' | '.join(each)} |" for name, rows in EXPECTED.items() for each in rows),
     ]  # fmt: skip
     for recipe in found:
-        text = [*plan_page(recipe.config, recipe.models, recipe.plan), "", *verdict(recipe.faults)]
+        inputs = TimeInputs(tokens=recipe.config.rollout.max_response_tokens / 2)
+        times = iteration_times(recipe.config, recipe.models, recipe.plan, inputs)
+        text = [
+            *plan_page(recipe.config, recipe.models, recipe.plan), "", *times_in_words(times, inputs), "",
+            *verdict(recipe.faults),
+        ]  # fmt: skip
         lines += ["", f"## {recipe.name}", "", "```", *text, "```"]
     return "\n".join(lines) + "\n"
 

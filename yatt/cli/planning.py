@@ -15,9 +15,13 @@ from yatt.core.placement import ROLLOUT, genrm_role
 from yatt.errors import EXIT_USER_MISTAKE, ConfigError
 from yatt.launch.planned_memory import models_of
 from yatt.models.model import Model
+from yatt.obs.measured import measured_figures
+from yatt.paths import RunPaths
 from yatt.planning.advice import check_possible, nearest_in_words, plan_faults
 from yatt.planning.fit import GIB, ROOM, MemoryPlan, memory_plan
+from yatt.planning.times import HardwareRates, IterationTimes, TimeInputs, iteration_times
 from yatt.printable import printable_lines
+from yatt.simulation.figures import RunFigures, mean_length
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -26,21 +30,89 @@ def plan(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the config, or a model's config.json, has a mistake.
     """
-    for option, value in (("--gpu-gib", arguments.gpu_gib), ("--host-gib", arguments.host_gib)):
-        if not 0 <= value <= 1e6 or (option == "--gpu-gib" and value < 1):
-            raise ConfigError(f"{option} {value:g}: write a number of GiB.")
+    check_numbers(arguments)
     gpu_bytes = int(arguments.gpu_gib * GIB)
     config = config_of(arguments.config, arguments.more, gpu_bytes)
     models = models_of(config)
     check_possible(config, models[ROLLOUT], gpu_bytes)
     found = memory_plan(config, models, gpu_bytes)
     faults = plan_faults(config, models, found, int(arguments.host_gib * GIB))
+    inputs = time_inputs(arguments, config)
+    times = iteration_times(config, models, found, inputs)
     if arguments.json:
-        print(json.dumps(as_json(config, found) | {"fits": not faults, "faults": dict(faults)}))
+        said = as_json(config, found) | {"fits": not faults, "faults": dict(faults)}
+        print(json.dumps(said | {"seconds": seconds(times), "total_s": times.total_s}))
     else:
-        for line in (*page(config, models, found), "", *verdict(faults)):
+        for line in (*page(config, models, found), "", *times_in_words(times, inputs), "", *verdict(faults)):
             print(printable_lines(line))
     return EXIT_USER_MISTAKE if faults else 0
+
+
+def check_numbers(arguments: argparse.Namespace) -> None:
+    """Refuses options that are out of range.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for option, least, most in (
+        ("gpu_gib", 1.0, 1e6), ("host_gib", 0.0, 1e6), ("tokens", 0.0, 1e9), ("mfu", 0.0, 1.0),
+        ("peak_tflops", 0.0, 1e6), ("memory_tbps", 0.0, 1e6),
+    ):  # fmt: skip
+        if not least <= getattr(arguments, option) <= most:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} {getattr(arguments, option):g}: write a number from {least:g} "
+                f"to {most:g}."
+            )
+
+
+def time_inputs(arguments: argparse.Namespace, config: RunConfig) -> TimeInputs:
+    """The rates of the command line over the defaults, and figures of a run folder.
+
+    Raises:
+        ConfigError: the folder has none.
+    """
+    usual, measured = HardwareRates(), RunFigures()
+    if arguments.run is not None:
+        measured, _ = measured_figures(RunPaths(arguments.run))
+    tokens = mean_length(measured.lengths) if measured.lengths else config.rollout.max_response_tokens / 2
+    rates = HardwareRates(
+        peak_flops=arguments.peak_tflops * 1e12 or usual.peak_flops,
+        utilization=arguments.mfu or usual.utilization,
+        memory_bytes_per_s=arguments.memory_tbps * 1e12 or usual.memory_bytes_per_s,
+    )
+    return TimeInputs(tokens=arguments.tokens or tokens, rates=rates, measured=measured)
+
+
+def times_in_words(times: IterationTimes, inputs: TimeInputs) -> list[str]:
+    """Seconds by part, what they rest on, and the command that simulates placements with them."""
+    rates = inputs.rates
+    origin = "a run's figures, else " if inputs.measured != RunFigures() else ""
+    head = f"seconds per iteration, expected by {origin}rates"
+    options = [
+        f"--speed {role}={each.step_s:.3g},{each.sequence_s:.3g}" for role, each in times.speeds.items()
+    ]
+    options += [
+        f"--verdict-tokens {role.removeprefix('genrm:')}={tokens:.0f}"
+        for role, tokens in times.verdict_tokens.items()
+    ]
+    return [
+        f"{head:<56}{'s':>9}",
+        *(f"  {name:<54}{value:>9.1f}" for name, value in seconds(times).items() if value),
+        f"  {'sum' if times.is_colocated else 'sum, verdicts beside the rollout':<54}{times.total_s:>9.1f}",
+        f"  {inputs.tokens:,.0f} tokens per completion, {rates.utilization:.0%} of "
+        f"{rates.peak_flops / 1e12:g} TFLOP/s, {rates.memory_share:.0%} of "
+        f"{rates.memory_bytes_per_s / 1e12:g} TB/s; not measured for this run",
+        f"  compare placements: yatt simulate CONFIG --lengths {inputs.tokens:.0f},0.8 {' '.join(options)} "
+        f"--train-s {times.train_s:.0f} --switch-s {times.switch_s:.1f}",
+    ]
+
+
+def seconds(times: IterationTimes) -> dict[str, float]:
+    """Seconds by part."""
+    return {
+        "rollout": times.rollout_s, "verdicts": times.verdicts_s, "training": times.train_s,
+        "offload and onload": times.switch_s,
+    }  # fmt: skip
 
 
 def config_of(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
