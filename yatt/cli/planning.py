@@ -126,7 +126,7 @@ def config_of(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
     except ConfigError as error:
         try:
             config = load_command(file, more, rules=lambda _: ())
-            if "trainer.tensor_model_parallel_size" not in dict(relations(config)):
+            if not any(key.startswith("trainer.") for key, _ in relations(config)):
                 raise error
             advice = nearest_in_words(config, model_of_run(config.model), int(ROOM * gpu_bytes))
         except ConfigError:

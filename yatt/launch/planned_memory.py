@@ -13,6 +13,7 @@ from yatt.errors import ConfigError
 from yatt.models.model import Model, read_model
 from yatt.planning.advice import nearest_in_words, plan_faults
 from yatt.planning.fit import GIB, GPU_BYTES, ROOM, memory_plan
+from yatt.planning.parameters import table_of
 from yatt.planning.trainer import demand_of, trainer_memory, worst_stage
 
 LARGEST_GPU_BYTES = 288 * GIB
@@ -25,7 +26,7 @@ def check_memory(config: RunConfig, model: Model) -> None:
     Raises:
         ConfigError: names the size and the nearest layout that fits.
     """
-    kept = worst_stage(trainer_memory(demand_of(config, model))).kept
+    kept = worst_stage(trainer_memory(demand_of(config, model.shape, table_of(model)))).kept
     if config.launch.device == "cpu" or kept <= LARGEST_GPU_BYTES:
         return
     raise ConfigError(

@@ -7,7 +7,7 @@ from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 from yatt.config.sizes import engine_roles
 from yatt.models.model import Model
 from yatt.models.shape import Shape
-from yatt.planning.parameters import local_numel
+from yatt.planning.parameters import kind_of
 from yatt.planning.ranks import RankLayout
 from yatt.planning.trainer import ITEM_BYTES, longest_sample
 
@@ -73,7 +73,7 @@ def engine_memory(
 def weights_numel(model: Model, num_gpus: int) -> int:
     """Elements of a model's parameters on one of `num_gpus` GPUs under tensor parallelism."""
     layout = RankLayout(world_size=num_gpus, tp=num_gpus, etp=num_gpus)
-    return sum(local_numel(row, layout) for row in model.rows)
+    return sum(kind_of(row).numel(layout) for row in model.rows)
 
 
 def kv_token_bytes(shape: Shape, num_gpus: int, item_bytes: int) -> int:

@@ -8,6 +8,7 @@ from yatt.core.placement import ROLLOUT
 from yatt.models.model import Model
 from yatt.planning.engines import SLEEPING_BYTES, EngineMemory, engine_memory
 from yatt.planning.hosts import HostMemory, host_memory
+from yatt.planning.parameters import table_of
 from yatt.planning.trainer import TrainerMemory, demand_of, trainer_memory, worst_stage
 
 GIB = 1 << 30
@@ -68,7 +69,7 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     num_roles = 1 + len(config.engine_genrms)
     if config.placement.mode == "partial" and config.placement.split == "fixed":
         num_roles = 1  # a slab has one role
-    stages = trainer_memory(demand_of(config, models[ROLLOUT]))
+    stages = trainer_memory(demand_of(config, models[ROLLOUT].shape, table_of(models[ROLLOUT])))
     sleeping = 0 if is_split else num_roles
     engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
     return MemoryPlan(

@@ -13,7 +13,8 @@ from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import num_trainer_nodes
 from yatt.errors import ConfigError
 from yatt.models.model import Model
-from yatt.planning.trainer import demand_of, longest_sample, trainer_memory, worst_stage
+from yatt.planning.parameters import table_of
+from yatt.planning.trainer import TrainerDemand, demand_of, longest_sample, trainer_memory, worst_stage
 from yatt.trainer.layout import check_layout
 
 MOST_TIMES_NODES = 64
@@ -50,12 +51,12 @@ def nearest_layout(config: RunConfig, model: Model, room: int) -> NearLayout | N
     Args:
         room: bytes of a GPU for the trainer's peak.
     """
-    times = 1
+    times, parameters = 1, table_of(model)
     while times <= MOST_TIMES_NODES:
         wider = _with_nodes(config, times)
         for section in _candidates(wider, model):
             found = replace(wider, trainer=section)
-            if _fits(found, model, room):
+            if _fits(demand_of(found, model.shape, parameters), room):
                 return NearLayout(found, _changes(config, found))
         times *= 2
     return None
@@ -130,11 +131,11 @@ def _distance(now: TrainerSection, other: TrainerSection) -> float:
     return total + (RECOMPUTE_COST if other.recompute != now.recompute else 0.0)
 
 
-def _fits(config: RunConfig, model: Model, room: int) -> bool:
+def _fits(demand: TrainerDemand, room: int) -> bool:
     """Whether the first two stages and the last fit; those between are like the second."""
-    pp = config.trainer.pipeline_model_parallel_size
+    pp = demand.layout.pp
     stages = sorted({0, min(1, pp - 1), pp - 1})
-    return worst_stage(trainer_memory(demand_of(config, model), stages)).peak <= room
+    return worst_stage(trainer_memory(demand, stages)).peak <= room
 
 
 def _changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:

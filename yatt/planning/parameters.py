@@ -6,9 +6,11 @@ megatron-core's `_ParamAndGradBuffer` with a distributed optimizer.
 
 import math
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from yatt.models.model import Model
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 from yatt.planning.ranks import RankLayout
 
@@ -34,14 +36,79 @@ def is_expert(row: WeightRow) -> bool:
     return _EXPERT.search(row.name) is not None
 
 
-def local_numel(row: WeightRow, layout: RankLayout) -> int:
-    """Elements of a parameter on one rank that has it, vocabulary padding included."""
-    shape, dim = list(row.full_shape), cut_dim(row)
-    parts = layout.etp if is_expert(row) else layout.tp
-    if row.is_padded:
-        shape[0] += -shape[0] % layout.tp
-    numel = math.prod(shape)
-    return numel if dim is None else numel // parts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterKind:
+    """What the size of a parameter on a rank depends on."""
+
+    num_rows: int
+    width: int
+    is_cut: bool
+    is_expert: bool
+    is_padded: bool
+    is_embedding: bool
+
+    def numel(self, layout: RankLayout) -> int:
+        """Elements on one rank that has it, vocabulary padding included."""
+        parts = layout.etp if self.is_expert else layout.tp
+        num_rows = self.num_rows + (-self.num_rows % layout.tp if self.is_padded else 0)
+        return num_rows * (self.width or 1) // (parts if self.is_cut else 1)
+
+
+Kinds = Mapping[ParameterKind, int]
+"""Number of parameters of each kind."""
+
+
+def kind_of(row: WeightRow) -> ParameterKind:
+    """The kind of a row's parameter."""
+    return ParameterKind(
+        num_rows=row.num_rows,
+        width=row.width,
+        is_cut=cut_dim(row) is not None,
+        is_expert=is_expert(row),
+        is_padded=row.is_padded,
+        is_embedding=row.name == EMBEDDING,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTable:
+    """A model's parameters by kind: made once, because a mixture of experts has tens of thousands.
+
+    Args:
+        first: the embedding. last: the last norm and the head. layers: those of each layer.
+    """
+
+    first: Kinds
+    last: Kinds
+    layers: tuple[Kinds, ...]
+
+    def chunk(self, layers: range, *, is_tied: bool) -> Counter[ParameterKind]:
+        """The parameters of a model chunk with these layers. If embedding and head are tied, a last chunk
+        that is not the first has a copy of the embedding."""
+        is_first, is_last = layers.start == 0, layers.stop == len(self.layers)
+        found = Counter[ParameterKind]()
+        for index in layers:
+            found.update(self.layers[index])
+        if is_first or (is_last and is_tied):
+            found.update(self.first)
+        if is_last:
+            found.update(self.last)
+        return found
+
+
+def table_of(model: Model) -> ParameterTable:
+    """The table of a model."""
+    first, last = Counter[ParameterKind](), Counter[ParameterKind]()
+    layers = [Counter[ParameterKind]() for _ in model.shape.layers]
+    for row in model.rows:
+        if row.name == EMBEDDING:
+            place = first
+        elif row.name == OUTPUT or "final_layernorm" in row.name:
+            place = last
+        else:
+            place = layers[int(row.name.split(".")[2])]
+        place[kind_of(row)] += 1
+    return ParameterTable(first=first, last=last, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,48 +123,36 @@ class BufferSizes:
         return BufferSizes(self.numel + other.numel, self.state + other.state)
 
 
-def chunk_buffers(rows: Iterable[WeightRow], layout: RankLayout, *, has_copy: bool) -> BufferSizes:
+def chunk_buffers(kinds: Kinds, layout: RankLayout, *, has_copy: bool) -> BufferSizes:
     """Sizes of the buffers of one model chunk.
 
     Args:
-        rows: its parameters; of experts all of them, of which this rank has one part in EP.
+        kinds: its parameters; of experts all of them, of which this rank has one part in EP.
         has_copy: the embedding has a copy on another stage (tied, with pipelines), and a bucket of its own.
     """
-    dense, shared, experts = list[int](), list[int](), list[int]()
-    for row in rows:
-        numel = local_numel(row, layout)
-        if is_expert(row) and layout.ep > 1:
-            experts.append(numel)
+    dense, shared, experts = _Bucket(), _Bucket(), _Bucket()
+    for kind, count in kinds.items():
+        if kind.is_expert and layout.ep > 1:
+            experts.add(kind.numel(layout), count / layout.ep)
         else:
-            (shared if has_copy and row.name == EMBEDDING else dense).append(numel)
-    flat = sum(_bucket(sizes, 1, layout.state_shards) for sizes in (dense, shared))
-    numel = flat + _bucket(experts, layout.ep, layout.expert_shards)
-    state = (sum(dense) + sum(shared)) / layout.state_shards + sum(experts) / layout.ep / layout.expert_shards
-    return BufferSizes(numel, math.ceil(state))
+            (shared if has_copy and kind.is_embedding else dense).add(kind.numel(layout), count)
+    flat = sum(bucket.flat(layout.state_shards) for bucket in (dense, shared))
+    state = (dense.numel + shared.numel) / layout.state_shards + experts.numel / layout.expert_shards
+    return BufferSizes(flat + experts.flat(layout.expert_shards), math.ceil(state))
 
 
-def _bucket(sizes: list[int], parts: int, shards: int) -> int:
-    """Elements of a bucket with one of `parts` equal parts of these parameters."""
-    total = sum(_padded(size, ALIGN) for size in sizes) // parts
-    return _padded(total, math.lcm(shards, BUCKET_ALIGN))
+class _Bucket:
+    """Parameters that are together in a flat buffer."""
 
+    def __init__(self) -> None:
+        self.numel = self._aligned = 0.0
 
-def _padded(number: int, multiple: int) -> int:
-    return number + -number % multiple
+    def add(self, numel: int, count: float) -> None:
+        """Adds parameters of the same size."""
+        self.numel += count * numel
+        self._aligned += count * (numel + -numel % ALIGN)
 
-
-def rows_of_chunk(
-    rows: Iterable[WeightRow], layers: range, *, is_first: bool, is_last: bool, is_tied: bool
-) -> list[WeightRow]:
-    """The rows of a chunk with these layers. The first has the embedding, the last the last norm and head."""
-    found = []
-    for row in rows:
-        if row.name == EMBEDDING:
-            is_here = is_first or (is_last and is_tied)
-        elif row.name == OUTPUT or "final_layernorm" in row.name:
-            is_here = is_last
-        else:
-            is_here = int(row.name.split(".")[2]) in layers
-        if is_here:
-            found.append(row)
-    return found
+    def flat(self, shards: int) -> int:
+        """Elements with padding."""
+        total = math.ceil(self._aligned)
+        return total + -total % math.lcm(shards, BUCKET_ALIGN)

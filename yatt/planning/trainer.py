@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import num_trainer_nodes
-from yatt.models.model import Model
 from yatt.models.shape import Shape
 from yatt.planning.activations import (
     FLOAT,
@@ -16,7 +15,7 @@ from yatt.planning.activations import (
     left_bytes,
     norm_bytes,
 )
-from yatt.planning.parameters import BufferSizes, chunk_buffers, rows_of_chunk
+from yatt.planning.parameters import BufferSizes, ParameterTable, chunk_buffers
 from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
 
 MOMENTS = 2
@@ -38,7 +37,8 @@ class TrainerDemand:
         has_reference: a reference model is on the GPU too.
     """
 
-    model: Model
+    shape: Shape
+    parameters: ParameterTable
     section: TrainerSection
     share: TokenShare
     num_rows: int
@@ -48,11 +48,6 @@ class TrainerDemand:
     def layout(self) -> RankLayout:
         """Sizes of the parallel groups."""
         return self.share.layout
-
-    @property
-    def shape(self) -> Shape:
-        """Shape of the policy."""
-        return self.model.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +83,9 @@ class TrainerMemory:
         return self.kept + max(self.activations + max(self.head, self.layer), self.step)
 
 
-def demand_of(config: RunConfig, model: Model, *, has_reference: bool | None = None) -> TrainerDemand:
-    """The demand of a run, with the largest micro-batch that it can have.
-
-    Args:
-        has_reference: whether there is a reference model; None: as `algorithm.kl_in` says.
-    """
+def demand_of(config: RunConfig, shape: Shape, parameters: ParameterTable) -> TrainerDemand:
+    """The demand of a run, with the largest micro-batch that it can have. An algorithm of the user's own that
+    needs a reference model without a KL term is not known here."""
     section, longest = config.trainer, longest_sample(config)
     layout = layout_of(section, num_trainer_nodes(config) * config.launch.gpus_per_node)
     samples = -(-section.mini_batch_size * config.rollout.n // max(layout.dp, 1))
@@ -107,11 +99,12 @@ def demand_of(config: RunConfig, model: Model, *, has_reference: bool | None = N
         layout=layout,
     )
     return TrainerDemand(
-        model=model,
+        shape=shape,
+        parameters=parameters,
         section=section,
         share=share,
         num_rows=share.num_tokens,
-        has_reference=config.algorithm.kl_in != "none" if has_reference is None else has_reference,
+        has_reference=config.algorithm.kl_in != "none",
     )
 
 
@@ -139,12 +132,12 @@ def worst_stage(stages: Iterable[TrainerMemory]) -> TrainerMemory:
 
 def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
     """Elements of the flat buffers of a stage."""
-    layout, total = demand.layout, BufferSizes()
-    for chunk in chunks_of(demand.shape.num_layers, demand.section, stage):
-        has_first, has_last = chunk.start == 0, chunk.stop == demand.shape.num_layers
-        is_tied = demand.shape.is_tied
-        rows = rows_of_chunk(demand.model.rows, chunk, is_first=has_first, is_last=has_last, is_tied=is_tied)
-        total += chunk_buffers(rows, layout, has_copy=is_tied and has_first != has_last)
+    layout, total, is_tied = demand.layout, BufferSizes(), demand.shape.is_tied
+    num_layers = demand.shape.num_layers
+    for chunk in chunks_of(num_layers, demand.section, stage):
+        kinds = demand.parameters.chunk(chunk, is_tied=is_tied)
+        is_whole_end = (chunk.start == 0) != (chunk.stop == num_layers)
+        total += chunk_buffers(kinds, layout, has_copy=is_tied and is_whole_end)
     return total
 
 

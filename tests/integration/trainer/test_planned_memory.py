@@ -10,6 +10,7 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.program import make_config
 from yatt.models.model import read_model
 from yatt.planning.activations import TokenShare
+from yatt.planning.parameters import table_of
 from yatt.planning.ranks import layout_of
 from yatt.planning.trainer import INDEX_BYTES, ITEM_BYTES, TrainerDemand, TrainerMemory, trainer_memory
 from yatt.trainer import logprobs
@@ -99,9 +100,11 @@ def plan_of(job: dict, world: int) -> list[TrainerMemory]:
         is_packed=len(micro) > 1, kernels="cpu", layout=layout,
         imbalance=1.0,  # this router is random
     )  # fmt: skip
-    return trainer_memory(
-        TrainerDemand(model=model, section=config.trainer, share=share, num_rows=tokens, has_reference=False)
-    )
+    demand = TrainerDemand(
+        shape=model.shape, parameters=table_of(model), section=config.trainer, share=share, num_rows=tokens,
+        has_reference=False,
+    )  # fmt: skip
+    return trainer_memory(demand)
 
 
 @pytest.mark.parametrize("key", NAMES, ids=name_of)

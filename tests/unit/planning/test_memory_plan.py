@@ -11,7 +11,7 @@ from yatt.config.load import load
 from yatt.models.model import read_model
 from yatt.models.rows import OUTPUT
 from yatt.planning.fit import GIB, memory_faults, memory_plan
-from yatt.planning.parameters import chunk_buffers, is_expert
+from yatt.planning.parameters import chunk_buffers, is_expert, table_of
 from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
 from yatt.planning.trainer import demand_of, stage_buffers
 
@@ -77,7 +77,7 @@ def test_stages_have_every_parameter(pp, tied, tmp_path):
         f"launch.gpus_per_node={2 * pp}",
     )
     model = read_model(str(tmp_path))
-    demand = demand_of(config, model)
+    demand = demand_of(config, model.shape, table_of(model))
     found = sum(stage_buffers(demand, stage).state for stage in range(pp))
     row_of = {row.name: row for row in model.rows}
     copied = row_of["embedding.word_embeddings.weight"].full_shape if tied and pp > 1 else (0, 0)
@@ -111,9 +111,10 @@ MOE = {
 @pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (4, 2), (8, 1)])
 def test_experts_are_divided_over_ep_and_etp_and_their_state_over_the_other_ranks(tmp_path, ep, etp):
     (tmp_path / "config.json").write_text(json.dumps(MOE))
-    rows = read_model(str(tmp_path)).rows
-    layout = RankLayout(world_size=16, tp=2, ep=ep, etp=etp)
-    sizes = chunk_buffers(rows, layout, has_copy=False)
+    model = read_model(str(tmp_path))
+    rows, layout = model.rows, RankLayout(world_size=16, tp=2, ep=ep, etp=etp)
+    kinds = table_of(model).chunk(range(model.shape.num_layers), is_tied=False)
+    sizes = chunk_buffers(kinds, layout, has_copy=False)
     experts = sum(_numel(row) for row in rows if is_expert(row))
     whole = sum(_numel(row) for row in rows if "norm" in row.name or "router" in row.name)
     dense = (sum(_numel(row) for row in rows) - experts - whole) // 2 + whole
