@@ -18,7 +18,7 @@ from yatt.models.model import Model
 from yatt.obs.measured import measured_figures
 from yatt.paths import RunPaths
 from yatt.planning.advice import check_possible, nearest_in_words, plan_faults
-from yatt.planning.fit import GIB, ROOM, MemoryPlan, memory_plan
+from yatt.planning.fit import GIB, MemoryPlan, memory_plan
 from yatt.planning.times import HardwareRates, IterationTimes, TimeInputs, iteration_times
 from yatt.printable import printable_lines
 from yatt.simulation.figures import RunFigures, mean_length
@@ -128,7 +128,7 @@ def config_of(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
             config = load_command(file, more, rules=lambda _: ())
             if not any(key.startswith("trainer.") for key, _ in relations(config)):
                 raise error
-            advice = nearest_in_words(config, model_of_run(config.model), int(ROOM * gpu_bytes))
+            advice = nearest_in_words(config, model_of_run(config.model), gpu_bytes)
         except ConfigError:
             raise error from None
         raise ConfigError(f"{error}\n  {advice}") from error
@@ -184,7 +184,7 @@ def sections(found: MemoryPlan) -> dict[str, dict[str, int]]:
             for engine in found.engines
         },
         **{
-            f"host memory of a {host.kind} node": {
+            f"host memory of each {host.kind} node": {
                 "weights": host.weights, "optimizer": host.optimizer, "reference model": host.reference,
                 "weights fetched from other nodes": host.fetched,
                 "former version of weights given to other nodes": host.given,

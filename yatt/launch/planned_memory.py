@@ -12,7 +12,7 @@ from yatt.core.placement import ROLLOUT, genrm_role
 from yatt.errors import ConfigError
 from yatt.models.model import Model, read_model
 from yatt.planning.advice import nearest_in_words, plan_faults
-from yatt.planning.fit import GIB, GPU_BYTES, ROOM, memory_plan
+from yatt.planning.fit import GIB, GPU_BYTES, memory_plan
 from yatt.planning.parameters import table_of
 from yatt.planning.trainer import demand_of, trainer_memory, worst_stage
 
@@ -31,7 +31,7 @@ def check_memory(config: RunConfig, model: Model) -> None:
         return
     raise ConfigError(
         f"trainer: weights, gradients and optimizer need {kept / GIB:.0f} GiB of each GPU, and the largest "
-        f"GPUs have {LARGEST_GPU_BYTES // GIB} GiB. {nearest_in_words(config, model, int(ROOM * GPU_BYTES))}"
+        f"GPUs have {LARGEST_GPU_BYTES // GIB} GiB. {nearest_in_words(config, model, GPU_BYTES)}"
     )
 
 

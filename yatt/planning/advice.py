@@ -7,7 +7,7 @@ from yatt.config.sizes import num_trainer_nodes
 from yatt.core.placement import ROLLOUT
 from yatt.errors import ConfigError
 from yatt.models.model import Model
-from yatt.planning.fit import GPU_BYTES, ROOM, Fault, MemoryPlan, memory_faults
+from yatt.planning.fit import GPU_BYTES, Fault, MemoryPlan, memory_faults, room_of
 from yatt.planning.nearest import nearest_layout
 from yatt.trainer.layout import check_layout
 
@@ -23,7 +23,7 @@ def check_possible(config: RunConfig, model: Model, gpu_bytes: int = GPU_BYTES) 
     except ConfigError as error:
         if not model.shape.layers or not model.shape.is_regular:
             raise
-        raise ConfigError(f"{error}\n{nearest_in_words(config, model, int(ROOM * gpu_bytes))}") from error
+        raise ConfigError(f"{error}\n{nearest_in_words(config, model, gpu_bytes)}") from error
 
 
 def plan_faults(
@@ -37,20 +37,15 @@ def plan_faults(
     faults = list(memory_faults(plan, host_bytes))
     if plan.trainer_fits:
         return faults
-    room = plan.room - plan.other
-    advice = nearest_in_words(config, models[ROLLOUT], room)
+    advice = nearest_in_words(config, models[ROLLOUT], plan.gpu_bytes)
     if config.model.spec == "torch" and config.trainer.context_parallel_size > 1:
         advice += " With model.spec: te the scores of context-parallel attention are not kept in memory."
     return [(key, f"{says} {advice}" if key == "trainer" else says) for key, says in faults]
 
 
-def nearest_in_words(config: RunConfig, model: Model, room: int) -> str:
-    """A sentence with the settings of the nearest layout that fits.
-
-    Args:
-        room: bytes of a GPU for what the trainer itself needs.
-    """
-    found = nearest_layout(config, model, room)
+def nearest_in_words(config: RunConfig, model: Model, gpu_bytes: int) -> str:
+    """A sentence with the settings of the nearest layout that fits."""
+    found = nearest_layout(config, model, room_of(config, gpu_bytes))
     if found is None:
         return "No layout fits, also not with 64 times the nodes."
     return f"The nearest layout that fits: {' '.join(found.changes)}."

@@ -59,23 +59,38 @@ class MemoryPlan:
         return self.trainer_peak <= self.room
 
 
+def num_sleeping(config: RunConfig) -> int:
+    """Workers of other roles that sleep on a GPU that a worker uses."""
+    if config.placement.mode == "disaggregated" and config.placement.split == "fixed":
+        return 0
+    has_one_role = config.placement.mode == "partial" and config.placement.split == "fixed"
+    return 1 if has_one_role else 1 + len(config.engine_genrms)
+
+
+def other_bytes(config: RunConfig) -> int:
+    """Bytes of a GPU that trains beside what the trainer itself needs."""
+    is_split = config.placement.mode == "disaggregated"
+    return PROCESS_GPU_BYTES + (0 if is_split else num_sleeping(config) * SLEEPING_BYTES)
+
+
+def room_of(config: RunConfig, gpu_bytes: int) -> int:
+    """Bytes of a GPU for what the trainer itself needs."""
+    return int(ROOM * gpu_bytes) - other_bytes(config)
+
+
 def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int = GPU_BYTES) -> MemoryPlan:
     """The memory plan of a run whose layout was checked.
 
     Args:
         models: by role; a GenRM whose model is unknown is left out.
     """
-    is_split = config.placement.mode == "disaggregated"
-    num_roles = 1 + len(config.engine_genrms)
-    if config.placement.mode == "partial" and config.placement.split == "fixed":
-        num_roles = 1  # a slab has one role
     stages = trainer_memory(demand_of(config, models[ROLLOUT].shape, table_of(models[ROLLOUT])))
-    sleeping = 0 if is_split else num_roles
+    sleeping = num_sleeping(config)
     engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
     return MemoryPlan(
         gpu_bytes=gpu_bytes,
         trainer=tuple(stages),
-        other=PROCESS_GPU_BYTES + sleeping * SLEEPING_BYTES,
+        other=other_bytes(config),
         engines=tuple(engines),
         hosts=tuple(host_memory(config, stages, engines)),
     )

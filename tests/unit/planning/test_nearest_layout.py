@@ -82,6 +82,27 @@ def test_what_does_not_fit_on_usual_gpus_is_a_note():
     assert memory_doubts(config_of(f"{TP}=1", "launch.device=cpu")) == []
 
 
+@pytest.mark.parametrize("wrong", [f"{TP}=3", "trainer.context_parallel_size=16"])
+@pytest.mark.parametrize("gpu_gib", [36, 56, 80])
+def test_the_layout_that_is_named_fits_by_its_own_plan(wrong, gpu_gib):
+    command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, wrong]
+    command += ["--gpu-gib", str(gpu_gib), "rollout.gpu_memory_utilization=0.9"]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert refused.returncode == 2
+    changes = refused.stderr.partition("The nearest layout that fits: ")[2].split(".\n")[0].split()
+    assert changes
+    again = subprocess.run([*command, *changes], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_an_impossible_number_of_experts_is_refused_with_the_nearest():
+    command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/recipes/qwen3-30b-a3b.yaml"]
+    command.append("trainer.expert_model_parallel_size=5")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 2
+    assert "The nearest layout that fits: trainer.expert_model_parallel_size=" in done.stderr
+
+
 def test_sizes_that_do_not_divide_the_gpus_are_refused_with_the_nearest():
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, f"{TP}=3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
