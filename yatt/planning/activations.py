@@ -10,7 +10,15 @@ Letters: H hidden size, Q and K width of queries and keys on this rank, F column
 from dataclasses import dataclass
 from typing import Literal
 
-from yatt.models.shape import DenseFeedForward, Experts, FeedForward, GroupedAttention, Layer
+from yatt.models.shape import (
+    Attention,
+    DenseFeedForward,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+)
 from yatt.planning.ranks import RankLayout
 
 FLOAT = 4
@@ -72,7 +80,41 @@ def norm_bytes(width: int, share: TokenShare) -> int:
     return width * (share.item_bytes + saved) + FLOAT
 
 
-def _attention(attention: GroupedAttention, hidden: int, share: TokenShare) -> int:
+def _attention(attention: Attention, hidden: int, share: TokenShare) -> int:
+    if isinstance(attention, LatentAttention):
+        return _latent(attention, hidden, share)
+    return _grouped(attention, hidden, share)
+
+
+def _latent(attention: LatentAttention, hidden: int, share: TokenShare) -> int:
+    """Norm, matrices down to two vectors, their norms, matrices up to heads, rotation of a part of each head,
+    attention, one matrix. Keys and values of all heads are kept."""
+    tp, item = share.layout.tp, share.item_bytes
+    heads = attention.num_heads // tp
+    queries, values = heads * attention.head_dim, heads * attention.value_dim
+    up = queries + heads * (attention.nope_dim + attention.value_dim)
+    down = attention.kv_rank + attention.rope_dim + attention.q_rank
+    vectors = sum(norm_bytes(rank, share) for rank in (attention.q_rank, attention.kv_rank) if rank)
+    per_token = item * (up + 2 * queries + 2 * values + 4 * attention.rope_dim) + FLOAT * heads
+    if share.layout.cp > 1 and share.kernels != "te":
+        whole = (queries + values) * (share.layout.cp - 1)
+        scores = heads * FLOAT + 1 if share.kernels == "torch" else item
+        per_token += item * whole + share.longest * scores
+    elif _has_scores(attention, share):
+        per_token += FLOAT * heads * share.longest
+    held = norm_bytes(hidden, share) + vectors + item * down
+    return share.num_held * held + share.num_tokens * per_token
+
+
+def _has_scores(attention: Attention, share: TokenShare) -> bool:
+    """Whether torch computes all scores: under context parallelism on GPUs, and on CPU where keys and values
+    have different widths."""
+    if isinstance(attention, LatentAttention) and share.kernels == "cpu":
+        return attention.head_dim != attention.value_dim
+    return share.layout.cp > 1 and share.kernels == "torch"
+
+
+def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int:
     """Norm, one matrix for Q, K and V, norms of Q and K, rotation, attention, one matrix."""
     tp, item, cp = share.layout.tp, share.item_bytes, share.layout.cp
     heads, kv_heads = attention.num_heads // tp, max(attention.num_kv_heads // tp, 1)
@@ -163,8 +205,13 @@ def routed_tokens(experts: Experts, share: TokenShare) -> int:
     return int(share.imbalance * routed) if share.layout.ep > 1 else routed
 
 
-def _scores(attention: GroupedAttention, share: TokenShare) -> int:
-    """Gradients of the scores where torch computes them: two times their size."""
-    if share.layout.cp == 1 or share.kernels != "torch":
+def _scores(attention: Attention, share: TokenShare) -> int:
+    """Gradients of the scores where torch computes them: in float32, and in the type of the others."""
+    if not _has_scores(attention, share):
         return 0
-    return 2 * FLOAT * share.num_tokens * share.longest * (attention.num_heads // share.layout.tp)
+    return (
+        (FLOAT + share.item_bytes)
+        * share.num_tokens
+        * share.longest
+        * (attention.num_heads // share.layout.tp)
+    )

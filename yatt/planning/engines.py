@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 from yatt.config.sizes import engine_roles
 from yatt.models.model import Model
-from yatt.models.shape import Shape
+from yatt.models.shape import LatentAttention, Shape
 from yatt.planning.parameters import kind_of
 from yatt.planning.ranks import RankLayout
 from yatt.planning.trainer import ITEM_BYTES, longest_sample
@@ -77,8 +77,11 @@ def weights_numel(model: Model, num_gpus: int) -> int:
 
 
 def kv_token_bytes(shape: Shape, num_gpus: int, item_bytes: int) -> int:
-    """Bytes of one token's keys and values in all layers on one GPU; a GPU has one head at least."""
+    """Bytes of one token's keys and values in all layers on one GPU; a GPU has one head at least. Of latent
+    attention, each GPU has the vector from which they are made, and the key's positions."""
     attention = shape.attention
+    if isinstance(attention, LatentAttention):
+        return (attention.kv_rank + attention.rope_dim) * item_bytes * shape.num_layers
     heads = max(attention.num_kv_heads // num_gpus, 1)
     return 2 * heads * attention.head_dim * item_bytes * shape.num_layers
 

@@ -101,6 +101,8 @@ def table_of(model: Model) -> ParameterTable:
     first, last = Counter[ParameterKind](), Counter[ParameterKind]()
     layers = [Counter[ParameterKind]() for _ in model.shape.layers]
     for row in model.rows:
+        if row.name.endswith("expert_bias"):  # a buffer: neither trained nor in the flat buffers
+            continue
         if row.name == EMBEDDING:
             place = first
         elif row.name == OUTPUT or "final_layernorm" in row.name:

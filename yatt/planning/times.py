@@ -5,11 +5,9 @@ reads all weights, and for each running sequence it reads keys and values or com
 Switch: bytes over the link between GPU and host. Prefill of prompts, reward functions, saves and the
 network between nodes are left out.
 
-Source: Kaplan et al., arXiv 2001.08361, section 2.1 (2 operations per parameter and token in a forward pass,
-twice that in the backward pass, and attention); Chowdhery et al., arXiv 2204.02311, appendix B (utilization).
+Source of the utilization: Chowdhery et al., arXiv 2204.02311, appendix B.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,11 +23,10 @@ from yatt.config.sizes import (
 )
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT
+from yatt.models.flops import forward_flops
 from yatt.models.model import Model
-from yatt.models.rows import EMBEDDING
 from yatt.planning.engines import EngineMemory
 from yatt.planning.fit import MemoryPlan
-from yatt.planning.parameters import is_expert
 from yatt.simulation.figures import RunFigures
 from yatt.trainer.layout import steps_per_iteration
 
@@ -92,21 +89,6 @@ class IterationTimes:
         return (sum(both) if self.is_colocated else max(both)) + self.train_s + self.switch_s
 
 
-def active_numel(model: Model) -> int:
-    """Parameters that a token passes in matrix products: of experts those that it chooses, no embedding."""
-    experts = model.shape.experts
-    share = experts.top_k / experts.num_experts if experts else 1.0
-    rows = (row for row in model.rows if row.width and (row.name != EMBEDDING or model.shape.is_tied))
-    return math.ceil(sum(row.num_rows * row.width * (share if is_expert(row) else 1.0) for row in rows))
-
-
-def forward_flops(model: Model, length: float) -> float:
-    """Operations of one token's forward pass, as a mean over a sequence of this length (causal attention)."""
-    attention = model.shape.attention
-    scores = 2 * length * attention.num_heads * attention.head_dim * model.shape.num_layers
-    return 2 * active_numel(model) + scores
-
-
 def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates) -> float:
     """Seconds of all passes over one rollout batch.
 
@@ -119,7 +101,8 @@ def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates
     passes += (steps > 1) + (config.algorithm.kl_in != "none")
     samples = section.train_batch_size * config.rollout.n
     gpus = num_trainer_nodes(config) * config.launch.gpus_per_node
-    flops = passes * samples * tokens * forward_flops(model, tokens)
+    length = round(tokens)
+    flops = passes * samples * forward_flops(model.shape).of_sequence(length, length)
     return flops / (gpus * rates.peak_flops * rates.utilization) * _bubble(config, tokens)
 
 
@@ -137,7 +120,8 @@ def engine_speed(engine: EngineMemory, model: Model, tokens: float, rates: Hardw
     """The speed of one engine whose sequences have this mean length while they run."""
     bandwidth = rates.memory_bytes_per_s * rates.memory_share
     read_s = tokens * engine.kv_token_bytes / bandwidth
-    compute_s = 2 * active_numel(model) / (engine.num_gpus * rates.peak_flops * rates.utilization)
+    flops = forward_flops(model.shape)
+    compute_s = (flops.token + flops.row) / (engine.num_gpus * rates.peak_flops * rates.utilization)
     return EngineSpeed(engine.weights / bandwidth, max(read_s, compute_s))
 
 
