@@ -121,6 +121,40 @@ def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2,
     return str(folder)
 
 
+SMALL_SIZES = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64,
+    "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 1024, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def make_of_config(folder: Path, config: dict[str, Any]) -> str:
+    """A random model of the same family and features as one with this config.json, not quantised."""
+    import torch
+    import transformers
+
+    make_tokenizer(folder)
+    kind = config.pop("model_type")
+    dropped = ("quantization_config", "torch_dtype", "bos_token_id", "architectures")
+    small = {key: value for key, value in config.items() if key not in dropped}
+    small |= {
+        key: value
+        for key, value in SMALL_SIZES.items()
+        if key in small or key in ("vocab_size", "eos_token_id")
+    }
+    if kind in OF_KIND:
+        small |= SIGMOID_MOE | OF_KIND[kind]
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **small)
+    ).float()
+    _randomize(model, seed=0, head=0.08)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.rand(buffer.shape, generator=torch.Generator().manual_seed(0)))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 def make_fp8(folder: Path, source: Path) -> str:
     """The model of `source` as DeepSeek-V3 is released: matrices of layers in FP8, with scales for blocks."""
     import torch

@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "recipes.md"
 VERL = "verl, docs/algo/baseline.md"
 QWEN25, QWEN3 = "qwenlm.github.io/blog/qwen2.5-llm", "arXiv 2505.09388"
 NEMO = "NeMo-RL v0.6, docs/about/performance-summary.md"
+DEEPSEEK = "arXiv 2412.19437"
 EXPECTED = {
     "qwen2.5-7b-rule": (
         ("GSM8K, MATH before training", "91.6, 75.5", QWEN25),
@@ -44,6 +45,7 @@ EXPECTED = {
         ("MATH-500 before training, without and with thinking", "91.2, 98.0", QWEN3),
         ("seconds per iteration on 128 H100, 8k tokens", "395 (58.9 tokens/s per GPU)", NEMO),
     ),
+    "deepseek-v3": (("MATH-500, AIME 2024 before training", "90.2, 39.2", DEEPSEEK),),
 }
 """Results of others, by recipe: what, how much, where it is published. Every recipe has an entry."""
 

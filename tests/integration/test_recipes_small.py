@@ -1,0 +1,81 @@
+"""Every recipe runs to its end on CPU, with tiny models of its families and its layout in small."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.runs import ROOT, RunFile, living, rows, yatt
+from tests.tiny_models import make_of_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
+PARALLEL = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size",
+)  # fmt: skip
+SMALL_ENGINE = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
+
+
+def in_small(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same keys; models, data, batches and parallel sizes are small, everything else stays."""
+    trainer = recipe["trainer"]
+    layout = {key: min(trainer.get(key, 1), 2) for key in PARALLEL}
+    ranks = layout["pipeline_model_parallel_size"] * layout["tensor_model_parallel_size"]
+    is_split = "placement" in recipe
+    data = [str(folder / "train.jsonl")]
+    small = {
+        **recipe,
+        "run": {"dir": str(folder / "run"), "deterministic": False},
+        "launch": {"nodes": 2 if is_split else 1, "gpus_per_node": max(2, ranks), "device": "cpu"},
+        "data": {"train_files": data, "val_files": data, "max_prompt_tokens": 96},
+        "model": {"path": tiny(recipe["model"]["path"], folder / "policy"), "dtype": "float32"},
+        "rollout": {**recipe["rollout"], "n": 4, "max_response_tokens": 8, "tp_size": 1, "max_num_seqs": 8,
+                    **SMALL_ENGINE},
+        "validation": {**recipe["validation"], "every": 1, "max_prompts": 2},
+        "trainer": {**trainer, **layout, "total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 2,
+                    "max_tokens_per_micro_batch": 512},
+        "checkpoint": {"save_every": 1},
+        "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
+    }  # fmt: skip
+    small["genrms"] = [
+        {**genrm, "model": tiny(genrm["model"], folder / genrm["name"]), "dtype": "float32", "max_tokens": 4,
+         "max_model_tokens": 512, "max_num_seqs": 4, **SMALL_ENGINE, "on_unparsable": "score"}
+        for genrm in recipe.get("genrms", ())
+    ]  # fmt: skip
+    if is_split:
+        small["placement"] = {**recipe["placement"], "genrm_slabs": 2}
+    return small
+
+
+def tiny(model: str, folder: Path) -> str:
+    """A tiny random model with the config of a large one."""
+    return make_of_config(folder, json.loads((ROOT / model / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_in_small(path: Path, tmp_path: Path) -> None:
+    run = RunFile(tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    questions = [
+        {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{n} plus one is"}],
+         "reward_model": {"ground_truth": str(n + 1)}, "extra_info": {"index": n}}
+        for n in range(12)
+    ]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    shutil.copy(ROOT / "configs/recipes/rewards.py", tmp_path / "rewards.py")
+    settings = in_small(yaml.safe_load(path.read_text()), tmp_path)
+    settings["rewards"] = [{**each, "path": str(tmp_path / "rewards.py")} for each in settings["rewards"]]
+    settings["launch"] |= {"scratch_dir": str(run.scratch), "shm_dir": str(run.shm)}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    done = yatt("run", str(file))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert living(run.run_dir) == {}
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    assert [row["training/global_step"] for row in trained] == [1, 2]
+    checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
+    assert {e["policy_version"] for e in checks} == {0, 1, 2}
