@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.test_resume_exact import final_state, finish_under_fire, metrics
 from tests.runs import RunFile, yatt
-from tests.tiny_models import make_qwen3
+from tests.tiny_models import make_qwen3, make_sigmoid_moe
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -37,5 +37,23 @@ def test_real_engines_that_are_killed_change_nothing(tmp_path: Path) -> None:
     disturbed = RunFile(tmp_path / "disturbed", settings(tmp_path))
     hits = finish_under_fire(disturbed, NUM_KILLS, seed=3, settle_s=(3.0, 6.5))
     assert len(hits) >= NUM_KILLS, f"only {hits}"
+    assert metrics(disturbed) == metrics(calm)
+    assert final_state(disturbed) == final_state(calm)
+
+
+def test_latent_attention_and_spread_experts_are_killed_and_change_nothing(tmp_path: Path) -> None:
+    layout = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 2,
+              "expert_tensor_parallel_size": 1, "router_replay": True}  # fmt: skip
+    runs = []
+    for name in ("calm", "disturbed"):
+        run = RunFile(tmp_path / name, settings(tmp_path))
+        run.settings |= {"genrms": [], "placement": {}, "trainer": {"total_iterations": 5, **layout}}
+        make_sigmoid_moe(run.folder / "policy", "deepseek_v3", seed=4)
+        runs.append(run)
+    calm, disturbed = runs
+    done = yatt("run", str(calm.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    hits = finish_under_fire(disturbed, 1, seed=5, settle_s=(3.0, 6.5))
+    assert hits
     assert metrics(disturbed) == metrics(calm)
     assert final_state(disturbed) == final_state(calm)

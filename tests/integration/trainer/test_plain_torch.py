@@ -1,0 +1,73 @@
+"""Two whole iterations are those of a plain loop: transformers, torch.optim.AdamW, and GRPO as it is written.
+
+Old log-probs, importance weights of the sampler, the clipped ratio, the token mean, the clipped gradient, the
+warm-up and the update, in plain Python, one sequence at a time; weights after two iterations are compared.
+"""
+
+import math
+
+import pytest
+import torch
+
+from tests.integration.trainer.conftest import make_model, run_world
+from tests.integration.trainer.paper_losses import advantages, aggregated, completion_logprobs, saved
+from tests.integration.trainer.program import samples
+from tests.integration.trainer.test_families import ALGORITHM, EP, EXPERT_TP, SP, TINY, TP
+from yatt.records import message as m
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LR, EPS, WARM_UP, DECAY, CLIP, LARGEST_NORM, HIGHEST = 1e-3, 1e-4, 2, 0.01, 0.2, 1.0, 2.0
+KINDS = ("qwen3", "qwen3_moe", "deepseek_v3")
+
+
+def train_plainly(model):
+    """Two iterations of two steps; a matrix decays, a norm does not."""
+    weights = dict(model.named_parameters())
+    groups = [
+        {"params": [w for w in weights.values() if w.dim() > 1], "weight_decay": DECAY},
+        {"params": [w for w in weights.values() if w.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer, steps = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=EPS), 0
+    for iteration in (1, 2):
+        facts, rollouts = samples(iteration)
+        gains = advantages([fact.reward for fact in facts])
+        with torch.no_grad():
+            old = [completion_logprobs(model, rollout) for rollout in rollouts]
+        numbers = range(len(rollouts))
+        for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
+            rows = [token_losses(model, rollouts[n], gains[n], old[n]) for n in half]
+            optimizer.zero_grad()
+            aggregated("token-mean", rows).backward()
+            torch.nn.utils.clip_grad_norm_(weights.values(), LARGEST_NORM)
+            steps += 1
+            for group in optimizer.param_groups:
+                group["lr"] = LR * min(1.0, steps / WARM_UP)
+            optimizer.step()
+
+
+def token_losses(model, rollout, gain, old):
+    sampler = [p for turn in rollout.turns if turn.is_sampled for p in m.unpack_floats(turn.logprobs)]
+    weights = torch.tensor(
+        [min(math.exp(p - q), HIGHEST) for p, q in zip(old.tolist(), sampler, strict=True)]
+    )
+    ratio = (completion_logprobs(model, rollout) - old).exp()
+    return -torch.minimum(gain * ratio, gain * ratio.clamp(1 - CLIP, 1 + CLIP)) * weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_iterations_have_the_weights_of_a_plain_loop(tmp_path, kind):
+    import transformers
+
+    folder = make_model(tmp_path / "model", kind, num_hidden_layers=3, **TINY[kind])
+    actions = [["train", 1], ["train", 2], ["publish", "final"]]
+    spread = {TP: 2, **SP, **({EP: 2, EXPERT_TP: 1} if kind != "qwen3" else {})}
+    job = {"name": "two", "model": str(folder), "layout": spread, "algorithm": ALGORITHM, "actions": actions}
+    got = run_world(tmp_path / "world", 2, [job])["two"].weights("final")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float()
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    train_plainly(model)
+    moved = max((tensor - before[name]).abs().max().item() for name, tensor in model.named_parameters())
+    assert moved > 1e-3, "it learns"
+    for name, tensor in model.named_parameters():
+        for saved_name, expected in saved(name, tensor.detach()):
+            assert (got[saved_name] - expected).abs().max() < 1e-5, saved_name
