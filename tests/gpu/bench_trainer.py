@@ -126,7 +126,7 @@ def cases(*, toy: bool) -> list[dict]:
     return [
         {"length": length, "samples": samples, "recompute": recompute, "head": head}
         for length, samples in sizes
-        for recompute in (False, True)
+        for recompute in ("none", "full")
         for head in ("chunked", "whole")
     ]
 

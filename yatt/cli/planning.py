@@ -147,7 +147,7 @@ def page(config: RunConfig, models: dict[str, Model], found: MemoryPlan) -> list
         f"{_gib(found.gpu_bytes)} GiB, {config.placement.mode}",
         f"layout: TP {t.tensor_model_parallel_size} x PP {t.pipeline_model_parallel_size} x CP "
         f"{t.context_parallel_size} x DP {dp}, EP {t.expert_model_parallel_size}, recompute "
-        f"{'on' if t.recompute else 'off'}, at most {t.max_tokens_per_micro_batch} tokens per micro-batch",
+        f"{t.recompute}, at most {t.max_tokens_per_micro_batch} tokens per micro-batch",
         "",
     ]
     for title, parts in sections(found).items():

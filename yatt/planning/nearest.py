@@ -92,10 +92,11 @@ def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSe
     tps = [size for size in divisors if size <= config.launch.gpus_per_node]
     eps = [size for size in divisors if experts and experts.num_experts % size == 0] or [1]
     tokens = sorted({now.max_tokens_per_micro_batch, longest_sample(config)}, reverse=True)
+    recomputed = dict.fromkeys((now.recompute, "none", "full"))
     for tp, pp, cp in itertools.product(tps, divisors, divisors):
         if world % (tp * pp * cp) or pp > model.shape.num_layers:
             continue
-        for ep, recompute, most in itertools.product(eps, (False, True), tokens):
+        for ep, recompute, most in itertools.product(eps, recomputed, tokens):
             yield replace(
                 now,
                 expert_tensor_parallel_size=_expert_tp(now, ep),
@@ -106,6 +107,8 @@ def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSe
                 expert_model_parallel_size=ep,
                 sequence_parallel=tp > 1 and (now.sequence_parallel or tp != now.tensor_model_parallel_size),
                 recompute=recompute,
+                recompute_layers=now.recompute_layers if recompute == now.recompute else 0,
+                recompute_modules=now.recompute_modules if recompute == now.recompute else (),
                 max_tokens_per_micro_batch=most,
             )
 

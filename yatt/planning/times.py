@@ -97,7 +97,7 @@ def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates
     """
     section = config.trainer
     steps = steps_per_iteration(section)
-    passes = section.ppo_epochs * (4 if section.recompute else 3)
+    passes = section.ppo_epochs * (4 if section.recompute == "full" else 3)
     passes += (steps > 1) + (config.algorithm.kl_in != "none")
     samples = section.train_batch_size * config.rollout.n
     gpus = num_trainer_nodes(config) * config.launch.gpus_per_node

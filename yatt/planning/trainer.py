@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import num_trainer_nodes
-from yatt.models.shape import Shape
+from yatt.models.shape import Layer, Shape
 from yatt.planning.activations import (
     FLOAT,
     KernelSet,
@@ -164,13 +164,7 @@ def _activations(demand: TrainerDemand, stage: int) -> int:
     hidden = share.hidden_bytes(shape.hidden_size)
     flying = in_flight(layout, stage)
     chunks = chunks_of(shape.num_layers, demand.section, stage)
-    if demand.section.recompute:
-        left = {layer: left_bytes(layer, shape.hidden_size, share) for layer in set(shape.layers)}
-        sums = (sum(max(hidden, left[shape.layers[at]]) for at in chunk[1:]) for chunk in chunks)
-        total = flying * (hidden + max(sums))
-    else:
-        kinds = {layer: layer_bytes(layer, shape.hidden_size, share) for layer in set(shape.layers)}
-        total = flying * max(sum(kinds[shape.layers[at]] for at in chunk) for chunk in chunks)
+    total = flying * max(_chunk_activations(demand, [shape.layers[at] for at in chunk]) for chunk in chunks)
     total += share.num_tokens * INDEX_BYTES + share.longest * shape.attention.head_dim * FLOAT  # and angles
     if layout.has_sequence_parallel:  # megatron-core's buffer for gathered states
         total += share.num_tokens * shape.hidden_size * share.item_bytes
@@ -179,17 +173,36 @@ def _activations(demand: TrainerDemand, stage: int) -> int:
     return total
 
 
+def _chunk_activations(demand: TrainerDemand, layers: list[Layer]) -> int:
+    """Bytes that layers keep of one micro-batch. Parts of layers that are computed again (selective) count as
+    kept, so the plan has too many there."""
+    size, share, total = demand.shape.hidden_size, demand.share, 0
+    hidden, again = share.hidden_bytes(size), _num_again(demand.section, len(layers))
+    kept = {layer: layer_bytes(layer, size, share) for layer in set(layers)}
+    left = {layer: max(hidden, left_bytes(layer, size, share)) for layer in set(layers)}
+    for place, layer in enumerate(layers):
+        first = hidden if place == 0 else left[layer]
+        total += first if place < again else kept[layer]
+    return total
+
+
+def _num_again(section: TrainerSection, num_layers: int) -> int:
+    """How many layers of a chunk, the first ones, are computed again as a whole."""
+    if section.recompute != "full":
+        return 0
+    return min(section.recompute_layers or num_layers, num_layers)
+
+
 def _layer(demand: TrainerDemand, stage: int) -> int:
     shape, share = demand.shape, demand.share
-    layers = {
-        shape.layers[at] for chunk in chunks_of(shape.num_layers, demand.section, stage) for at in chunk
-    }
+    chunks = [[*chunk] for chunk in chunks_of(shape.num_layers, demand.section, stage)]
+    layers = {shape.layers[at] for chunk in chunks for at in chunk}
+    again = {shape.layers[at] for chunk in chunks for at in chunk[: _num_again(demand.section, len(chunk))]}
     working = {layer: backward_bytes(layer, shape.hidden_size, share) for layer in layers}
     # The layer's output is freed before, or its input is kept already.
     shared = share.hidden_bytes(shape.hidden_size) if share.keeps_inputs else 0
-    if not demand.section.recompute:
-        return max(working.values()) - shared
-    return max(working[layer] + layer_bytes(layer, shape.hidden_size, share) for layer in layers) - shared
+    twice = {layer: layer_bytes(layer, shape.hidden_size, share) for layer in again}
+    return max(working[layer] + twice.get(layer, 0) for layer in layers) - shared
 
 
 def _head(demand: TrainerDemand) -> int:

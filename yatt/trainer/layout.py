@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.shape import LatentAttention, Shape
+from yatt.trainer.recompute import recompute_faults
 
 
 def end_stages(num_layers: int, layout: TrainerSection) -> tuple[int | None, int | None]:
@@ -35,7 +36,9 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
             "model.family: the model has no layers, or they differ in more than in whether they have "
             "experts; the trainer cannot build it."
         )
-    faults = [*_parallel_faults(shape, layout), *_size_faults(layout, world_size)]
+    faults = [
+        *_parallel_faults(shape, layout), *_size_faults(layout, world_size), *recompute_faults(shape, layout),
+    ]  # fmt: skip
     if faults:
         raise ConfigError("\n".join(f"trainer.{fault}" for fault in faults))
 

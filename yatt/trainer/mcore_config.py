@@ -9,6 +9,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.models.shape import Experts, GroupedAttention, LatentAttention, Shape
 from yatt.trainer.layout import end_stages
+from yatt.trainer.recompute import recompute_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NO_FUSIONS = dict.fromkeys(
@@ -73,9 +74,7 @@ def _layout_settings(shape: Shape, layout: TrainerSection) -> dict[str, Any]:
         # Batched sends with interleaved stages give wrong results: two ranks' messages match by order.
         "overlap_p2p_comm": vpp > 1,
         "batch_p2p_comm": vpp == 1,
-        "recompute_granularity": "full" if layout.recompute else None,
-        "recompute_method": "uniform" if layout.recompute else None,
-        "recompute_num_layers": 1 if layout.recompute else None,
+        **recompute_settings(layout),
     }
 
 

@@ -232,6 +232,7 @@ class Place(NamedTuple):
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
+    from tests.integration.trainer.kept import kept_bytes
 
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
@@ -248,6 +249,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
 
     actions = {
         "train": train,
+        "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),
         "gradient": gradient,
         "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),

@@ -44,7 +44,7 @@ def alone(models, tmp_path_factory):
         {"name": "one", "model": qwen3, **saving(folder, "one")},
         {"name": "gradient", "model": qwen3, "actions": GRADIENT},
         {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
-        {"name": "recompute", "model": qwen3, "layout": {"recompute": True}, "actions": LEARN},
+        {"name": "recompute", "model": qwen3, "layout": {"recompute": "full"}, "actions": LEARN},
         {"name": "onednn", "model": qwen3, "min_rows": 4, "actions": LEARN},
         {"name": "parcels", "model": qwen3, "parcels": True, "actions": LEARN},
         {

@@ -42,7 +42,7 @@ BIAS_BYTES = {"latent": 8 * 4}
 TP, SP = {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}
 CP, EP = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2}
-RECOMPUTE, FLOAT32, BF16 = {"recompute": True}, {"dtype": "float32"}, {"dtype": "bfloat16"}
+RECOMPUTE, FLOAT32, BF16 = {"recompute": "full"}, {"dtype": "float32"}, {"dtype": "bfloat16"}
 ONE, FOUR = [[1024]], [[1024]] * 4
 
 

@@ -23,7 +23,7 @@ KIND, LAYERS = "qwen3_moe", 3
 LAYOUTS = {
     "tp2ep2": SPREAD["tp2ep2"],
     "pp2": PAIR["pp2"],
-    "pp2-again": {**PAIR["pp2"], "recompute": True},
+    "pp2-again": {**PAIR["pp2"], "recompute": "full"},
     "cp2": PAIR["cp2"],
 }
 """With two stages a layer's next forward pass precedes the backward pass that computes its last one again."""
@@ -95,7 +95,7 @@ def worlds(tmp_path_factory):
             "actions": [["moved", "first"], ["train", 2]], "layout": {**layout, "router_replay": is_replayed},
         }  # fmt: skip
 
-    alone = [job("one", {}), job("again", {"recompute": True}), job("free", {}, is_replayed=False)]
+    alone = [job("one", {}), job("again", {"recompute": "full"}), job("free", {}, is_replayed=False)]
     jobs = run_world(folder / "alone", 1, alone)
     return model, jobs | run_world(folder / "pair", 2, [job(*pair) for pair in LAYOUTS.items()])
 

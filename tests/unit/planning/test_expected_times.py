@@ -36,7 +36,7 @@ def test_passes_and_gpus_count():
     model, rates = read_model(config.model.path), HardwareRates()
     once = train_s(config, model, 4096, rates)
     assert train_s(config, model, 4096, replace(rates, utilization=0.6)) == pytest.approx(once / 2)
-    plain = train_s(config_of("trainer.mini_batch_size=128", "trainer.recompute=false"), model, 4096, rates)
+    plain = train_s(config_of("trainer.mini_batch_size=128", "trainer.recompute=none"), model, 4096, rates)
     assert plain == pytest.approx(once * 3 / 4)
     two_steps = train_s(config_of("trainer.mini_batch_size=64"), model, 4096, rates)
     assert two_steps == pytest.approx(once * 5 / 4)  # log-probs before the first step

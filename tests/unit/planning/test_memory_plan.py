@@ -20,7 +20,7 @@ QWEN3_8B = str(ROOT / "configs/recipes/models/Qwen3-8B")
 LONG = [
     f"model.path={QWEN3_8B}", "model.dtype=bfloat16", "data.train_files=[x]", "launch.gpus_per_node=8",
     "data.max_prompt_tokens=2048", "rollout.max_response_tokens=30720", "rollout.kv_cache_bytes=0",
-    "trainer.max_tokens_per_micro_batch=32768", "trainer.recompute=true", "trainer.train_batch_size=128",
+    "trainer.max_tokens_per_micro_batch=32768", "trainer.recompute=full", "trainer.train_batch_size=128",
     "trainer.mini_batch_size=64", "trainer.tensor_model_parallel_size=2",
 ]  # fmt: skip
 

@@ -25,7 +25,7 @@ def nearest(room_gib: float, *more: str):
 
 
 @pytest.mark.parametrize("room_gib", [26, 34, 46, 60, 72])
-@pytest.mark.parametrize("more", [(), (f"{TP}=1", "trainer.recompute=false")])
+@pytest.mark.parametrize("more", [(), (f"{TP}=1", "trainer.recompute=none")])
 def test_what_is_named_fits(room_gib, more):
     config, found = nearest(room_gib, *more)
     assert found is not None
@@ -45,7 +45,7 @@ def test_one_doubling_is_nearer_than_two():
 
 
 def test_recomputation_is_nearer_than_another_layout():
-    assert nearest(60, "trainer.recompute=false")[1].changes == ("trainer.recompute=true",)
+    assert nearest(60, "trainer.recompute=none")[1].changes == ("trainer.recompute=full",)
 
 
 def test_more_nodes_are_named_only_where_one_is_too_small():

@@ -1,0 +1,77 @@
+"""What the backward pass computes again gives the same gradients, and less is kept for it."""
+
+import pytest
+
+from tests.integration.trainer.conftest import make_model, run_world
+from tests.integration.trainer.test_families import TINY
+from tests.integration.trainer.test_layouts import CP, TP, assert_bit_equal, largest_difference
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_LAYERS = 3
+DENSE, EXPERTS, LATENT = "qwen3", "qwen2_moe", "deepseek_v3"
+MODULES = {
+    DENSE: (["mlp"],),
+    EXPERTS: (["moe"], ["shared_experts"]),
+    LATENT: (["mlp", "moe"], ["mla_up_proj"], ["core_attn", "mla_up_proj", "shared_experts"]),
+}
+SPLIT = {TP: 2, "sequence_parallel": True}
+ACTIONS = [["gradient", "first"], ["kept", 2], ["publish", "final"]]
+
+
+def settings_of(kind):
+    """Each way to compute again, by its name."""
+    yield "full", {"recompute": "full"}
+    yield "first", {"recompute": "full", "recompute_layers": 1}
+    for modules in MODULES[kind]:
+        yield "+".join(modules), {"recompute": "selective", "recompute_modules": modules}
+
+
+def jobs_of(prefix, model, layout, settings):
+    return [
+        {"name": f"{prefix}{name}", "model": str(model), "layout": {**layout, **each}, "actions": ACTIONS}
+        for name, each in {"none": {}, **settings}.items()
+    ]
+
+
+def assert_same_with_less(done):
+    """Gradients and weights of every job are those of `none`, on each rank with fewer bytes kept.
+
+    Parts of a layer add their input's gradient to the residual's in another order, which rounds otherwise.
+    """
+    plain = done.pop("none")
+    for name, job in done.items():
+        if name in ("full", "first"):
+            assert_bit_equal(job.weights("final"), plain.weights("final"))
+        assert largest_difference(job.weights("final"), plain.weights("final")) < 1e-6, name
+        gradient = job.tensors("first")
+        for tensor_name, expected in plain.tensors("first").items():
+            far = (gradient[tensor_name] - expected).abs().max().item()
+            assert far < 1e-6 * max(expected.abs().max().item(), 0.1), (name, tensor_name)
+        for mine, others in zip(job.notes, plain.notes, strict=True):
+            assert mine["kept_bytes"] < 0.97 * others["kept_bytes"], name
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def done(request, tmp_path_factory):
+    """Every way to compute again, of every kind of model, on one rank and on two that share matrices."""
+    folder, layout = tmp_path_factory.mktemp(f"world-{request.param}"), SPLIT if request.param > 1 else {}
+    jobs = []
+    for kind in MODULES:
+        model = make_model(folder / kind, kind, num_hidden_layers=NUM_LAYERS, **TINY[kind])
+        jobs += jobs_of(f"{kind}-", model, layout, dict(settings_of(kind)))
+    return run_world(folder / "jobs", request.param, jobs)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_what_is_computed_again_has_the_same_gradient_and_is_not_kept(done, kind):
+    jobs = {name.removeprefix(f"{kind}-"): job for name, job in done.items() if name.startswith(f"{kind}-")}
+    none, first, full = (jobs[name].notes[0]["kept_bytes"] for name in ("none", "first", "full"))
+    assert full < first < none
+    assert full < 0.1 * none
+    assert_same_with_less(jobs)
+
+
+def test_attention_computed_again_keeps_no_gathered_keys(tmp_path):
+    model = make_model(tmp_path / "model", DENSE, num_hidden_layers=NUM_LAYERS, **TINY[DENSE])
+    settings = {"attention": {"recompute": "selective", "recompute_modules": ["core_attn"]}}
+    assert_same_with_less(run_world(tmp_path / "world", 2, jobs_of("", model, {CP: 2}, settings)))
