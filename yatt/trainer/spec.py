@@ -21,6 +21,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -34,6 +35,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor
 
 from yatt.trainer.batches import PackedSequences
+from yatt.trainer.grouped_experts import GroupedExperts
 
 
 class TorchRMSNorm(torch.nn.RMSNorm):
@@ -157,6 +159,13 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
     def core_attention(self) -> type:
         """The attention module, with torch's SDPA."""
         return SdpaCoreAttention
+
+    def grouped_mlp_modules(self, *_: bool) -> tuple[type, MLPSubmodules]:
+        """The experts, with the linear layers of which they are made."""
+        layers = MLPSubmodules(
+            linear_fc1=self.column_parallel_linear(), linear_fc2=self.row_parallel_linear()
+        )
+        return GroupedExperts, layers
 
 
 class DuplicatedLinear(torch.nn.Linear):

@@ -170,7 +170,7 @@ def with_transfers(worker, order: m.Train) -> m.Train:
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
-    from yatt.trainer import cpu_matmul, logprobs, model
+    from yatt.trainer import cpu_matmul, grouped_experts, logprobs, model
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
@@ -178,6 +178,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family)
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
+    grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
+    grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
     if dist.get_world_size() > 1:  # many chunks here against one chunk there
         logprobs.MIN_CHUNK = logprobs.MAX_CHUNK = 5
     bucket_size = job.get("layout", {}).get("bucket_size")
@@ -232,6 +234,7 @@ class Place(NamedTuple):
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
+    from tests.integration.trainer.grouped import together
     from tests.integration.trainer.kept import kept_bytes
 
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
@@ -249,6 +252,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
 
     actions = {
         "train": train,
+        "together": lambda: notes.update(together=together(worker._policy)),
         "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),
         "gradient": gradient,
         "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),

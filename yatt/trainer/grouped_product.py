@@ -1,0 +1,62 @@
+"""Products of groups of rows, each with its own matrix, in one kernel.
+
+`torch._grouped_mm` has a kernel for bfloat16 on Hopper and later GPUs; elsewhere it multiplies one by one.
+
+Suffixes: T rows in the order of their groups, E groups, N and K rows and columns of a matrix.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def grouped_product(rows_TK: Tensor, ends_E: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Each group of rows times its own matrix, transposed, with gradients.
+
+    Args:
+        rows_TK: [T, K], of the matrices' dtype. K and N must be whole multiples of 16 bytes.
+        ends_E: int32, the end of each group among the rows; a group may be empty.
+        matrices: E of [N, K].
+
+    Returns:
+        [T, N].
+    """
+    product: Tensor = _GroupedProduct.apply(rows_TK, ends_E, *matrices)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Keeps the separate matrices, so that what was copied together is not kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TK: Tensor, ends_E: Tensor, *matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_TK, ends_E, *matrices)
+        return torch._grouped_mm(rows_TK, together(matrices).transpose(1, 2), offs=ends_E)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TN: Tensor) -> Any:
+        rows_TK, ends_E, *matrices = ctx.saved_tensors
+        grad_TN = grad_TN.contiguous()
+        grad_rows = torch._grouped_mm(grad_TN, together(matrices), offs=ends_E)
+        grad_ENK = torch._grouped_mm(grad_TN.t(), rows_TK, offs=ends_E)
+        # The kernel does not write the gradient of an expert without tokens.
+        is_empty_E = ends_E.diff(prepend=ends_E.new_zeros(1)) == 0
+        grad_ENK.masked_fill_(is_empty_E[:, None, None], 0)
+        return grad_rows, None, *grad_ENK.unbind()
+
+
+def together(matrices: Sequence[Tensor]) -> Tensor:
+    """The matrices as one, [E, N, K]: a view if they are at equal distances in one storage, else a copy."""
+    first, second = matrices[0], matrices[1]
+    step = second.storage_offset() - first.storage_offset()
+    places = {
+        (each.untyped_storage().data_ptr(), each.storage_offset() - index * step, each.is_contiguous())
+        for index, each in enumerate(matrices)
+    }
+    if step >= first.numel() and places == {
+        (first.untyped_storage().data_ptr(), first.storage_offset(), True)
+    }:
+        return first.as_strided((len(matrices), *first.shape), (step, *first.stride()))
+    return torch.stack(tuple(matrices))
