@@ -13,7 +13,11 @@ RecomputedModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
-    """AdamW, by megatron-core's distributed optimizer."""
+    """AdamW or SGD, by megatron-core's distributed optimizer."""
+
+    kind: Literal["adam", "sgd"] = "adam"
+    """adam: AdamW, with two moments in float32 per parameter. sgd: stochastic gradient descent, with one, or
+    with none if `sgd_momentum` is 0."""
 
     lr: Annotated[float, between(0, 1)]
     """Peak learning rate."""
@@ -28,7 +32,7 @@ class OptimizerSection:
     """Optimizer steps of linear warm-up from 0 to `lr`."""
 
     weight_decay: Annotated[float, at_least(0)] = 0.01
-    """Decoupled weight decay (AdamW)."""
+    """Weight decay. adam: decoupled (AdamW). sgd: this times the parameter is added to its gradient."""
 
     adam_beta1: Annotated[float, BETA] = 0.9
     """Decay of the running mean of gradients."""
@@ -38,6 +42,9 @@ class OptimizerSection:
 
     adam_eps: Annotated[float, above(0, most=1)] = 1e-8
     """Added to the denominator of Adam's update."""
+
+    sgd_momentum: Annotated[float, BETA] = 0.9
+    """sgd: decay of the running sum of gradients."""
 
     clip_grad: Annotated[float, at_least(0)] = 1.0
     """Maximum gradient norm (gradient clipping); 0 is off."""

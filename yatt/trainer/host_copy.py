@@ -32,6 +32,7 @@ from yatt.adapters.host_segment import (
     segment_path,
 )
 from yatt.trainer.model import Policy
+from yatt.trainer.optimizer_state import inner_optimizers
 from yatt.weights.convert import router_biases
 
 _LOG = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ def _inner(module: nn.Module) -> nn.Module:
 
 def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in inner_optimizers(optimizer):
         for group in part.optimizer.param_groups:
             tensors += [parameter.data for parameter in group["params"]]
         for state in part.optimizer.state.values():

@@ -32,10 +32,10 @@ from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 from yatt.models.shape import Shape
-from yatt.trainer.adam_state import create_adam_state
 from yatt.trainer.layout import steps_per_iteration
 from yatt.trainer.mcore_config import transformer_config
 from yatt.trainer.mcore_names import define_missing_names
+from yatt.trainer.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.spec import torch_block_spec
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights, router_biases
 
@@ -101,7 +101,7 @@ def build_policy(
     with in_float32(models):
         chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
-    create_adam_state(optimizer)
+    create_state(optimizer)
     mcore.finalize_model_grads_func = finalize_model_grads
     mcore.grad_scale_func = optimizer.scale_loss
     if config.trainer.overlap_grad_reduce:
@@ -204,7 +204,7 @@ def _data_parallel_chunks(
 def _optimizer(
     config: RunConfig, mcore: TransformerConfig, chunks: list[DistributedDataParallel]
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """Builds megatron-core's distributed AdamW, also for one rank, so that checkpoints have one format.
+    """Builds megatron-core's distributed optimizer, also for one rank, so that checkpoints have one format.
 
     The schedule is required: per-group weight decay (none for norms) is applied only by it.
     """
@@ -225,6 +225,8 @@ def _optimizer(
     )
     with literal_exchange():
         optimizer = get_megatron_optimizer(settings, chunks)
+    if section.kind == "sgd":
+        replace_by_sgd(optimizer, section.sgd_momentum)
     total_steps = layout.total_iterations * steps_per_iteration(layout)
     scheduler = OptimizerParamScheduler(
         optimizer,

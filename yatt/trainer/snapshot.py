@@ -1,7 +1,7 @@
 """The training state as pieces of the host copy, and its restoration from a checkpoint of any layout.
 
 Each data-parallel rank (context-parallel ranks count as such) saves the flat ranges that its part of the
-distributed optimizer owns: the main copy and Adam's two moments, and the same range of the model's own
+distributed optimizer owns: the main copy and the optimizer's moments, and the same range of the model's own
 parameter if it has another dtype. Nothing is gathered and nothing is written twice. megatron-core's own
 `fully_reshardable` format is not used: it gathers the optimizer on every rank, and 0.16.1 saves shifted data
 for buckets whose size is not a multiple of lcm(DP x CP, 128).
@@ -23,16 +23,19 @@ from yatt.checkpoint.local_first import Ranges
 from yatt.checkpoint.manifest import Manifest
 from yatt.checkpoint.pieces import FILE_BYTES, in_files
 from yatt.checkpoint.shards import Shard, parts_of, planned, read_shards
-from yatt.errors import CheckpointError
+from yatt.errors import CheckpointError, ConfigError
 from yatt.models.rows import WeightRow
 from yatt.records.message import SavePlan
 from yatt.trainer.host_copy import HostCopy
 from yatt.trainer.model import Policy
+from yatt.trainer.optimizer_state import inner_optimizers, moments_of
 from yatt.weights.boxes import blocks_of, boxes_of
 from yatt.weights.convert import cut_of, named_weights, row_of
 
 MODEL, MAIN = "model", "main"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM = ("exp_avg", "exp_avg_sq")
+"""Moments in checkpoints that do not name them."""
+
 GROUP_KEYS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """Keys that identify a parameter group, as in megatron-core; but whether it has experts that are spread over
 ranks depends on the layout, and its scalars do not depend on it."""
@@ -89,18 +92,29 @@ def restore(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[]
 
     Raises:
         CheckpointError: the checkpoint is damaged, of another model, or inconsistent.
+        ConfigError: it has the state of another kind of optimizer.
     """
+    common, names = json.loads(bytes(manifest.common)), moments_of(policy.optimizer)
+    _check_kind(manifest, tuple(common.get("moments", ADAM)), names)
     owned = list(_owned(policy))
     restore_weights(policy, store, manifest, tick)
-    wanted = [shard for one in owned for name in MOMENTS for shard in _blank(policy, one.local, one, name)]
+    wanted = [shard for one in owned for name in names for shard in _blank(policy, one.local, one, name)]
     read_shards(store, manifest.files, wanted, tick)
-    common = json.loads(bytes(manifest.common))
     for one in owned:
         if "step" in one.state:
             one.state["step"].fill_(common["step"])
     _set_groups(policy, common["param_groups"])
     policy.scheduler.num_steps = 0  # loading adds the saved number
     policy.scheduler.load_state_dict(common["scheduler"])
+
+
+def _check_kind(manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    if saved != wanted:
+        raise ConfigError(
+            f"optimizer.kind: checkpoint {manifest.iteration} has the state of another optimizer "
+            f"({', '.join(saved) or 'none'}, not {', '.join(wanted) or 'none'}); write the kind and "
+            "sgd_momentum of the run that saved it, or run.from_checkpoint.take: weights."
+        )
 
 
 def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
@@ -149,9 +163,8 @@ def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
 
 
 def _owned(policy: Policy) -> Iterator[_Owned]:
-    parts = getattr(policy.optimizer, "chained_optimizers", [policy.optimizer])
     for local in local_parameters(policy):
-        for part in parts:
+        for part in inner_optimizers(policy.optimizer):
             place = part.model_param_group_index_map.get(local.parameter)
             if place is None:
                 continue
@@ -168,7 +181,10 @@ def _writes(policy: Policy, owned: _Owned) -> bool:
 
 
 def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
-    tensors = {MAIN: owned.main.detach(), **{name: owned.state[name] for name in MOMENTS}}
+    tensors = {
+        MAIN: owned.main.detach(),
+        **{name: owned.state[name] for name in moments_of(policy.optimizer)},
+    }
     if _has_main_copies(policy):
         tensors[MODEL] = owned.local.parameter.detach().view(-1)[owned.begin : owned.end]
     for kind, tensor in tensors.items():
@@ -217,12 +233,13 @@ def _common_of(policy: Policy) -> dict[str, Any]:
     assert len(steps) <= 1, f"parameters were updated {sorted(steps)} times"
     return {
         "step": max(steps, default=0.0),  # a fused Adam keeps it in its parameter groups
+        "moments": moments_of(policy.optimizer),
         "param_groups": groups,
         "scheduler": policy.scheduler.state_dict(),
     }
 
 
-CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "wd_mult", "lr_mult"})
+CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "momentum", "wd_mult", "lr_mult"})
 """Scalars of a parameter group that come from the optimizer's settings."""
 
 

@@ -30,9 +30,10 @@ def write_first_gradient(policy: Policy, train: Callable[[], object], target: Pa
 
 
 def write_state(policy: Policy, target: Path) -> None:
-    """Write main copies, both moments and the step that every parameter's state says. Collective."""
+    """Write main copies, moments and the step, if there is one, that every parameter's state says.
+    Collective."""
     found = {}
-    for kind in ("main", "exp_avg", "exp_avg_sq", "step"):
+    for kind in ("main", *next(iter(owned_ranges(policy)))[2]):
         for chunk in policy.chunks:
             chunk.zero_grad_buffer()
         for parameter, main, state, place in owned_ranges(policy):

@@ -37,6 +37,7 @@ from yatt.config.schema import (
     TrainerSection,
 )
 from yatt.control.gpus.publications import added
+from yatt.errors import ConfigError
 from yatt.records import cluster as c, message as m
 from yatt.uploader.upload import Throttle, UploadJob
 from yatt.weights.published import PublishedWeights
@@ -175,7 +176,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from yatt.trainer.worker import TrainerRank
 
     family = job.get("family", "")
-    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family)
+    settings = job.get("optimizer", {})
+    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family, **settings)
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
@@ -191,9 +193,9 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     (place := folder / job["name"]).mkdir(exist_ok=True)
     stem = place / f"host-{rank:05d}"
     worker.handle(m.Build(stem=str(stem), attempt=1))
-    if "restore" in job:
-        assert worker.handle(m.Restore(checkpoint=job["restore"])) == m.Restored()
     notes: dict = {"metrics": [], "probe_of": {}, "left_bytes": [], "ticks_of": {"build": len(ticks)}}
+    if "restore" in job:
+        restore(worker, job, notes)
     notes["num_layers"] = sum(len(model.decoder.layers) for model in worker._policy.models)
     for action, argument in job["actions"]:
         before = len(ticks)
@@ -212,6 +214,18 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def restore(worker: Any, job: dict, notes: dict) -> None:
+    """Restore the job's checkpoint, or note why it is refused."""
+    order = m.Restore(checkpoint=job["restore"])
+    if not job.get("is_refused"):
+        assert worker.handle(order) == m.Restored()
+        return
+    try:
+        worker.handle(order)
+    except ConfigError as error:
+        notes["fault"] = str(error)
 
 
 class Place(NamedTuple):
