@@ -195,14 +195,21 @@ def _num_again(section: TrainerSection, num_layers: int) -> int:
 
 def _layer(demand: TrainerDemand, stage: int) -> int:
     shape, share = demand.shape, demand.share
-    chunks = [[*chunk] for chunk in chunks_of(shape.num_layers, demand.section, stage)]
-    layers = {shape.layers[at] for chunk in chunks for at in chunk}
-    again = {shape.layers[at] for chunk in chunks for at in chunk[: _num_again(demand.section, len(chunk))]}
-    working = {layer: backward_bytes(layer, shape.hidden_size, share) for layer in layers}
+    chunks = chunks_of(shape.num_layers, demand.section, stage)
     # The layer's output is freed before, or its input is kept already.
     shared = share.hidden_bytes(shape.hidden_size) if share.keeps_inputs else 0
-    twice = {layer: layer_bytes(layer, shape.hidden_size, share) for layer in again}
-    return max(working[layer] + twice.get(layer, 0) for layer in layers) - shared
+    return max(_chunk_working(demand, [shape.layers[at] for at in chunk]) for chunk in chunks) - shared
+
+
+def _chunk_working(demand: TrainerDemand, layers: list[Layer]) -> int:
+    """Bytes of a layer's backward pass beside what layers keep. The first layers are the last in the backward
+    pass: where they are computed again, what the others kept is free."""
+    size, share, again = demand.shape.hidden_size, demand.share, _num_again(demand.section, len(layers))
+    kept = {layer: layer_bytes(layer, size, share) for layer in set(layers)}
+    working = {layer: backward_bytes(layer, size, share) for layer in set(layers)}
+    free = sum(kept[layer] for layer in layers[again:])
+    twice = [working[layer] + kept[layer] - free for layer in layers[:again]]
+    return max([*twice, *(working[layer] for layer in layers[again:])])
 
 
 def _head(demand: TrainerDemand) -> int:

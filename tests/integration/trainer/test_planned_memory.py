@@ -63,6 +63,7 @@ JOBS = {
         ("wide", RECOMPUTE | FLOAT32, ONE), ("qwen3", {}, [[500, 524]]), ("qwen2", {}, ONE),
         ("tied", {}, ONE), ("vocabulary", RECOMPUTE, ONE), ("experts", {}, ONE), ("experts", RECOMPUTE, ONE),
         ("experts", FLOAT32, ONE), ("shared", {}, ONE), ("latent", {}, ONE), ("latent", RECOMPUTE, ONE),
+        ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE),
     ],
     2: [
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
