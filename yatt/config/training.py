@@ -49,6 +49,11 @@ class OptimizerSection:
     clip_grad: Annotated[float, at_least(0)] = 1.0
     """Maximum gradient norm (gradient clipping); 0 is off."""
 
+    @property
+    def num_moments(self) -> int:
+        """Tensors in float32 per parameter, beside its main copy."""
+        return 2 if self.kind == "adam" else int(self.sgd_momentum > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSection:

@@ -18,7 +18,6 @@ from yatt.planning.activations import (
 from yatt.planning.parameters import BufferSizes, ParameterTable, chunk_buffers
 from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
 
-MOMENTS = 2
 CHUNK_BYTES, MIN_CHUNK, MAX_CHUNK = 64 << 20, 128, 1024
 """As in `yatt.trainer.logprobs`; a test compares them."""
 
@@ -33,6 +32,7 @@ class TrainerDemand:
     """What the trainer's memory depends on.
 
     Args:
+        num_moments: tensors in float32 that the optimizer keeps per parameter.
         num_rows: positions of a micro-batch whose logits are needed, at most.
         has_reference: a reference model is on the GPU too.
     """
@@ -40,6 +40,7 @@ class TrainerDemand:
     shape: Shape
     parameters: ParameterTable
     section: TrainerSection
+    num_moments: int
     share: TokenShare
     num_rows: int
     has_reference: bool
@@ -100,6 +101,7 @@ def demand_of(config: RunConfig, shape: Shape, parameters: ParameterTable) -> Tr
     )
     return TrainerDemand(
         shape=shape,
+        num_moments=config.optimizer.num_moments,
         parameters=parameters,
         section=section,
         share=share,
@@ -150,7 +152,7 @@ def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
         stage=stage,
         weights=sizes.numel * item,
         gradients=sizes.numel * FLOAT,
-        optimizer=sizes.state * (main + MOMENTS * FLOAT),
+        optimizer=sizes.state * (main + demand.num_moments * FLOAT),
         reference=sizes.numel * item if demand.has_reference else 0,
         activations=_activations(demand, stage),
         head=_head(demand) if is_last else 0,

@@ -113,7 +113,7 @@ def plan_of(job: dict, world: int) -> list[TrainerMemory]:
     )  # fmt: skip
     demand = TrainerDemand(
         shape=model.shape, parameters=table_of(model), section=config.trainer, share=share, num_rows=tokens,
-        has_reference=False,
+        num_moments=config.optimizer.num_moments, has_reference=False,
     )  # fmt: skip
     return trainer_memory(demand)
 
