@@ -15,12 +15,12 @@ RecomputedModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_
 class OptimizerSection:
     """AdamW or SGD, by megatron-core's distributed optimizer."""
 
+    lr: Annotated[float, between(0, 1)]
+    """Peak learning rate."""
+
     kind: Literal["adam", "sgd"] = "adam"
     """adam: AdamW, with two moments in float32 per parameter. sgd: stochastic gradient descent, with one, or
     with none if `sgd_momentum` is 0."""
-
-    lr: Annotated[float, between(0, 1)]
-    """Peak learning rate."""
 
     min_lr: Annotated[float, between(0, 1)] = 0.0
     """Learning rate at the end of the decay."""
