@@ -56,6 +56,16 @@ def test_training_goes_on_beside_a_slow_store_and_ends_the_same(quick: RunFile, 
     assert not run.leftovers()
 
 
+def test_an_optimizer_on_the_host_is_copied_aside_before_it_changes(quick: RunFile, tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {**SLOW, "trainer": {"offload_optimizer": True}})
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    same_end(run, quick)
+    assert events(run, "ckpt.backpressure")
+    assert not [e for e in events(run) if e["kind"] in ("ckpt.lost", "ckpt.fail")]
+    assert events(run, "ckpt.commit")[-1]["iteration"] == 4
+
+
 @pytest.fixture
 def slow_run(tmp_path: Path) -> Iterator[tuple[RunFile, "subprocess.Popen[str]"]]:
     run = RunFile(tmp_path, SLOW)

@@ -113,6 +113,10 @@ class TrainerSection:
     feed-forward parts that are dense. moe: experts with their router. shared_experts: the shared one only.
     mla_up_proj: queries, keys and values of latent attention."""
 
+    offload_optimizer: bool = False
+    """Keep the optimizer's state (moments; in bfloat16 the main copies too) in the host copy, and have it on
+    the device for optimizer steps only, when no activations are there. Each step then copies it both ways."""
+
     overlap_grad_reduce: bool = False
     """Reduce gradients during the backward pass."""
 

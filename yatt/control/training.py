@@ -7,6 +7,7 @@ rank of each dp_rank's model-parallel group receives them from its own controlle
 import asyncio
 import signal
 
+from yatt.adapters.host_segment import STATE
 from yatt.control.gpus.uploads import Uploads, host_stem
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.gpus.workers import Workers
@@ -76,7 +77,10 @@ class NodeTraining:
         return m.Done()
 
     async def train(self, order: c.TrainOrder, groups: list[PromptGroup]) -> m.Message:
-        """Sends every sample to the node that trains on it, then updates."""
+        """Sends every sample to the node that trains on it, then updates. Where optimizers live in the host
+        copies, no upload may read their state any more."""
+        if self._node.config.trainer.offload_optimizer:
+            await self._uploads.detach(order.iteration, (STATE,))
         mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
         wanted = self._wanted(order)
         await self._send_away(order, mine, wanted)

@@ -41,7 +41,7 @@ class _GroupedProduct(torch.autograd.Function):
         grad_TN = grad_TN.contiguous()
         grad_rows = torch._grouped_mm(grad_TN, together(matrices), offs=ends_E)
         grad_ENK = torch._grouped_mm(grad_TN.t(), rows_TK, offs=ends_E)
-        # The kernel does not write the gradient of an expert without tokens.
+        # It is not documented whether the kernel writes the gradient of an empty group.
         is_empty_E = ends_E.diff(prepend=ends_E.new_zeros(1)) == 0
         grad_ENK.masked_fill_(is_empty_E[:, None, None], 0)
         return grad_rows, None, *grad_ENK.unbind()

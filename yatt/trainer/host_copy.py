@@ -3,7 +3,8 @@
 Works on storages: each has a place in host memory that is allocated once and kept. `copy` copies what has
 changed since the last copy; `offload` copies too, then resizes the storages to 0. Every view of a storage
 (parameters in their flat buffer, gradients, optimizer shards) stays valid and has its content again after
-`onload`. The same code frees memory on CPU, so that a test without GPU covers it.
+`onload`. The same code frees memory on CPU, so that a test without GPU covers it. An area may live on the
+host all the time (`keep_away`), and come only while it is `present`.
 
 Weights and optimizer state are in two named segments (`yatt.adapters.host_segment`), stamped with attempt and
 version: other processes of the node read them. Other tensors (a reference, buffers) have private memory.
@@ -12,9 +13,10 @@ Source: verl's Megatron workers resize the flat buffers. Every storage is treate
 swapping `p.data` would break aliases.
 """
 
+import contextlib
 import ctypes
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,10 @@ class HostCopy:
         self._held: dict[int, _Held] = {}
         self._stem, self._attempt, self._version = stem, attempt, 0
         self._segments: dict[str, SegmentWriter] = {}
+        self._stamped: dict[str, int] = {}
+        """The version of each segment's stamp, where it is valid."""
+        self._kept_away: frozenset[str] = frozenset()
+        """Areas that live on the host."""
         for area, tensors in areas.items():
             self._allocate(area, [held for t in tensors if (held := self._add(t)) is not None])
         for others, is_constant in ((private, False), (constant, True)):
@@ -120,21 +126,32 @@ class HostCopy:
         """Notes that the content has changed: it is of this policy version now."""
         self._version = version
         for held in self._held.values():
-            held.is_current &= held.is_constant
+            held.is_current &= held.is_constant or held.is_away
 
     @torch.no_grad()
     def copy(self, areas: Iterable[str]) -> int:
         """Brings the segments up to date; returns the number of bytes that were copied."""
         copied = 0
-        for area in areas:
-            stale = [held for held in self._held.values() if held.area == area and not held.is_current]
-            if not stale:
-                continue
-            self._segments[area].invalidate()
-            copied += sum(_to_host(held) for held in stale)
-            _wait_for_copies()
-            self._segments[area].complete(Stamp(self._attempt, self._version))
+        for area in [area for area in areas if area in self._segments]:
+            copied += self._bring_up_to_date(area)
+            if self._stamped.get(area) != self._version:
+                self._segments[area].complete(Stamp(self._attempt, self._version))
+                self._stamped[area] = self._version
         return copied
+
+    def _bring_up_to_date(self, area: str) -> int:
+        """Copies what is not current into an area's segment, whose stamp is invalid from then on."""
+        stale = [held for held in self._of(area) if not held.is_current]
+        if not stale:
+            return 0
+        self._segments[area].invalidate()
+        self._stamped.pop(area, None)
+        copied = sum(_to_host(held) for held in stale)
+        _wait_for_copies()
+        return copied
+
+    def _of(self, area: str) -> list[_Held]:
+        return [held for held in self._held.values() if held.area == area]
 
     def place(self, tensor: Tensor) -> tuple[str, int]:
         """Returns area and first byte of a tensor, which may be a view of a larger one and may be away."""
@@ -153,8 +170,7 @@ class HostCopy:
                 _to_host(held)
         _wait_for_copies()
         for held in self._held.values():
-            held.storage.resize_(0)
-            held.is_away = True
+            _free(held)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         else:
@@ -162,17 +178,38 @@ class HostCopy:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Allocates and copies back; a second call does nothing."""
+        """Allocates and copies back all but what is kept away; a second call does nothing."""
         for held in self._held.values():
-            if not held.is_away:
-                continue
-            held.storage.resize_(held.size_bytes)
-            flat = _bytes_of(held.storage)
-            if held.host is None:
-                flat.zero_()
-            else:
-                flat.copy_(held.host)
-            held.is_away = False
+            if held.area not in self._kept_away:
+                _to_device(held)
+
+    @torch.no_grad()
+    def keep_away(self, area: str) -> None:
+        """From now on keeps this area on the host, but for the time in which it is `present`."""
+        self._kept_away |= {area}
+        self._put_away(area)
+
+    @contextlib.contextmanager
+    def present(self, area: str) -> Iterator[None]:
+        """Has this area on the device, and afterwards, if it is kept away, on the host with its new content.
+
+        Its segment has no valid stamp then until `changed` and `copy` have been called.
+        """
+        is_kept_away = area in self._kept_away
+        if is_kept_away:
+            with torch.no_grad():
+                for held in self._of(area):
+                    _to_device(held)
+                    held.is_current = False
+        yield
+        if is_kept_away:
+            self._put_away(area)
+
+    @torch.no_grad()
+    def _put_away(self, area: str) -> None:
+        self._bring_up_to_date(area)
+        for held in self._of(area):
+            _free(held)
 
     @property
     def device_bytes(self) -> int:
@@ -217,6 +254,24 @@ def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
         for state in part.optimizer.state.values():
             tensors += [value for value in state.values() if torch.is_tensor(value) and value.dim() > 0]
     return tensors
+
+
+def _to_device(held: _Held) -> None:
+    """Gives a storage its memory and its content back, if it is away."""
+    if not held.is_away:
+        return
+    held.storage.resize_(held.size_bytes)
+    flat = _bytes_of(held.storage)
+    if held.host is None:
+        flat.zero_()
+    else:
+        flat.copy_(held.host)
+    held.is_away = False
+
+
+def _free(held: _Held) -> None:
+    held.storage.resize_(0)
+    held.is_away = True
 
 
 def _to_host(held: _Held) -> int:

@@ -6,6 +6,7 @@ Suffix: T completion tokens of one micro-batch on this rank.
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,10 +147,14 @@ class Stopwatch:
 def optimizer_step(
     policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
     around: Around = nothing_around,
+    with_state: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[Any], float, list[float]]:  # fmt: skip
     """Makes one update from these micro-batches.
 
     The schedule advances first, so that the first step of a warm-up has a learning rate above 0.
+
+    Args:
+        with_state: has the optimizer's state on the device while the parameters are updated.
 
     Returns:
         Measurements of `finish` (without loss and token count), the gradient norm before clipping, and the
@@ -169,7 +174,8 @@ def optimizer_step(
 
     measured = run_pass(policy.chunks, micros, finish, timed_tick, trains=True, around=around)
     policy.scheduler.step(increment=1)
-    _, grad_norm, _ = policy.optimizer.step()
+    with with_state():
+        _, grad_norm, _ = policy.optimizer.step()
     norm = float(grad_norm)
     if not torch.isfinite(torch.tensor(norm)):
         raise FloatingPointError(f"the gradient norm is {norm}; start again from the last checkpoint")

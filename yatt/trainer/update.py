@@ -7,6 +7,7 @@ give bit-equal parameters.
 Suffix: F completion tokens of the whole rollout batch.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from yatt.config.algorithm import AlgorithmSection
 from yatt.config.schema import RunConfig
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.trainer.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
+from yatt.trainer.host_copy import STATE, HostCopy
 from yatt.trainer.model import Policy, broadcast_over_model
 from yatt.trainer.objective import Measured, Objective, Target, totals
 from yatt.trainer.passes import (
@@ -65,13 +67,14 @@ class KlCoefficient:
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy and its routes, the reference model if one is needed, the run config, and the rank's
-    profiles."""
+    """The policy and its routes, the reference model if one is needed, their host copy, the run config, and
+    the rank's profiles."""
 
     config: RunConfig
     algorithm: Algorithm
     policy: Policy
     reference: list[nn.Module]
+    host: HostCopy
     kl: KlCoefficient
     profiler: RankProfiler
     routes: Routes
@@ -141,13 +144,14 @@ def _updates(
     section = learner.config.algorithm
     num_ticks = learner.config.trainer.ppo_epochs * sum(map(len, steps)) * len(learner.policy.chunks)
     tick = learner.profiler.before_last(tick, num_ticks)
+    with_state = functools.partial(learner.host.present, STATE)
     for _ in range(learner.config.trainer.ppo_epochs):
         first = 0
         for micros, wanted in zip(steps, targets, strict=True):
             reader = reader_of(learner.policy, learner.config.rollout.temperature)
             objective = Objective(section, learner.algorithm, learner.kl.value, reader, wanted)
             got, norm, seconds = optimizer_step(
-                learner.policy, micros, objective, tick, learner.routes.update
+                learner.policy, micros, objective, tick, learner.routes.update, with_state
             )
             learner.routes.end_update()
             costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))

@@ -31,7 +31,7 @@ from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
 from yatt.trainer.hf_folder import copy_side_files, export_hf
-from yatt.trainer.host_copy import AREAS, HostCopy, host_copy_of
+from yatt.trainer.host_copy import AREAS, STATE, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
 from yatt.trainer.passes import Tick
@@ -140,10 +140,12 @@ class TrainerRank:
         )
         kl = KlCoefficient(config.algorithm.kl_coef)
         routes = Routes(policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay)
-        learner = Learner(config, algorithm, policy, reference, kl, profiler, routes)
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
+        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes)
         plan = save_plan(policy, host)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
+        if config.trainer.offload_optimizer:
+            host.keep_away(STATE)
         self._built = _Built(learner, host, Weights(policy, host, Path(order.stem)), plan)
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
@@ -165,7 +167,8 @@ class TrainerRank:
                 manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
                 if self._config.checkpoint.local_dir and not order.is_origin:
                     local = LocalFirst(store, opened, manifest.files)
-            fill(self._policy, local or store, manifest, self._tick)
+            with self._ready.host.present(STATE):
+                fill(self._policy, local or store, manifest, self._tick)
             self._ready.host.changed(0 if order.weights_only else manifest.iteration)
             if not order.weights_only and self._config.algorithm.kl_target:
                 self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)

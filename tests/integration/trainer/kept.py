@@ -1,6 +1,7 @@
-"""Bytes that a forward pass keeps for the backward pass."""
+"""Bytes that a forward pass keeps for the backward pass, and that the host copy's tensors hold meanwhile."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,3 +29,23 @@ def kept_bytes(policy: Policy, train: Callable[[], object]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, take):
         train()
     return sizes[0]
+
+
+def device_bytes(worker: Any, train: Callable[[], object]) -> dict[str, list[int]]:
+    """Calls `train`; gives the bytes on the device at each micro-batch, and at each optimizer step."""
+    found: dict[str, list[int]] = {"micro_batch": [], "step": []}
+    optimizer, host, tick = worker._policy.optimizer, worker._ready.host, worker._tick
+    step = optimizer.step
+
+    def measured_tick() -> None:
+        found["micro_batch"].append(host.device_bytes)
+        tick()
+
+    def measured_step() -> Any:
+        found["step"].append(host.device_bytes)
+        return step()
+
+    worker._tick, optimizer.step = measured_tick, measured_step
+    train()
+    worker._tick, optimizer.step = tick, step
+    return found

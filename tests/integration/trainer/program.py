@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from yatt.adapters.host_segment import Stamp
+from yatt.adapters.host_segment import STATE, Stamp
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.store import FolderStore
 from yatt.config.schema import (
@@ -249,7 +249,7 @@ class Place(NamedTuple):
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
     from tests.integration.trainer.grouped import together
-    from tests.integration.trainer.kept import kept_bytes
+    from tests.integration.trainer.kept import device_bytes, kept_bytes
 
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
@@ -264,15 +264,20 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         target = at.folder / f"{argument}.safetensors"
         write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
 
+    def state() -> None:
+        with worker._ready.host.present(STATE):
+            write_state(worker._policy, at.folder / f"{argument}.safetensors")
+
     actions = {
         "train": train,
         "together": lambda: notes.update(together=together(worker._policy)),
+        "measured": lambda: notes.update(device_bytes=device_bytes(worker, train)),
         "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),
         "gradient": gradient,
         "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
         "moved": lambda: with_moved_routers(gradient),
-        "state": lambda: write_state(worker._policy, at.folder / f"{argument}.safetensors"),
+        "state": state,
         "nap": lambda: nap(worker, notes),
         "export": lambda: worker.handle(m.ExportHF(folder=str(at.folder / argument))),
     }
