@@ -90,7 +90,8 @@ def _kinds(manifest: Manifest, source: ModelFolder) -> dict[str, tuple[str, str]
     saved = {piece.key: piece for file in manifest.files for piece in file.tensors}
     found = {}
     for row in source.model.rows:
-        kind = next((kind for kind in KINDS if f"{kind}.{row.name}" in saved), None)
+        kinds = reversed(KINDS) if row.is_fixed else KINDS
+        kind = next((kind for kind in kinds if f"{kind}.{row.name}" in saved), None)
         if kind is None:
             raise ConfigError(
                 f"{source.path} is not this checkpoint's model: the checkpoint has no {row.name}."

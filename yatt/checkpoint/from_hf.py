@@ -125,20 +125,24 @@ def tensors_of(source: ModelFolder) -> dict[str, _Source]:
         raise ConfigError(f"{source.path} {faults[0]}.")
     for name in (name for row in model.rows for name in row.hf_names):
         if (dtype := found[name].place.dtype) not in DTYPES:
-            raise ConfigError(f"{source.path}: {name} is {dtype}; it must be one of {', '.join(DTYPES)}.")
+            raise ConfigError(
+                f"{source.path}: {name} is {dtype}; it must be one of {', '.join(DTYPES)}. A run reads FP8; "
+                "its checkpoints and its exported model are not quantised."
+            )
     return found
 
 
 def checkpoint_bytes(source: ModelFolder) -> int:
     """Returns the bytes of the pieces that `to_checkpoint` writes."""
-    return sum(math.prod(row.full_shape) for row in source.model.rows) * _BYTES_PER_ELEMENT
+    return sum(math.prod(row.full_shape) * _element_bytes(row) for row in source.model.rows)
 
 
-_BYTES_PER_ELEMENT = 4 + 2
+def _element_bytes(row: WeightRow) -> int:
+    return 4 if row.is_fixed else 4 + 2
 
 
 def _band_bytes(band: _Band) -> int:
-    return math.prod(band.shape) * _BYTES_PER_ELEMENT
+    return math.prod(band.shape) * _element_bytes(band.row)
 
 
 def _bands(row: WeightRow) -> Iterator[_Band]:
@@ -164,7 +168,8 @@ def _write_file(
 
 def _pieces(band: _Band) -> Iterator[PlannedPiece]:
     """Plans the pieces of `_converted`."""
-    for kind, dtype in (("main", "float32"), ("model", "bfloat16")):
+    both = (("main", "float32"), ("model", "bfloat16"))
+    for kind, dtype in both[:1] if band.row.is_fixed else both:
         yield PlannedPiece(
             key=f"{kind}.{band.row.name}", dtype=dtype, global_shape=band.row.full_shape,
             global_offset=(band.begin, *(0 for _ in band.shape[1:])), local_shape=band.shape, area="", at=0,
@@ -190,7 +195,8 @@ def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[bytes]:
             raise ConfigError(f"{tensor.file}: {span.name} has elements that are not numbers.")
     values = np.concatenate(parts)
     yield values.tobytes()
-    yield _as_bfloat16(values)
+    if not band.row.is_fixed:
+        yield _as_bfloat16(values)
 
 
 def _read(tensor: _Source, begin: int, size_bytes: int) -> bytes:

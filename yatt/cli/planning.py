@@ -48,6 +48,10 @@ def plan(arguments: argparse.Namespace) -> int:
     return EXIT_USER_MISTAKE if faults else 0
 
 
+LEAST_RATE = 1e-3
+"""Less than this is no rate; 0 means the usual one."""
+
+
 def check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses options that are out of range.
 
@@ -58,7 +62,8 @@ def check_numbers(arguments: argparse.Namespace) -> None:
         ("gpu_gib", 1.0, 1e6), ("host_gib", 0.0, 1e6), ("tokens", 0.0, 1e9), ("mfu", 0.0, 1.0),
         ("peak_tflops", 0.0, 1e6), ("memory_tbps", 0.0, 1e6),
     ):  # fmt: skip
-        if not least <= getattr(arguments, option) <= most:
+        value = getattr(arguments, option)
+        if not (least <= value <= most and (value == 0 or value >= LEAST_RATE)):
             raise ConfigError(
                 f"--{option.replace('_', '-')} {getattr(arguments, option):g}: write a number from {least:g} "
                 f"to {most:g}."

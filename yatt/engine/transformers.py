@@ -7,7 +7,7 @@ must leave the process's loop free between tokens. It has about 0.9 of the speed
 vLLM's on CPU.
 
 Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3), and experts
-that transformers has in one tensor (Qwen2-MoE, Qwen3-MoE).
+that transformers has in one tensor (all families with experts).
 """
 
 from collections import deque

@@ -4,7 +4,6 @@ Settings that this code does not implement exactly (other activations, biases, s
 scalings) are refused by name instead of ignored. Missing keys get transformers' defaults.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,12 @@ LLAMA3_SCALING = {
 }
 """Values that megatron-core's rope_scaling hard-codes."""
 
-DEFAULT_THETA = 10000.0
+DEFAULT_THETA, LARGEST = 10000.0, 1e30
+MOST_OF_OTHERS = (1 << 31) - 1
+MOST = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers"), 2000)
+MOST |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4096)
+"""Largest sizes that are read: more would only cost memory and time before the model is refused."""
+
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -84,7 +88,7 @@ def read_dense(
         norm_eps=number_of(filled, "rms_norm_eps"),
         rope_theta=theta,
         rope_scaling_factor=factor,
-        is_tied=bool(filled["tie_word_embeddings"]),
+        is_tied=flag_of(filled, "tie_word_embeddings"),
         max_positions=sizes["max_position_embeddings"],
         init_std=number_of(filled, "initializer_range"),
     )
@@ -98,7 +102,9 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
                 f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
                 f"{values['model_type']}; it needs {wanted[-1]!r}."
             )
-    layers = values.get("layer_types") or ()
+    layers = values.get("layer_types") or []
+    if not isinstance(layers, list | tuple):
+        raise ConfigError(f"model.path: config.json says layer_types={layers!r}; it needs a list of names.")
     if other := [kind for kind in layers if kind != "full_attention"]:
         raise ConfigError(
             f"model.path: config.json says layer_types with {other[0]!r}, which the trainer cannot do; it "
@@ -110,14 +116,39 @@ def size_of(values: Values, key: str) -> int:
     """Returns a whole number of config.json.
 
     Raises:
-        ConfigError: it is none, or below 1.
+        ConfigError: it is none, below 1, or more than any model has.
     """
-    value = values[key]
-    if type(value) is not int or value < 1:
+    value, most = values[key], MOST.get(key, MOST_OF_OTHERS)
+    if type(value) is not int or not 1 <= value <= most:
+        said = str(value) if type(value) is not int or value < 1 else "a number that is too large"
+        said = repr(value) if isinstance(value, str) else said
         raise ConfigError(
-            f"model.path: config.json says {key}={value!r}; it needs a whole number of 1 or more."
+            f"model.path: config.json says {key}={said}; it needs a whole number of 1 or more, at most "
+            f"{most}."
         )
     return value
+
+
+def flag_of(values: Values, key: str) -> bool:
+    """Returns a truth value of config.json.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if type(values[key]) is not bool:
+        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs true or false.")
+    return bool(values[key])
+
+
+def positive_of(values: Values, key: str) -> float:
+    """Returns a number of config.json.
+
+    Raises:
+        ConfigError: it is none, or not above 0.
+    """
+    if (found := number_of(values, key)) == 0:
+        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs a number above 0.")
+    return found
 
 
 def count_of(values: Values, key: str) -> int:
@@ -136,7 +167,7 @@ def number_of(values: Values, key: str) -> float:
         ConfigError: it is none, or below 0.
     """
     value: Any = values.get(key)
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
         raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
     return float(value)
 
@@ -156,7 +187,7 @@ def without_rotary_share(values: Values, default: float) -> tuple[dict[str, Any]
             plain[name] = {inner: value for inner, value in rope.items() if inner != key}
     share = number_of(found, key)
     if not 0 < share <= 1:
-        raise ConfigError(f"model.path: config.json says {key}={share}; it needs a number in (0, 1].")
+        raise ConfigError(f"model.path: config.json says {key}={share!r}; it needs a number in (0, 1].")
     return plain, share
 
 
@@ -173,7 +204,7 @@ def _rope(values: Values) -> tuple[float, float]:
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise unknown
     rope = {key: value for key, value in rope.items() if value is not None}
-    theta = number_of({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
+    theta = positive_of({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise unknown

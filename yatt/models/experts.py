@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import Values, count_of, number_of, size_of
+from yatt.models.dense import Values, count_of, flag_of, positive_of, size_of
 from yatt.models.shape import Experts, Shape, SigmoidRouter
 
 SIGMOID_ALLOWED = {
@@ -28,7 +28,7 @@ def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: b
     shared = size_of(filled, "shared_expert_intermediate_size") if is_shared else 0
     experts = Experts(
         num_experts=_num_experts(filled), top_k=size_of(filled, "num_experts_per_tok"),
-        size=size_of(filled, "moe_intermediate_size"), normalizes=bool(filled["norm_topk_prob"]),
+        size=size_of(filled, "moe_intermediate_size"), normalizes=flag_of(filled, "norm_topk_prob"),
         shared_size=shared, has_shared_gate=is_shared,
     )  # fmt: skip
     if experts.top_k > experts.num_experts:
@@ -65,7 +65,7 @@ def with_sigmoid_experts(values: Values, dense: Shape, defaults: Values) -> Shap
             )
     size = size_of(filled, "moe_intermediate_size")
     router = SigmoidRouter(
-        scale=number_of(filled, "routed_scaling_factor"), num_groups=size_of(filled, "n_group"),
+        scale=positive_of(filled, "routed_scaling_factor"), num_groups=size_of(filled, "n_group"),
         top_groups=size_of(filled, "topk_group"),
     )  # fmt: skip
     experts = Experts(

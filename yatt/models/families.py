@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, read_dense, without_rotary_share
+from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts
 from yatt.models.latent import read_latent
 from yatt.models.rows import LayerNames, WeightRow, decoder, layer_rows
@@ -107,10 +107,17 @@ def _deepseek_v3(values: Mapping[str, Any]) -> Shape:
 
 def _glm4_moe(values: Mapping[str, Any]) -> Shape:
     plain, share = without_rotary_share(values, GLM_ROTARY_SHARE)
+    flags = {"attention_bias": False, "use_qk_norm": False}
+    flags |= {key: values[key] for key in flags if values.get(key) is not None}
     dense = read_dense(
-        plain, _GLM4_MOE, _QWEN2_ALLOWED, has_qkv_bias=values.get("attention_bias") is True,
-        has_qk_norm=values.get("use_qk_norm") is True,
+        plain, _GLM4_MOE, _QWEN2_ALLOWED, has_qkv_bias=flag_of(flags, "attention_bias"),
+        has_qk_norm=flag_of(flags, "use_qk_norm"),
     )  # fmt: skip
+    if (rotated := share * dense.attention.head_dim) < 2 or rotated % 2:
+        raise ConfigError(
+            f"model.path: config.json says partial_rotary_factor={share}, {rotated:g} of the "
+            f"{dense.attention.head_dim} elements of a head; they need to be an even number, 2 or more."
+        )
     return with_sigmoid_experts(values, replace(dense, rotary_share=share), _GLM4_MOE)
 
 

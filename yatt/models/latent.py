@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, DEFAULT_THETA, Values, number_of, read_dense, size_of
+from yatt.models.dense import ALLOWED, DEFAULT_THETA, Values, number_of, positive_of, read_dense, size_of
 from yatt.models.shape import LatentAttention, Shape, Yarn
 
 SUPPORTED = {**ALLOWED, "rope_interleave": (None, True)}
@@ -50,7 +50,7 @@ def _positions(values: Values) -> tuple[float, Yarn | None]:
     if not isinstance(rope, Mapping):
         raise _unsupported(rope)
     rope = {key: value for key, value in rope.items() if value is not None}
-    theta = number_of({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
+    theta = positive_of({"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | rope, "rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
@@ -60,15 +60,19 @@ def _positions(values: Values) -> tuple[float, Yarn | None]:
     wanted = ("factor", "original_max_position_embeddings", "mscale", "mscale_all_dim")
     if any(key not in found for key in wanted) or not (found["mscale"] and found["mscale_all_dim"]):
         raise _unsupported(rope)  # with other rules for what is missing in transformers and megatron-core
-    return theta, Yarn(
-        factor=number_of(found, "factor"), original_positions=size_of(found, wanted[1]),
-        beta_fast=number_of(found, "beta_fast"), beta_slow=number_of(found, "beta_slow"),
+    yarn = Yarn(
+        factor=positive_of(found, "factor"), original_positions=size_of(found, wanted[1]),
+        beta_fast=positive_of(found, "beta_fast"), beta_slow=positive_of(found, "beta_slow"),
         mscale=number_of(found, "mscale"), mscale_all_dim=number_of(found, "mscale_all_dim"),
     )  # fmt: skip
+    if yarn.factor < 1 or yarn.beta_slow >= yarn.beta_fast:
+        raise _unsupported(rope)
+    return theta, yarn
 
 
 def _unsupported(rope: object) -> ConfigError:
     return ConfigError(
         f"model.path: RoPE scaling {rope} is not supported with latent attention; use 'default', or 'yarn' "
-        "with factor, original_max_position_embeddings, mscale and mscale_all_dim above 0."
+        "with factor of 1 or more, original_max_position_embeddings, beta_fast above beta_slow, mscale and "
+        "mscale_all_dim above 0."
     )

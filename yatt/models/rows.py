@@ -60,6 +60,11 @@ class WeightRow:
         return ".mlp.experts." in self.name
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it is not trained, and in float32 whatever the model's dtype is: a router's bias."""
+        return self.name.endswith(ROUTER_BIAS)
+
+    @property
     def hf_names(self) -> tuple[str, ...]:
         """Hugging Face tensors of which it is made, each once."""
         return tuple(dict.fromkeys(part.name for part in self.parts))

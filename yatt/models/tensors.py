@@ -28,9 +28,9 @@ def tensor_faults(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
         yield f"has the tensor {first}{more}"
     known = wanted.keys() | ({TIED_OUTPUT} if model.shape.is_tied else set[str]())
     past = model.shape.num_layers
-    extra = tuple(f"model.layers.{past + number}." for number in range(model.shape.num_extra_layers))
+    extra = {f"model.layers.{past + number}." for number in range(model.shape.num_extra_layers)}
     others = [name for name in shapes if name not in known and not name.endswith(UNUSED_SUFFIXES)]
-    if unused := [name for name in others if not name.startswith(extra)]:
+    if unused := [name for name in others if ".".join(name.split(".")[:3]) + "." not in extra]:
         yield f"has tensors that the weight table does not use: {_some(sorted(unused))}"
 
 

@@ -32,7 +32,7 @@ SIZE_COSTS = {
 KEYS = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
     "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
-    "sequence_parallel", "recompute", "max_tokens_per_micro_batch",
+    "sequence_parallel", "router_replay", "recompute", "max_tokens_per_micro_batch",
 )  # fmt: skip
 
 
@@ -99,7 +99,8 @@ def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSe
         for ep, recompute, most in itertools.product(eps, recomputed, tokens):
             yield replace(
                 now,
-                expert_tensor_parallel_size=_expert_tp(now, ep),
+                router_replay=now.router_replay and experts is not None,
+                expert_tensor_parallel_size=_expert_tp(now, ep) if experts else 0,
                 tensor_model_parallel_size=tp,
                 pipeline_model_parallel_size=pp,
                 virtual_pipeline_model_parallel_size=_interleaving(now, pp),

@@ -115,7 +115,8 @@ def _kept(policy: Policy) -> Iterator[LocalParameter]:
     """The parameters of which this rank's engines read something. Of the tensor-parallel ranks that have a
     whole parameter, the first one gives it."""
     for local in local_parameters(policy):
-        if not local.is_copy and (cut_of(local.parameter) is not None or policy.groups.tp.rank() == 0):
+        is_first = policy.groups.sharing(local.row).rank() == 0
+        if not local.is_copy and (is_first or cut_of(local.row, local.parameter) is not None):
             yield local
 
 
@@ -124,7 +125,9 @@ def _parts(policy: Policy, local: LocalParameter) -> Iterator[_Part]:
     heights = {span.name: 0 for span in spans}
     for span in spans:
         heights[span.name] += span.num_rows
-    for block in blocks_of(local.row, cut_of(local.parameter), rank=group.rank(), size=group.size()):
+    for block in blocks_of(
+        local.row, cut_of(local.row, local.parameter), rank=group.rank(), size=group.size()
+    ):
         first, rows = block.offset[0], block.shape[0]
         for span in spans_within(spans, first, first + rows):
             yield _part(local, block, span, heights[span.name])

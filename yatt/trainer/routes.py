@@ -79,13 +79,15 @@ class Routes:
     Args:
         chunks: the model chunks, as they are called.
         is_replayed: whether updates repeat recorded routes.
+        is_recomputed: whether backward passes may compute routers again.
     """
 
     def __init__(
-        self, chunks: Sequence[nn.Module], shape: Shape, device: torch.device, *, is_replayed: bool
-    ) -> None:
+        self, chunks: Sequence[nn.Module], shape: Shape, device: torch.device, *, is_replayed: bool,
+        is_recomputed: bool,
+    ) -> None:  # fmt: skip
         experts = shape.experts
-        self._is_replayed = is_replayed and experts is not None
+        self._is_replayed, self._is_recomputed = is_replayed and experts is not None, is_recomputed
         self._layers = {id(chunk): [*_attach(chunk)] for chunk in chunks} if experts else {}
         self._recorded: dict[tuple[int, int], list[Tensor]] = {}
         size = (shape.num_layers, experts.num_experts if experts else 0)
@@ -119,8 +121,8 @@ class Routes:
         for layer in layers:
             assert layer.newest_SK is not None, "every router was asked"
             layer.is_forward, layer.given_SK = False, None
-            # What is computed again has to choose the same, replayed or not.
-            layer.again.append(layer.newest_SK.to(torch.int16))
+            if self._is_recomputed:  # what is computed again has to choose the same, replayed or not
+                layer.again.append(layer.newest_SK.to(torch.int16))
             chosen = layer.newest_SK.flatten()
             self._counts_LE[layer.layer].scatter_add_(0, chosen, torch.ones_like(chosen))
 

@@ -176,8 +176,9 @@ def _owned(policy: Policy) -> Iterator[_Owned]:
 
 def _writes(policy: Policy, owned: _Owned) -> bool:
     """Whether this rank writes the range. Of the ranks that have a whole parameter, one writes it."""
-    is_first = cut_of(owned.local.parameter) is not None or policy.groups.tp.rank() == 0
-    return is_first and not owned.local.is_copy
+    local = owned.local
+    is_first = cut_of(local.row, local.parameter) is not None or policy.groups.sharing(local.row).rank() == 0
+    return is_first and not local.is_copy
 
 
 def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
@@ -211,7 +212,7 @@ def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: st
 def _shards(policy: Policy, local: LocalParameter, kind: str, flat: Tensor, begin: int) -> Iterator[Shard]:
     """Yields views of `flat` (elements of the local parameter from `begin` on) as boxes of the global one."""
     group = policy.groups.sharing(local.row)
-    blocks = blocks_of(local.row, cut_of(local.parameter), rank=group.rank(), size=group.size())
+    blocks = blocks_of(local.row, cut_of(local.row, local.parameter), rank=group.rank(), size=group.size())
     for box in boxes_of(blocks, begin, begin + flat.numel()):
         first = box.start - begin
         yield Shard(

@@ -139,7 +139,10 @@ class TrainerRank:
             config, policy.models, self._device, attempt=order.attempt, scratch=Path(order.stem).parent
         )
         kl = KlCoefficient(config.algorithm.kl_coef)
-        routes = Routes(policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay)
+        routes = Routes(
+            policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay,
+            is_recomputed=config.trainer.recompute != "none",
+        )  # fmt: skip
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
         learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes)
         plan = save_plan(policy, host)

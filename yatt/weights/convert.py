@@ -115,6 +115,8 @@ def dequantised(weight: Tensor, scales: Tensor) -> Tensor:
             f"model.path: a weight of shape {tuple(weight.shape)} in FP8 has scales of shape "
             f"{tuple(scales.shape)}; {scale_shape(tuple(weight.shape))} is needed."
         )
+    if not torch.isfinite(scales.float()).all():
+        raise ConfigError("model.path: a weight in FP8 has scales that are not finite; copy the model again.")
     every = scales.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     return weight.float() * every[: weight.shape[0], : weight.shape[1]]
 
@@ -167,7 +169,7 @@ def load_weights(
         row = row_of(table, name)
         full = fuse(row, [source.read(hf_name) for hf_name in row.hf_names])
         sharing = groups.sharing(row)
-        shard = cut_shard(row, full, cut_of(parameter), rank=sharing.rank(), size=sharing.size())
+        shard = cut_shard(row, full, cut_of(row, parameter), rank=sharing.rank(), size=sharing.size())
         if shard.shape != parameter.shape:
             raise ConfigError(
                 f"model.family: the row {name} gives {tuple(shard.shape)} for a parameter of "
@@ -205,13 +207,13 @@ def export_weights(
     example = next(iter(mine.values()))
     for row, stage, expert_rank in _owners(rows, set(mine), groups, example.device):
         if row.name in mine:
-            dim = cut_of(mine[row.name])
+            dim = cut_of(row, mine[row.name])
             shards = (
                 [mine[row.name].data] if dim is None else _gather(mine[row.name].data, groups.sharing(row))
             )
             full = join_shards(row, shards, dim)[: row.num_rows].contiguous()
         else:
-            dtype = torch.float32 if row.name.endswith(ROUTER_BIAS) else example.dtype
+            dtype = torch.float32 if row.is_fixed else example.dtype
             full = torch.empty(row.full_shape, dtype=dtype, device=example.device)
         if row.is_expert and groups.ep.size() > 1 and stage == groups.pp.rank():
             dist.broadcast(full, group_src=expert_rank, group=groups.ep)
@@ -273,12 +275,15 @@ def pick(row: WeightRow, full: Tensor) -> list[Tensor]:
     return [torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in found.values()]
 
 
-def cut_of(parameter: Tensor) -> int | None:
-    """The dimension that tensor parallelism cuts, as megatron-core and Transformer Engine mark it; None: each
-    rank has the whole parameter."""
-    if not getattr(parameter, "tensor_model_parallel", False):
-        return None
-    return int(parameter.partition_dim)  # type: ignore[attr-defined]
+def cut_of(row: WeightRow, parameter: Tensor) -> int | None:
+    """The dimension that tensor parallelism cuts; None: each rank has the whole parameter.
+
+    By the sizes: Transformer Engine marks every weight as cut, and experts' second matrices at the wrong
+    dimension (`Linear.reset_parameters`, where megatron-core passes no parallel mode).
+    """
+    if parameter.shape[0] != row.full_shape[0]:
+        return 0
+    return 1 if tuple(parameter.shape) != row.full_shape else None
 
 
 def cut_shard(row: WeightRow, full: Tensor, dim: int | None, *, rank: int, size: int) -> Tensor:

@@ -51,6 +51,12 @@ def test_scales_of_another_shape_are_refused() -> None:
         dequantised(weight, torch.ones(1, 1))
 
 
+def test_scales_that_are_not_finite_are_refused() -> None:
+    weight = torch.zeros(4, 4).to(torch.float8_e4m3fn)
+    with pytest.raises(ConfigError, match="scales that are not finite"):
+        dequantised(weight, torch.tensor([[float("nan")]]))
+
+
 def test_a_weight_without_its_scales_is_named() -> None:
     shapes = {"a.weight": (130, 64), "a.weight_scale_inv": (2, 1), "norm": (64,)}
     dtypes = {"a.weight": "F8_E4M3", "a.weight_scale_inv": "F32", "norm": "BF16"}
