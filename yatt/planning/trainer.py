@@ -61,6 +61,7 @@ class TrainerMemory:
             layer's backward pass.
         layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
         step: temporary tensors of the optimizer, when activations are free.
+        is_optimizer_away: whether the optimizer's state comes for that only.
     """
 
     stage: int
@@ -72,16 +73,19 @@ class TrainerMemory:
     head: int
     layer: int
     step: int
+    is_optimizer_away: bool = False
 
     @property
     def kept(self) -> int:
         """What stays between micro-batches."""
-        return self.weights + self.gradients + self.optimizer + self.reference
+        optimizer = 0 if self.is_optimizer_away else self.optimizer
+        return self.weights + self.gradients + optimizer + self.reference
 
     @property
     def peak(self) -> int:
         """Largest sum at any time."""
-        return self.kept + max(self.activations + max(self.head, self.layer), self.step)
+        step = self.step + (self.optimizer if self.is_optimizer_away else 0)
+        return self.kept + max(self.activations + max(self.head, self.layer), step)
 
 
 def demand_of(config: RunConfig, shape: Shape, parameters: ParameterTable) -> TrainerDemand:
@@ -158,6 +162,7 @@ def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
         head=_head(demand) if is_last else 0,
         layer=_layer(demand, stage),
         step=step,
+        is_optimizer_away=demand.section.offload_optimizer,
     )
 
 

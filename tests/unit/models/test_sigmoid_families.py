@@ -37,7 +37,7 @@ def written(folder: Path, **values: Any) -> str:
         ("deepseek_v3", DEEPSEEK),
         ("deepseek_v3", {**DEEPSEEK, **RELEASED, "rope_scaling": YARN, "rope_theta": 10000}),
         ("deepseek_v3", {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_theta": 5e4}),
-        ("glm4_moe", {}),
+        ("glm4_moe", {"head_dim": 128}),
         ("glm4_moe", {**GLM, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.25}),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_table_without_the_routers_bias_or_shared_experts_is_refused(tmp_path:
         ("glm4_moe", {"layer_types": 5}, "layer_types=5; it needs a list of names"),
         ("glm4_moe", {"num_hidden_layers": 10**9}, "num_hidden_layers=a number that is too large"),
         ("glm4_moe", {"n_routed_experts": 10**9}, "n_routed_experts=a number that is too large"),
-        ("glm4_moe", {"num_nextn_predict_layers": 10**7}, "num_nextn_predict_layers=a number that is too large"),
+        ("glm4_moe", {"num_nextn_predict_layers": 10**7}, "predict_layers=a number that is too large"),
         ("glm4_moe", {"hidden_size": 10**400}, "hidden_size=a number that is too large"),
         ("glm4_moe", {"rms_norm_eps": 10**400}, "rms_norm_eps=10"),
         ("glm4_moe", {"routed_scaling_factor": 0}, "routed_scaling_factor=0; it needs a number above 0"),

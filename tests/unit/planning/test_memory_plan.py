@@ -13,7 +13,7 @@ from yatt.models.rows import OUTPUT
 from yatt.planning.fit import GIB, memory_faults, memory_plan
 from yatt.planning.parameters import chunk_buffers, is_expert, table_of
 from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
-from yatt.planning.trainer import demand_of, stage_buffers
+from yatt.planning.trainer import TrainerMemory, demand_of, stage_buffers
 
 ROOT = Path(__file__).parents[3]
 QWEN3_8B = str(ROOT / "configs/recipes/models/Qwen3-8B")
@@ -137,3 +137,11 @@ def test_the_command_ends_with_the_users_code_where_nothing_fits():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 2
     assert "does not fit: trainer: training needs" in done.stdout
+
+
+def test_an_optimizer_that_is_away_shares_its_place_with_activations():
+    at = {"stage": 0, "weights": 2, "gradients": 4, "reference": 1, "activations": 10, "head": 3, "layer": 5}
+    few, many = ({**at, "optimizer": size, "step": 6} for size in (8, 40))
+    assert TrainerMemory(**few).peak == 7 + 8 + 15
+    assert TrainerMemory(**few, is_optimizer_away=True).peak == 7 + 15
+    assert TrainerMemory(**many, is_optimizer_away=True).peak == 7 + 40 + 6
