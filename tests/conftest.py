@@ -30,6 +30,8 @@ AGAIN_S = 15.0
 TOGETHER = (
     "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "faults/test_nodes_that_return.py",
     "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
+    "trainer/test_planned_memory.py", "trainer/test_routes.py", "trainer/test_offload.py",
+    "trainer/test_resume_matrix.py", "trainer/test_recompute.py", "trainer/test_optimizers.py",
     "integration/test_planted_credentials.py",
 )  # fmt: skip
 """Modules whose tests share a long set-up, which every process that runs one of them would make; and one that
