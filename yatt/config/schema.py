@@ -116,7 +116,7 @@ class ModelSection:
     """The policy."""
 
     path: Annotated[str, FILE]
-    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama,
+    """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama, Mistral,
     Qwen2-MoE, Qwen3-MoE, GLM-4.5, DeepSeek-V3, or `family`."""
 
     family: Annotated[str, FILE] = ""

@@ -35,6 +35,10 @@ class Family:
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_MISTRAL = {
+    "vocab_size": 32000, "intermediate_size": 14336, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
 _QWEN2_ALLOWED = {key: value for key, value in ALLOWED.items() if key != "attention_bias"}
 
 
@@ -48,6 +52,16 @@ def _llama(values: Mapping[str, Any]) -> Shape:
             f"num_attention_heads={shape.attention.num_heads}; transformers refuses such a Llama."
         )
     return shape
+
+
+def _mistral(values: Mapping[str, Any]) -> Shape:
+    window = values.get("sliding_window", 4096)  # transformers' value if the key is missing
+    if window is not None:
+        raise ConfigError(
+            f"model.path: config.json says sliding_window={window!r}, or leaves it out, which means 4096; "
+            "the trainer needs null (Mistral 7B v0.2 and later)."
+        )
+    return read_dense(values, _MISTRAL)
 
 
 def _qwen2(values: Mapping[str, Any]) -> Shape:
@@ -130,6 +144,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family(model_type="llama", architecture="LlamaForCausalLM", read=_llama),
+        Family(model_type="mistral", architecture="MistralForCausalLM", read=_mistral),
         Family(model_type="qwen2", architecture="Qwen2ForCausalLM", read=_qwen2),
         Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=_qwen3),
         Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),

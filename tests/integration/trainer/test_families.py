@@ -40,6 +40,7 @@ YARN = {
 }  # fmt: skip
 TINY = {
     "llama": {"is_tied": False, "vocab_size": 63},
+    "mistral": {"is_tied": False, "vocab_size": 63, "sliding_window": None, "head_dim": 16},
     "qwen2": {"is_tied": True, "vocab_size": 63},
     "qwen3": {"is_tied": False, "vocab_size": 62},
     "qwen3_moe": {

@@ -33,6 +33,7 @@ SIGMOID = {
 }
 OF_FAMILY = {
     "llama": {},
+    "mistral": {"sliding_window": None},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_local_experts": 6},

@@ -26,7 +26,7 @@ def written(folder: Path, **values: object) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     "values",
     [
@@ -44,7 +44,11 @@ def written(folder: Path, **values: object) -> str:
     ],
 )
 def test_what_is_left_out_means_what_transformers_means(tmp_path: Path, kind: str, values: dict) -> None:
-    folder = written(tmp_path, model_type=kind, **{"num_key_value_heads": 4, **values} if values else values)
+    values = {"num_key_value_heads": 4, **values} if values else values
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    if more and values.get("num_key_value_heads", 4) is None:
+        values = {**values, "num_key_value_heads": 4}  # transformers refuses null there
+    folder = written(tmp_path, model_type=kind, **values, **more)
     theirs = transformers.AutoConfig.from_pretrained(folder)
     assert read_model(folder) == model_of(theirs)
     ours = read_model(folder).shape
@@ -150,3 +154,9 @@ def test_what_only_the_trainer_would_find_is_found_before_start(
     finally:
         file.write_text(before)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{}, {"sliding_window": 4096}])
+def test_a_mistral_with_sliding_windows_is_refused(tmp_path: Path, values: dict) -> None:
+    with pytest.raises(ConfigError, match="sliding_window=4096, or leaves it out, which means 4096"):
+        read_model(written(tmp_path, model_type="mistral", **SIZES, **values))

@@ -14,7 +14,8 @@ from yatt.models.rows import EMBEDDING, OUTPUT, LayerNames, Part, WeightRow, dec
 
 PACKAGE = Path(__file__).parents[3] / "yatt"
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-VALUES = {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 62, **SIZES}
+VALUES = {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 62,
+          "sliding_window": None, **SIZES}  # fmt: skip
 QKV = "decoder.layers.1.self_attention.linear_qkv.weight"
 Rows = list[WeightRow]
 
