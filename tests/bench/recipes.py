@@ -113,7 +113,8 @@ def page() -> str:
         "Made by `python -m tests.bench.recipes`; do not edit. Complete run files for GPUs of 80 GiB, with "
         "the plans that `yatt plan` prints. No run of this size was made with yatt. The results were "
         "published by others, of the model before training or of other trainers; they show what to expect. "
-        "Replace `model.path` and `genrms[0].model` by folders with weights, and the data files by yours.",
+        "Replace `model.path` and `genrms[0].model` by folders with weights, and the data files by yours. "
+        "`configs/sites/h100.yaml` is a site file for such nodes, to change for your cluster.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
         *("| " + " | ".join(row(recipe)) + " |" for recipe in found),
         "", "| recipe | what | result | source |", "|---|---|---|---|",

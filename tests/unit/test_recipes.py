@@ -7,6 +7,7 @@ import pytest
 from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
 from yatt.config.doubts import doubts
 from yatt.config.load import load
+from yatt.config.site import load_site
 from yatt.core.placement import ROLLOUT, place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.launch.planned_memory import check_memory, memory_doubts
@@ -18,11 +19,17 @@ from yatt.planning.advice import check_possible
 from yatt.planning.fit import memory_plan
 from yatt.reward.functions import load_function
 
+SITE = ROOT / "configs/sites/h100.yaml"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.bench.recipes`"
+
+
+def test_the_site_file_is_one() -> None:
+    site = load_site(SITE)
+    assert site.exclusive and site.gpu_type == "h100"
 
 
 def test_every_recipe_has_expected_results() -> None:
