@@ -308,7 +308,10 @@ def saved_names(model: Any) -> Iterator[tuple[str, Tensor]]:
     transformers keeps all experts of a layer in one tensor, [experts, rows, columns], gate above up; each
     expert's part is a view of it.
     """
-    for name, parameter in model.state_dict().items():
+    parameters = list(model.named_parameters(remove_duplicate=False))  # tied ones by both names
+    kept = model.state_dict().keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+    for name, parameter in (*parameters, *buffers):
         head, _, leaf = name.rpartition(".")
         if leaf not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
             yield name, parameter
