@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor, nn
 
-from yatt.trainer.grouped_product import grouped_product
+from yatt.trainer.grouped_product import grouped_product, product_is_right
 
 DEVICES, DTYPES = ("cuda",), (torch.bfloat16,)
 """Where a grouped product is faster; elsewhere torch computes it one by one itself."""
@@ -68,4 +68,6 @@ def _suits(hidden: Tensor, matrix: Tensor) -> bool:
         return False
     if any(size * hidden.element_size() % 16 for size in matrix.shape):
         return False
-    return not hidden.is_cuda or torch.cuda.get_device_capability(hidden.device) >= CAPABILITY
+    if hidden.is_cuda and torch.cuda.get_device_capability(hidden.device) < CAPABILITY:
+        return False
+    return product_is_right(hidden.device)

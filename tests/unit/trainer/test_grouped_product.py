@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from yatt.trainer.grouped_product import grouped_product, together
+from yatt.trainer.grouped_product import grouped_product, product_is_right, together
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -26,3 +26,27 @@ def test_a_grouped_product_is_each_groups_product(dtype, is_view):
         results.append([product, *gradients])
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6 if dtype is torch.float32 else 1e-2, atol=1e-6)
+
+
+def fails(*_args, **_kwargs):
+    raise RuntimeError("no kernel")
+
+
+PRODUCT = torch._grouped_mm
+KERNELS = {
+    "right": (PRODUCT, True),
+    "fails": (fails, False),
+    "wrong": (lambda *args, **kwargs: PRODUCT(*args, **kwargs) * 1.5, False),
+    "not-a-number": (lambda *args, **kwargs: PRODUCT(*args, **kwargs) * float("nan"), False),
+}
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, monkeypatch):
+    kernel, is_right = KERNELS[kind]
+    monkeypatch.setattr(torch, "_grouped_mm", kernel)
+    product_is_right.cache_clear()
+    try:
+        assert product_is_right(torch.device("cpu")) is is_right
+    finally:
+        product_is_right.cache_clear()
