@@ -19,6 +19,7 @@ from yatt.obs.measured import measured_figures
 from yatt.paths import RunPaths
 from yatt.planning.advice import check_possible, nearest_in_words, plan_faults
 from yatt.planning.fit import GIB, MemoryPlan, memory_plan
+from yatt.planning.ranks import layout_of
 from yatt.planning.times import HardwareRates, IterationTimes, TimeInputs, iteration_times
 from yatt.printable import printable_lines
 from yatt.simulation.figures import RunFigures, mean_length
@@ -142,17 +143,12 @@ def config_of(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
 def page(config: RunConfig, models: dict[str, Model], found: MemoryPlan) -> list[str]:
     """The plan for people: GiB by part."""
     t, launch = config.trainer, config.launch
-    dp = (
-        num_trainer_nodes(config)
-        * launch.gpus_per_node
-        // (t.tensor_model_parallel_size * t.pipeline_model_parallel_size * t.context_parallel_size)
-    )
+    layout = layout_of(t, num_trainer_nodes(config) * launch.gpus_per_node)
     lines = [
         f"{Path(config.model.path).name}: {launch.nodes} node(s) of {launch.gpus_per_node} GPU(s) with "
         f"{_gib(found.gpu_bytes)} GiB, {config.placement.mode}",
-        f"layout: TP {t.tensor_model_parallel_size} x PP {t.pipeline_model_parallel_size} x CP "
-        f"{t.context_parallel_size} x DP {dp}, EP {t.expert_model_parallel_size}, recompute "
-        f"{t.recompute}, at most {t.max_tokens_per_micro_batch} tokens per micro-batch",
+        f"layout: TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.dp}, EP {layout.ep}, "
+        f"recompute {t.recompute}, at most {t.max_tokens_per_micro_batch} tokens per micro-batch",
         "",
     ]
     for title, parts in sections(found).items():

@@ -26,8 +26,10 @@ def check_memory(config: RunConfig, model: Model) -> None:
     Raises:
         ConfigError: names the size and the nearest layout that fits.
     """
+    if config.launch.device == "cpu":
+        return
     kept = worst_stage(trainer_memory(demand_of(config, model.shape, table_of(model)))).kept
-    if config.launch.device == "cpu" or kept <= LARGEST_GPU_BYTES:
+    if kept <= LARGEST_GPU_BYTES:
         return
     raise ConfigError(
         f"trainer: weights, gradients and optimizer need {kept / GIB:.0f} GiB of each GPU, and the largest "

@@ -5,7 +5,6 @@ megatron-core's `_ParamAndGradBuffer` with a distributed optimizer.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ BY_ROWS = (
     "linear_qkv.weight", "linear_qkv.bias", "linear_fc1.weight", "linear_q_proj.weight",
     "linear_q_up_proj.weight", "linear_kv_up_proj.weight", "word_embeddings.weight", "output_layer.weight",
 )  # fmt: skip
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 ALIGN, BUCKET_ALIGN = 64, 128
 """Elements to which parameters are aligned in their buffer, and buckets, which are divided over ranks too."""
 
@@ -29,11 +27,6 @@ def cut_dim(row: WeightRow) -> int | None:
     if row.name.endswith(BY_COLUMNS):
         return 1
     return 0 if row.name.endswith(BY_ROWS) else None
-
-
-def is_expert(row: WeightRow) -> bool:
-    """Whether the parameter belongs to one of the routed experts."""
-    return _EXPERT.search(row.name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +57,7 @@ def kind_of(row: WeightRow) -> ParameterKind:
         num_rows=row.num_rows,
         width=row.width,
         is_cut=cut_dim(row) is not None,
-        is_expert=is_expert(row),
+        is_expert=row.is_expert,
         is_padded=row.is_padded,
         is_embedding=row.name == EMBEDDING,
     )
@@ -101,7 +94,7 @@ def table_of(model: Model) -> ParameterTable:
     first, last = Counter[ParameterKind](), Counter[ParameterKind]()
     layers = [Counter[ParameterKind]() for _ in model.shape.layers]
     for row in model.rows:
-        if row.name.endswith("expert_bias"):  # a buffer: neither trained nor in the flat buffers
+        if row.is_fixed:  # a buffer: neither trained nor in the flat buffers
             continue
         if row.name == EMBEDDING:
             place = first

@@ -11,7 +11,7 @@ from yatt.config.load import load
 from yatt.models.model import read_model
 from yatt.models.rows import OUTPUT
 from yatt.planning.fit import GIB, memory_faults, memory_plan
-from yatt.planning.parameters import chunk_buffers, is_expert, table_of
+from yatt.planning.parameters import chunk_buffers, table_of
 from yatt.planning.ranks import RankLayout, chunks_of, in_flight, layout_of
 from yatt.planning.trainer import TrainerMemory, demand_of, stage_buffers
 
@@ -115,7 +115,7 @@ def test_experts_are_divided_over_ep_and_etp_and_their_state_over_the_other_rank
     rows, layout = model.rows, RankLayout(world_size=16, tp=2, ep=ep, etp=etp)
     kinds = table_of(model).chunk(range(model.shape.num_layers), is_tied=False)
     sizes = chunk_buffers(kinds, layout, has_copy=False)
-    experts = sum(_numel(row) for row in rows if is_expert(row))
+    experts = sum(_numel(row) for row in rows if row.is_expert)
     whole = sum(_numel(row) for row in rows if "norm" in row.name or "router" in row.name)
     dense = (sum(_numel(row) for row in rows) - experts - whole) // 2 + whole
     shards = 16 // (ep * etp) if ep > 1 else 8
