@@ -103,7 +103,6 @@ OF_KIND = {
 
 def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2, **values: object) -> str:
     """A random GLM-4.5 or DeepSeek-V3; its routers' biases are not zero."""
-    import torch
     import transformers
 
     make_tokenizer(folder)
@@ -114,9 +113,6 @@ def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2,
     config = transformers.AutoConfig.for_model(kind, **sizes, **SIGMOID_MOE, **OF_KIND[kind], **values)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     _randomize(model, seed=seed, head=0.08)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(0.3 * torch.rand(buffer.shape, generator=torch.Generator().manual_seed(seed)))
     model.save_pretrained(folder)
     return str(folder)
 
@@ -130,7 +126,6 @@ SMALL_SIZES = {
 
 def make_of_config(folder: Path, config: dict[str, Any]) -> str:
     """A random model of the same family and features as one with this config.json, not quantised."""
-    import torch
     import transformers
 
     make_tokenizer(folder)
@@ -148,9 +143,6 @@ def make_of_config(folder: Path, config: dict[str, Any]) -> str:
         transformers.AutoConfig.for_model(kind, **small)
     ).float()
     _randomize(model, seed=0, head=0.08)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(0.3 * torch.rand(buffer.shape, generator=torch.Generator().manual_seed(0)))
     model.save_pretrained(folder)
     return str(folder)
 
@@ -178,6 +170,14 @@ def make_fp8(folder: Path, source: Path) -> str:
         quantised[f"{name}_scale_inv"] = scales.contiguous()
     save_file(quantised, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that `save_pretrained` wrote, by name."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
 def make_phi3(folder: Path) -> str:
@@ -211,6 +211,9 @@ def _randomize(model: Any, *, seed: int, head: float) -> None:
             noise = torch.randn(weight.shape, generator=chance)
             scale = head if name == "lm_head.weight" else 0.08
             weight.copy_(scale * noise if weight.ndim > 1 else 1 + 0.1 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.rand(buffer.shape, generator=chance))
 
 
 def publish(folder: Path, *, model: str, policy_version: int, cuts: int = 1) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import transformers
-from safetensors import safe_open
 
+from tests.tiny_models import saved_shapes
 from yatt.errors import ConfigError
 from yatt.models.model import model_of, read_model
 from yatt.models.shape import DenseFeedForward, Experts, LatentAttention
@@ -72,8 +72,7 @@ def test_the_table_has_every_tensor_that_is_saved(tmp_path: Path, kind: str, val
     config = transformers.AutoConfig.for_model(kind, **values)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = read_model(str(tmp_path))
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    shapes = saved_shapes(tmp_path)
     assert list(tensor_faults(model, shapes)) == []
     kinds = [type(layer.feed_forward) for layer in model.shape.layers]
     assert kinds == [DenseFeedForward, Experts, Experts]
@@ -89,8 +88,7 @@ def test_a_table_without_the_routers_bias_or_shared_experts_is_refused(tmp_path:
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = read_model(str(tmp_path))
     rows = tuple(row for row in model.rows if dropped not in row.name)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    shapes = saved_shapes(tmp_path)
     (said,) = tensor_faults(type(model)(shape=model.shape, rows=rows), shapes)
     assert "has tensors that the weight table does not use" in said
 
