@@ -70,7 +70,7 @@ class VllmEngine:
             self._exchange.enter_context(rank_exchange())
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-        self._has_weights, self._has_kv_cache = "load_format" not in arguments, True
+        self._has_weights, self._has_kv_cache = not waits_for_weights(self._options), True
 
     def add(self, sample: m.Sample) -> None:
         """See Engine.add."""

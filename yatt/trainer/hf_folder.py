@@ -44,13 +44,15 @@ def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
-    """Copies config and tokenizer from one Hugging Face folder to another."""
+    """Copies tokenizer and config, as a trained policy has it, from one Hugging Face folder to another."""
     for name in SIDE_FILES:
         if (source / name).is_file():
-            patiently(partial(shutil.copyfile, source / name, folder / name))
-    config = folder / CONFIG
-    if config.is_file():
-        patiently(lambda: config.write_bytes(exported_config(config.read_bytes())))
+            copy = _copy_config if name == CONFIG else shutil.copyfile
+            patiently(partial(copy, source / name, folder / name))
+
+
+def _copy_config(source: Path, target: Path) -> None:
+    target.write_bytes(exported_config(source.read_bytes()))
 
 
 def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:
