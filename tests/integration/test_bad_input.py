@@ -91,6 +91,14 @@ def test_files_that_no_trainer_should_read_are_named_beside_other_mistakes(
     )
 
 
+def test_whole_experts_need_a_model_that_has_some(good: RunFile) -> None:
+    said = refused(
+        good, "rollout.expert_parallel=true", "rollout.tp_size=2", "launch.gpus_per_node=2",
+        "rollout.engine=vllm", "launch.device=auto",
+    )  # fmt: skip
+    assert f"rollout.expert_parallel has no effect: {good.folder / 'policy'} has no experts; remove" in said
+
+
 def test_the_row_without_a_prompt_is_named(good: RunFile, tmp_path: Path) -> None:
     data = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"prompt": f"question {i}"}) for i in range(1, 5001)]

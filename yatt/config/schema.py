@@ -173,6 +173,10 @@ class RolloutSection:
     enforce_eager: bool = False
     """Do not capture CUDA graphs: starts faster, samples slower."""
 
+    expert_parallel: bool = False
+    """Give each GPU of an engine whole experts, not a part of every expert's matrices: for a mixture of
+    experts in vLLM on CUDA, with tp_size above 1."""
+
     max_policy_age: Annotated[int, COUNT_OR_NONE] = 1
     """Maximum number of policy versions between a group's oldest token and its training. Older completions
     are sampled again, also complete ones whose group is not complete."""

@@ -266,6 +266,9 @@ class GenRMSection:
     enforce_eager: bool = False
     """Run without CUDA graphs."""
 
+    expert_parallel: bool = False
+    """Give each GPU of an engine whole experts; as in `rollout`."""
+
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
         rule(

@@ -1,7 +1,7 @@
 """The run file's sections about the trainer: its optimizer, its layout and its memory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from yatt.config.operation import rule
@@ -48,6 +48,15 @@ class OptimizerSection:
 
     clip_grad: Annotated[float, at_least(0)] = 1.0
     """Maximum gradient norm (gradient clipping); 0 is off."""
+
+    def __post_init__(self) -> None:
+        other = "sgd_" if self.kind == "adam" else "adam_"
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        for name in changed:
+            rule(
+                not name.startswith(other),
+                f"{name} has no effect with kind: {self.kind}; remove it, or write kind: {other[:-1]}.",
+            )
 
     @property
     def num_moments(self) -> int:

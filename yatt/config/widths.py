@@ -1,8 +1,8 @@
-"""Rules about the engines' numbers of GPUs: they fill a node, or whole nodes."""
+"""Rules about the engines' GPUs: their numbers fill a node, or whole nodes; and what needs several."""
 
 from collections.abc import Iterator
 
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_nodes, engine_sizes
 
 Fault = tuple[str, str]
@@ -11,6 +11,7 @@ Fault = tuple[str, str]
 
 def widths(config: RunConfig) -> Iterator[Fault]:
     """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
+    yield from _experts(config)
     gpus, sizes = engine_node_gpus(config), dict(engine_sizes(config))
     named = engine_gpus_key(config)
     widest = max(sizes, key=lambda key: sizes[key])
@@ -57,10 +58,26 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
     yield from _spanning_engines(config)
 
 
+def _sections(config: RunConfig) -> list[tuple[str, RolloutSection | GenRMSection]]:
+    judges = [(f"genrms[{i}]", g) for i, g in enumerate(config.genrms) if g.has_engine]
+    return [("rollout", config.rollout), *judges]
+
+
 def _spanning_engines(config: RunConfig) -> Iterator[Fault]:
     gpus = engine_node_gpus(config)
-    kinds = [("rollout", config.rollout.tp_size, config.rollout.engine)]
-    kinds += [(f"genrms[{i}]", g.tp_size, g.engine) for i, g in enumerate(config.genrms) if g.has_engine]
-    for section, size, engine in kinds:
-        if size > gpus and engine == "transformers":
-            yield f"{section}.engine", f"tp_size {size} spans nodes, which needs vllm; write vllm."
+    for key, section in _sections(config):
+        if section.tp_size > gpus and section.engine == "transformers":
+            yield f"{key}.engine", f"tp_size {section.tp_size} spans nodes, which needs vllm; write vllm."
+
+
+def _experts(config: RunConfig) -> Iterator[Fault]:
+    for name, section in _sections(config):
+        key = f"{name}.expert_parallel"
+        if not section.expert_parallel:
+            continue
+        if section.tp_size == 1:
+            yield key, f"has no effect with {name}.tp_size: 1; remove it, or raise tp_size."
+        if section.engine not in ("auto", "vllm"):
+            yield key, f"needs engine vllm, not {section.engine}; remove it."
+        if config.launch.device == "cpu":
+            yield key, "needs CUDA, but launch.device is cpu; remove it."

@@ -11,10 +11,12 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
     """Builds an engine that has not started.
 
     Raises:
-        ConfigError: it spans nodes, and this kind cannot.
+        ConfigError: it spans nodes or has whole experts on its GPUs, and this kind cannot.
     """
     if kind == "transformers" and options.num_ranks > 1:
         raise ConfigError(f"an engine of {options.num_ranks} GPUs on several nodes needs vllm; install it.")
+    if options.expert_parallel and kind != "vllm":
+        raise ConfigError(f"expert_parallel needs vllm, not {kind}; install it, or remove expert_parallel.")
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 

@@ -111,6 +111,9 @@ class EngineOptions:
     kv_cache_bytes: int = 0
     gpu_memory_utilization: float = 0.85
     enforce_eager: bool = False
+    expert_parallel: bool = False
+    """Each GPU has whole experts, not a part of every expert."""
+
     deterministic: bool = False
     """One request at a time and no prefix cache: a completion depends on weights, prompt and seed only."""
 
@@ -167,6 +170,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         kv_cache_bytes=rollout.kv_cache_bytes,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
+        expert_parallel=rollout.expert_parallel,
         deterministic=config.run.deterministic,
         media_root=config.data.media_root,
         weights_are_replaced=True,
@@ -188,5 +192,6 @@ def genrm_options(
         kv_cache_bytes=genrm.kv_cache_bytes,
         gpu_memory_utilization=genrm.gpu_memory_utilization,
         enforce_eager=genrm.enforce_eager,
+        expert_parallel=genrm.expert_parallel,
         deterministic=deterministic,
     )

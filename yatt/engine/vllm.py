@@ -56,6 +56,8 @@ class VllmEngine:
 
     def start(self) -> None:
         """Builds the engine. On CPU this takes a few seconds, mostly for imports."""
+        if self._options.expert_parallel and self._options.device == "cpu":
+            raise ConfigError("expert_parallel needs CUDA: vLLM's workers on CPU end with it; remove it.")
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -262,6 +264,8 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
     }
     if waits_for_weights(options):
         arguments |= {"load_format": "dummy", "hf_overrides": {KEY: None}}
+    if options.expert_parallel:
+        arguments["enable_expert_parallel"] = True
     if options.num_ranks > 1:
         arguments["distributed_executor_backend"] = "external_launcher"
     if options.device == "cpu":

@@ -77,6 +77,10 @@ def check_fits(config: RunConfig) -> None:
     _check_tensors(config.model.path, model)
     check_possible(config, model)
     check_memory(config, model)
+    if config.rollout.expert_parallel and shape.experts is None:
+        raise ConfigError(
+            f"rollout.expert_parallel has no effect: {config.model.path} has no experts; remove it."
+        )
     if shape.attention.num_heads % config.rollout.tp_size:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "

@@ -176,6 +176,24 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            "rollout: {expert_parallel: true}\ntrainer:\n",
+            "rollout.expert_parallel: has no effect with rollout.tp_size: 1; remove it, or raise tp_size.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {gpus_per_node: 2, device: cpu}\n"
+            "genrms: [{name: j, model: /m, template: '{completion}', tp_size: 2, expert_parallel: true}]\n"
+            "rollout: {tp_size: 2}\ntrainer:\n",
+            "genrms[0].expert_parallel: needs CUDA, but launch.device is cpu; remove it.",
+        ),
+        (
+            "trainer:\n",
+            "launch: {gpus_per_node: 2}\n"
+            "rollout: {tp_size: 2, engine: transformers, expert_parallel: true}\ntrainer:\n",
+            "rollout.expert_parallel: needs engine vllm, not transformers; remove it.",
+        ),
+        (
+            "trainer:\n",
             "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
             "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
             "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab "

@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+from dataclasses import replace
 
 import pytest
 
 from tests.tiny_models import make_scripted_model
 from yatt.config.schema import GenRMSection
+from yatt.engine.build import build_engine
 from yatt.engine.environment import choose_device, choose_engine
 from yatt.engine.protocol import genrm_options
 from yatt.engine.vllm import engine_arguments
@@ -69,3 +71,17 @@ def test_only_a_gpu_engine_is_asked_to_sleep_for_real(genrm):
     on_gpu = engine_arguments(genrm_options(genrm, device="cuda", deterministic=False))
     assert on_gpu["enable_sleep_mode"] and not on_gpu["enforce_eager"]
     assert "kv_cache_memory_bytes" not in on_gpu
+
+
+def test_whole_experts_are_asked_of_vllm_on_cuda_only(genrm):
+    wanted = replace(genrm, expert_parallel=True, tp_size=2)
+    on_gpu = genrm_options(wanted, device="cuda", deterministic=False)
+    assert engine_arguments(on_gpu)[
+        "enable_expert_parallel"
+    ] and "enable_expert_parallel" not in engine_arguments(
+        genrm_options(genrm, device="cuda", deterministic=False)
+    )
+    with pytest.raises(ConfigError, match="expert_parallel needs vllm, not transformers"):
+        build_engine("transformers", on_gpu)
+    with pytest.raises(ConfigError, match="expert_parallel needs CUDA"):
+        build_engine("vllm", replace(on_gpu, device="cpu")).start()

@@ -45,7 +45,10 @@ def test_every_tensor_of_the_model_goes_in_and_comes_out_bit_for_bit(kind, size)
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (transformers.GPT2Config(), "architecture 'gpt2' is not supported; use one of llama, mistral, qwen2, qwen3"),
+        (
+            transformers.GPT2Config(),
+            "architecture 'gpt2' is not supported; use one of llama, mistral, qwen2, qwen3",
+        ),
         (transformers.LlamaConfig(**SIZES, attention_bias=True), "attention_bias=True"),
         (transformers.LlamaConfig(**SIZES, mlp_bias=True), "mlp_bias=True"),
         (transformers.LlamaConfig(**SIZES, hidden_act="gelu"), "hidden_act='gelu'"),
