@@ -18,8 +18,13 @@ class RunPaths:
 
     @property
     def config(self) -> Path:
-        """Resolved config; never rewritten."""
+        """Resolved config at the start of the run; never rewritten."""
         return self.root / "config.yaml"
+
+    @property
+    def sealed_config(self) -> Path:
+        """The config now, and its changes (`yatt.adapters.run_config`)."""
+        return self.root / "config.sealed"
 
     def check_is_run(self) -> None:
         """Checks that a run was started in this folder.

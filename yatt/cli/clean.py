@@ -6,8 +6,8 @@ from pathlib import Path
 from string import Template
 
 from yatt.adapters import local_folder
+from yatt.adapters.run_config import load_run
 from yatt.checkpoint.local_tier import ended
-from yatt.config.load import load_resolved
 from yatt.config.operation import LaunchSection
 from yatt.errors import ConfigError
 from yatt.launch.known import known_runs
@@ -44,7 +44,7 @@ def _usual() -> list[Path]:
     found = [launch.scratch_dir, launch.shm_dir]
     for root in known_runs():
         try:
-            config = load_resolved(RunPaths(root).config)
+            config = load_run(RunPaths(root))
         except ConfigError:
             continue
         local_dir = Template(config.checkpoint.local_dir).safe_substitute(os.environ)

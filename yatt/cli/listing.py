@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
-from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, queued_views, state_in_words
 from yatt.launch.known import known_runs
@@ -56,7 +56,7 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 
 def _total(paths: RunPaths) -> int | None:
     try:
-        return load_resolved(paths.config).trainer.total_iterations
+        return load_run(paths).trainer.total_iterations
     except ConfigError:
         return None
 

@@ -11,8 +11,8 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.job_note import noted_job
 from yatt.adapters.ledger import newest_attempt
+from yatt.adapters.run_config import changes_of, load_run
 from yatt.adapters.slurm import Slurm
-from yatt.config.load import load_resolved
 from yatt.core.limiting import limit_of
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
@@ -38,7 +38,7 @@ def open_view(run: Path) -> RunView:
     """
     paths = RunPaths(run)
     paths.check_is_run()
-    return RunView(paths, load_resolved(paths.config).trainer.total_iterations)
+    return RunView(paths, load_run(paths).trainer.total_iterations)
 
 
 def status(run: Path, *, as_json: bool) -> int:
@@ -54,8 +54,9 @@ def status(run: Path, *, as_json: bool) -> int:
         summary |= {"holders": {}, "workers": {}, "eta_s": None}
     limit = limit_of(view.rows)
     summary["limit"] = limit and asdict(limit)
+    summary["changes"] = [asdict(changed) for changed in changes_of(view.paths)]
     account = account_fold.account(
-        view.paths, load_resolved(view.paths.config).checkpoint, present(state, clock.wall_s())
+        view.paths, load_run(view.paths).checkpoint, present(state, clock.wall_s())
     )
     if as_json:
         print(json.dumps({**named(summary), **account.as_json(), "job": asdict(job)}, allow_nan=False))
@@ -69,6 +70,8 @@ def status(run: Path, *, as_json: bool) -> int:
         _say(f"  limit       {limit.in_words()}")
     _print_account(account)
     _print_slabs(summary)
+    for changed in summary["changes"]:
+        _say(f"  changed     after attempt {changed['after']}: {'; '.join(changed['words'])}")
     if summary["unreadable_lines"]:
         _say(f"  unreadable  {summary['unreadable_lines']} damaged lines of events and metrics were skipped")
     _print_failure(summary)

@@ -176,18 +176,7 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     _add_take_over(submit)
     submit.set_defaults(action=_submit)
-    resume = commands.add_parser("resume", help="resume a run from its folder")
-    resume.add_argument("run", type=Path, help="run folder")
-    resume.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
-    _add_set(resume)
-    resume.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the run file)")
-    resume.add_argument("--trainer-nodes", type=int, default=0, help="number of trainer nodes")
-    resume.add_argument(
-        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
-    )
-    _add_after(resume)
-    _add_take_over(resume)
-    resume.set_defaults(action=_resume)
+    _add_resume(commands)
     _add_join(commands)
     cancel = commands.add_parser("cancel", help="save a checkpoint and stop a run")
     cancel.add_argument("run", type=Path, help="run folder")
@@ -201,6 +190,24 @@ def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing = commands.add_parser("list", help="list your submitted runs")
     listing.add_argument("folders", type=Path, nargs="*", help="run folders, or parents of run folders")
     listing.set_defaults(action=_list)
+
+
+def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    resume = commands.add_parser("resume", help="resume a run from its folder")
+    resume.add_argument("run", type=Path, help="run folder")
+    resume.add_argument(
+        "more", nargs="*", metavar="KEY=VALUE", help="change a key that does not affect what is trained"
+    )
+    resume.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
+    _add_set(resume)
+    resume.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the run file)")
+    resume.add_argument("--trainer-nodes", type=int, default=0, help="number of trainer nodes")
+    resume.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
+    )
+    _add_after(resume)
+    _add_take_over(resume)
+    resume.set_defaults(action=_resume)
 
 
 def _add_after(command: argparse.ArgumentParser) -> None:
@@ -236,15 +243,13 @@ def _resume(arguments: argparse.Namespace) -> int:
     if not arguments.site and not paths.plan.exists():
         if arguments.set or arguments.after or arguments.dry_run:
             raise ConfigError(f"{paths.root} has no job: --set, --after and --dry-run also need --site FILE.")
-        return resume_run(arguments.run, resized, take_over=arguments.take_over)
-    from yatt.launch.submit import resume_submitted  # submitit takes a while to import
+        return resume_run(arguments.run, resized, changes=arguments.more, take_over=arguments.take_over)
+    from yatt.launch.resume import Resuming, resume_submitted  # submitit takes a while to import
 
     site = load_site(arguments.site) if arguments.site else read_plan(paths).site
     site = with_settings(site, arguments.set)
-    return resume_submitted(
-        arguments.run, site, resized, dry_run=arguments.dry_run, take_over=arguments.take_over,
-        after=_after(arguments),
-    )  # fmt: skip
+    how = Resuming(changes=tuple(arguments.more), take_over=arguments.take_over, after=_after(arguments))
+    return resume_submitted(arguments.run, site, resized, how, dry_run=arguments.dry_run)
 
 
 def _submit(arguments: argparse.Namespace) -> int:

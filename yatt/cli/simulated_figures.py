@@ -5,8 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from yatt.adapters.run_config import load_run
 from yatt.config.check import block_nodes, relations
-from yatt.config.load import load_command, load_over, load_resolved
+from yatt.config.load import load_command, load_over
 from yatt.config.schema import RunConfig
 from yatt.core.engine_model import EngineSpeed
 from yatt.core.placement import ROLLOUT, genrm_role
@@ -46,7 +47,7 @@ def _read_config(arguments: argparse.Namespace) -> RunConfig:
         )
     if overlays := [each for each in arguments.more if "=" not in each]:
         raise ConfigError(f"{overlays[0]}: with a run folder, only section.key=value can follow.")
-    return load_over(load_resolved(paths.config), arguments.more, relations)
+    return load_over(load_run(paths), arguments.more, relations)
 
 
 def figures_of(arguments: argparse.Namespace, config: RunConfig) -> tuple[RunFigures, str]:

@@ -11,12 +11,12 @@ import yaml
 
 from yatt import clock
 from yatt.adapters.model_family import model_of_run
+from yatt.adapters.run_config import load_run
 from yatt.adapters.segments import SegmentTail
 from yatt.checkpoint.manifest import Checkpoints, Manifest
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import check_presence, store_url
 from yatt.checkpoint.store import Store, open_store
-from yatt.config.load import load_resolved
 from yatt.config.schema import ModelSection, RunConfig
 from yatt.core.claims import Commit
 from yatt.credentials import redacted
@@ -55,7 +55,7 @@ def run_source(run: Path) -> Source:
     if not paths.config.is_file():
         also = "; for a checkpoint store add --store" if (run / "manifests").is_dir() else ""
         raise ConfigError(f"{run} is not a run folder: it has no config.yaml{also}.")
-    config = load_resolved(paths.config)
+    config = load_run(paths)
     url = store_url(config, paths.root)
     store = patient(open_store(url, config.checkpoint.storage_options))
     check_presence(store, url, paths)

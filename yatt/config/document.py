@@ -17,6 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from yatt.config.changing import kind_of
 from yatt.config.ranges import Free, Range, Text
 from yatt.config.schema import RunConfig
 from yatt.config.sft import SftConfig
@@ -50,6 +51,10 @@ listed is refused. Values are written as YAML: `1.0e-6`, not `1e-6`, which YAML 
 Editors with a YAML language server complete keys and show these texts if a file begins with
 `# yaml-language-server: $schema=PATH`, where PATH is that of `run.json`, `site.json` or `sft.json` in
 `configs/schema/`, or of `overlay.json` for an overlay of a run file, which has no required keys.
+
+The column *change* says what `yatt resume RUN KEY=VALUE` may change: *yes* marks operational keys, which do
+not affect what is trained; *layout* marks keys that change the order of sums, and so the rounding, and are
+kept with `run.deterministic`. All others decide what is trained: a run keeps them.
 """
 
 
@@ -58,7 +63,7 @@ def markdown() -> str:
     parts = [HEAD]
     for kind in FILE_KINDS:
         parts.append(f"\n## {kind.title}\n\n{kind.about}\n")
-        parts.extend(_sections(kind.config, ""))
+        parts.extend(_sections(kind.config, "", is_run=kind.config is RunConfig))
     return "".join(parts)
 
 
@@ -94,23 +99,35 @@ def meanings(cls: type) -> dict[str, str]:
     return found
 
 
-def _sections(cls: type, prefix: str) -> Iterator[str]:
-    """Yields a table of the section's own keys, then those of its subsections."""
+def _sections(cls: type, prefix: str, *, is_run: bool) -> Iterator[str]:
+    """Yields a table of the section's own keys, then those of its subsections.
+
+    Args:
+        is_run: tables say which keys `yatt resume` may change.
+    """
     plain = [f for f in fields(cls) if _section_of(_hints(cls)[f.name]) is None]
     if plain:
         heading = f"\n### `{prefix}`\n" if prefix else ""
         about = f"\n{_paragraph(cls)}\n" if prefix else ""
-        yield f"{heading}{about}\n| key | value | default | meaning |\n|---|---|---|---|\n"
-        yield from (_row(cls, f) for f in plain)
+        titles = ("key", "value", "default", "meaning", *(("change",) if is_run else ()))
+        yield f"{heading}{about}\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|\n"
+        yield from (_row(cls, f, *((_change(prefix, f),) if is_run else ())) for f in plain)
     for f in fields(cls):
         if (below := _section_of(_hints(cls)[f.name])) is not None:
             origin = get_origin(_bare(_hints(cls)[f.name]))
             mark = "[]" if origin is tuple else ".NAME" if origin is dict else ""
-            yield from _sections(below, f"{prefix}.{f.name}{mark}".lstrip("."))
+            yield from _sections(below, f"{prefix}.{f.name}{mark}".lstrip("."), is_run=is_run)
 
 
-def _row(cls: type, f: "Field[Any]") -> str:
-    cells = (f"`{f.name}`", _kind(_hints(cls)[f.name]), _default(f), meanings(cls).get(f.name, ""))
+_CHANGES = {"operational": "yes", "layout": "layout", "mathematical": "no"}
+
+
+def _change(prefix: str, f: "Field[Any]") -> str:
+    return _CHANGES[kind_of(f"{prefix}.{f.name}".replace("[]", ".0"))]
+
+
+def _row(cls: type, f: "Field[Any]", *more: str) -> str:
+    cells = (f"`{f.name}`", _kind(_hints(cls)[f.name]), _default(f), meanings(cls).get(f.name, ""), *more)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

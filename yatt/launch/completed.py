@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from yatt import clock
-from yatt.config.load import load_resolved
+from yatt.adapters.run_config import load_run
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
@@ -87,7 +87,7 @@ def config_of(paths: RunPaths) -> RunConfig:
         ConfigError: the file is not a config, or of a run in another folder.
     """
     try:
-        found = load_resolved(paths.config)
+        found = load_run(paths)
     except ConfigError as error:
         raise ConfigError(
             f"run.dir: {paths.root} has a config.yaml that is not a run's; write another folder. {error}"

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ from yatt.adapters.curve import make_keys
 from yatt.adapters.files import claim, make_private, publish, read_or_none, share_with
 from yatt.adapters.ledger import STARTED, attempts, note
 from yatt.adapters.lines import make_ready
+from yatt.adapters.run_config import check_unedited, load_run, seal
 from yatt.adapters.segments import newest_segment
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.run_store import check_presence, open_run_store, store_url, take_hold
 from yatt.checkpoint.store import Store
-from yatt.config.load import load_resolved, resolved_text
+from yatt.config.changing import changes, is_allowed
+from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
 from yatt.launch.completed import config_of
@@ -36,6 +37,7 @@ def check_folder(config: RunConfig) -> RunPaths:
     paths = RunPaths(Path(config.run.dir))
     _refuse_strangers_folder(paths)
     if paths.config.exists():
+        check_unedited(paths)
         _compare(config_of(paths), config, paths.root)
     return paths
 
@@ -56,6 +58,7 @@ def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
     if not claim(paths.config, resolved_text(config).encode()):
         is_new = False  # another start has created it meanwhile
         _compare(config_of(paths), config, paths.root)
+    seal(paths)
     try:
         _claim_store(config, paths, starts_now=starts_now)
     except YattError as error:
@@ -142,7 +145,8 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
     """
     paths = RunPaths(folder.absolute())
     paths.check_is_run()
-    config = load_resolved(paths.config)
+    check_unedited(paths)
+    config = load_run(paths)
     if Path(config.run.dir) != paths.root:
         raise ConfigError(
             f"{folder} was moved: its run.dir is {config.run.dir}. Move it back, or link it there."
@@ -152,30 +156,22 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
 
 
 def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
-    changed = list(_differences(asdict(before), asdict(now), ""))
-    filled = ("run.id: ", "data.template_time: ")
-    if before.run.id != now.run.id and all(line.startswith(filled) for line in changed):
+    listed = changes(before, now)
+    filled = ("run.id", "data.template_time")
+    if before.run.id != now.run.id and all(change.key in filled for change in listed):
         raise ConfigError(
             f"{root} belongs to another start, which created it first: its run.id is {before.run.id}, this "
             f"start's is {now.run.id}. Nothing was started; `yatt status {root}` shows the other run. If you "
             "wrote run.id yourself, remove it, or write another run.dir."
         )
-    if changed:
-        listed = "\n".join(f"  {line}" for line in changed)
+    if listed:
+        lines = "\n".join(f"  {change.in_words()}" for change in listed)
+        is_possible = all(is_allowed(change, deterministic=before.run.deterministic) for change in listed)
+        command = f"yatt resume {root}{' KEY=VALUE' if is_possible else ''}"
         raise ConfigError(
-            f"{root} contains a run with another config:\n{listed}\nA run keeps the config that it was "
-            f"started with: resume it with `yatt resume {root}`. For a new run, write another run.dir."
+            f"{root} contains a run with another config:\n{lines}\nA run keeps the config that it was "
+            f"started with: resume it with `{command}`. For a new run, write another run.dir."
         )
-
-
-def _differences(before: Any, now: Any, key: str) -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
-        return [
-            line
-            for name in before
-            for line in _differences(before[name], now[name], f"{key}.{name}" if key else name)
-        ]
-    return [] if before == now else [f"{key}: was {before!r}, is {now!r}"]
 
 
 def write_attempt_config(paths: RunPaths, attempt: int, config: RunConfig) -> None:

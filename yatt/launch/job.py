@@ -16,9 +16,9 @@ from yatt.adapters.files import share_with
 from yatt.adapters.job_note import note_job, noted_job
 from yatt.adapters.ledger import look_whether_finished
 from yatt.adapters.patience import ended_by
+from yatt.adapters.run_config import check_unedited, load_run
 from yatt.adapters.slurm import Slurm
-from yatt.config.load import load_resolved
-from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, YattError
+from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.launch.allocation import allocation_of
 from yatt.launch.attempts import Attempts
 from yatt.launch.backends.slurm import SlurmBackend
@@ -48,7 +48,11 @@ def run_start(paths: RunPaths) -> int:
         say(f"{paths.root} is finished: nothing to do")
         return EXIT_FINISHED
     plan = wait(partial(read_plan, paths))
-    config = effective(wait(partial(load_resolved, paths.config)), plan.site, plan.resized)
+    try:
+        wait(partial(check_unedited, paths))
+    except ConfigError as error:  # an edit has no effect, so the run continues
+        say(str(error))
+    config = effective(wait(partial(load_run, paths)), plan.site, plan.resized)
     share_with(config.run.share)
     components = components_of(config, plan.site, plan.layout)
     allocation = allocation_of(os.environ, components)

@@ -19,8 +19,8 @@ from yatt.adapters.files import read_or_none, share_with
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, record, run_is_finished
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import spawn
+from yatt.adapters.run_config import load_run
 from yatt.config.check import num_trainer_nodes
-from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.core.outcome import CANCEL
@@ -79,7 +79,7 @@ def run_join(paths: RunPaths) -> int:
     for number in ENDING:
         signal.signal(number, lambda received, _frame: signals.append(received))
     plan = patiently(partial(read_plan, paths), limit_s=PLAN_S)
-    config = effective(patiently(partial(load_resolved, paths.config)), plan.site, plan.resized)
+    config = effective(patiently(partial(load_run, paths)), plan.site, plan.resized)
     share_with(config.run.share)
     part = guests_part(config, plan, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     allocation = allocation_of(os.environ, (part,))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from yatt.adapters.ledger import newest_attempt
+from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
 from yatt.checkpoint.holders import check_held
 from yatt.checkpoint.manifest import Checkpoints, name_of
@@ -11,7 +12,6 @@ from yatt.checkpoint.retention import Removed, Row, retain
 from yatt.checkpoint.run_store import check_presence, open_run_store, own_folder_id, store_url
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.unfinished import abort_uploads
-from yatt.config.load import load_resolved
 from yatt.config.operation import CheckpointSection
 from yatt.config.schema import RunConfig
 from yatt.core.claims import Commit
@@ -83,7 +83,7 @@ def _needed(checkpoints: Checkpoints, url: str, own: Path) -> frozenset[Commit]:
     found: set[Commit] = set()
     for root in known_runs():
         try:
-            config = load_resolved(RunPaths(root).config)
+            config = load_run(RunPaths(root))
         except ConfigError:
             continue
         origin = config.run.from_checkpoint

@@ -1,6 +1,7 @@
 """`yatt run` and `yatt resume` on this machine: from a config to a running run."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from yatt.adapters.local_folder import check_memory
@@ -8,6 +9,7 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.launch.attempts import Attempts
 from yatt.launch.backends.local import ENDING, LocalBackend
+from yatt.launch.changed import with_changes
 from yatt.launch.completed import completed
 from yatt.launch.device import device_of
 from yatt.launch.folder import check_folder, open_existing, open_folder
@@ -37,17 +39,25 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     return _run(config, open_folder(config))
 
 
-def resume_run(folder: Path, resized: Resized, *, take_over: bool = False) -> int:
+def resume_run(
+    folder: Path, resized: Resized, *, changes: Sequence[str] = (), take_over: bool = False
+) -> int:
     """Resumes the run in `folder`; `take_over` as in `start_run`.
 
+    Args:
+        changes: ``key=value`` each, recorded in the run folder.
+
     Raises:
-        ConfigError: it is not a run folder, lacks a file, or does not fit on that many nodes.
+        ConfigError: it is not a run folder, lacks a file, does not fit on that many nodes, or a key may not
+            change.
     """
-    paths, config = open_existing(folder)
-    config = effective(config, SiteConfig(), resized)
+    paths, before = open_existing(folder)
+    new = with_changes(before, list(changes))
+    config = effective(new.config, SiteConfig(), resized)
     preflight(config)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
+    new.record(paths)
     return _run(config, paths)
 
 

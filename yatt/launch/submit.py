@@ -28,7 +28,7 @@ from yatt.launch.diagnose.report import demands_of, findings, folder_findings, t
 from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
-from yatt.launch.folder import check_folder, open_existing, open_folder
+from yatt.launch.folder import check_folder, open_folder
 from yatt.launch.jobcall import run_job
 from yatt.launch.jobs import job_view
 from yatt.launch.known import remember
@@ -55,7 +55,7 @@ def submit_run(
     """
     config = with_store(completed(config), site)
     if dry_run:
-        return _show(config, _checked(config, site), after)
+        return show_job(config, _checked(config, site), after)
     submit_job(config, site, take_over=take_over, after=after)
     return EXIT_FINISHED
 
@@ -69,18 +69,19 @@ def submit_job(
         config: a config returned by `completed` and `with_store`.
     """
     paths = check_folder(config)
-    if paths.config.is_file() and _is_over(paths):
+    if paths.config.is_file() and run_is_finished(paths):
+        say_over(paths)
         return None
     plan = _checked(config, site)
     make_way(paths, take_over=take_over)
     is_new = not paths.root.exists()
-    return _submit(open_folder(config, starts_now=False), config, plan, is_new=is_new, after=after)
+    return queue_job(open_folder(config, starts_now=False), config, plan, is_new=is_new, after=after)
 
 
-def _is_over(paths: RunPaths) -> bool:
-    if is_over := run_is_finished(paths):
-        sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
-    return is_over
+def say_over(paths: RunPaths) -> int:
+    """Says that a run is finished; returns the exit code."""
+    sys.stdout.write(f"{paths.root} is finished: nothing to do\n")
+    return EXIT_FINISHED
 
 
 def prepare_run(config: RunConfig, site: SiteConfig) -> int:
@@ -105,33 +106,12 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
 def _checked(config: RunConfig, site: SiteConfig) -> JobPlan:
     preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
     show_doubts(config)
-    return _plan(config, site, Resized())
+    return plan_job(config, site, Resized())
 
 
 def are_engines_here(site: SiteConfig) -> bool:
     """Whether the steps use the interpreter of this process, and so its libraries."""
     return site.container.runtime == "none" and not site.python
-
-
-def resume_submitted(
-    folder: Path, site: SiteConfig, resized: Resized, *, dry_run: bool, take_over: bool = False,
-    after: str = "",
-) -> int:  # fmt: skip
-    """Submits another job of the run in `folder`; `take_over` and `after` as in `submit_run`.
-
-    Raises:
-        ConfigError: see `submit_run`.
-    """
-    paths, config = open_existing(folder)
-    if _is_over(paths):
-        return EXIT_FINISHED
-    preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
-    plan = _plan(config, site, resized)
-    if dry_run:
-        return _show(config, plan, after)
-    make_way(paths, take_over=take_over)
-    _submit(paths, config, plan, after=after)
-    return EXIT_FINISHED
 
 
 def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
@@ -143,7 +123,7 @@ def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
     return replace(config, checkpoint=replace(config.checkpoint, url=url, storage_options=options))
 
 
-def _plan(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
+def plan_job(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     """Returns the job plan, after checking that the cluster can run it."""
     wanted = effective(config, site, resized)
     snapshot = take_snapshot(Slurm())
@@ -206,10 +186,10 @@ def _flag(value: str | None) -> str | bool:
     return True if value is None else value
 
 
-def _submit(
+def queue_job(
     paths: RunPaths, config: RunConfig, plan: JobPlan, *, is_new: bool = False, after: str = ""
 ) -> HetJob:
-    """Submits a job of the run, unless it has an active job.
+    """Submits a job of the run, unless it has an active job; returns submitit's job.
 
     Args:
         is_new: the folder was made for this submission; it is removed if sbatch refuses the job.
@@ -276,7 +256,7 @@ def outside_of_jobs() -> Iterator[None]:
         yield
 
 
-def _show(config: RunConfig, plan: JobPlan, after: str) -> int:
+def show_job(config: RunConfig, plan: JobPlan, after: str) -> int:
     """Prints everything that submitting would create, and creates nothing."""
     paths = RunPaths(Path(config.run.dir))
     wanted = effective(config, plan.site, plan.resized)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from yatt.config.load import load_resolved
+from yatt.adapters.run_config import load_run
 from yatt.core.engine_model import EngineSpeed
 from yatt.errors import ConfigError
 from yatt.obs.batch_loads import BatchLoad, mean_lengths, read_batch_loads
@@ -24,7 +24,7 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
             f"{paths.root}: its events have no measured batch{damaged}. Let the run complete an iteration, "
             "or simulate the run file and give lengths and speeds: see yatt simulate --help."
         )
-    config = load_resolved(paths.config)
+    config = load_run(paths)
     train_s = _mean(load.train_s for load in loads if load.train_s)
     figures = RunFigures(
         lengths=mean_lengths(loads),

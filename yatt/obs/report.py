@@ -13,8 +13,9 @@ from yatt.adapters import ledger
 from yatt.adapters.files import unsealed
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import make_ready, read_records
+from yatt.adapters.run_config import Changed, changes_of, load_run
 from yatt.config.check import node_gpus
-from yatt.config.load import config_hash, load_attempt, load_resolved
+from yatt.config.load import config_hash, load_attempt
 from yatt.config.schema import RunConfig
 from yatt.core.goodput import Now, goodput_share, gpu_seconds, running_share
 from yatt.core.limiting import limit_of
@@ -56,7 +57,7 @@ def write_report(
     target = out or paths.report
     if out is None:
         make_ready(target)
-    page = report_page(paths, load_resolved(paths.config), charged_s, now)
+    page = report_page(paths, load_run(paths), charged_s, now)
     write_page(target, page, "--out")
     return target
 
@@ -161,7 +162,14 @@ def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
         f'<div class="top"><h1>{parts.shown(paths.root.absolute())}</h1>'
         f'<span class="state {state}">{state}</span></div>'
         f'<div class="soft">config <code>{config_hash(config)}</code>; {parts.shown(about + judged)}</div>'
+        f"{''.join(map(_changed_line, changes_of(paths)))}"
     )
+
+
+def _changed_line(changed: Changed) -> str:
+    """One line per `yatt resume` that changed keys."""
+    words = f"changed after attempt {changed.after} ({changed.wall}): {'; '.join(changed.words)}"
+    return f'<div class="soft">{parts.shown(words)}</div>'
 
 
 def _facts(

@@ -24,7 +24,8 @@ from typing import Any
 from yatt.adapters.files import make_within, publish, read_or_none
 from yatt.adapters.lines import Tail
 from yatt.adapters.patience import patiently
-from yatt.config.load import load_resolved, without_secrets
+from yatt.adapters.run_config import load_run
+from yatt.config.load import without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
 from yatt.obs.metrics import STEP, as_row
@@ -42,7 +43,7 @@ def follow(paths: RunPaths, told: Sequence[int]) -> None:
     """
     import wandb
 
-    config = patiently(partial(load_resolved, paths.config))
+    config = patiently(partial(load_run, paths))
     patiently(partial(make_within, paths.root, paths.wandb))
     run = wandb.init(**patiently(partial(settings_of, paths, config)), settings=wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip

@@ -1,0 +1,78 @@
+"""Kinds of keys, and the differences between two configs."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import get_args, get_type_hints
+
+import pytest
+
+from tests.obs_runs import make_run
+from yatt.config.changing import LAYOUT, OPERATIONAL, Change, changes, is_allowed, kind_of, matches
+from yatt.config.load import load_resolved
+from yatt.config.schema import RunConfig
+
+
+def keys(cls, prefix=""):
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        hint, key = hints[field.name], f"{prefix}{field.name}"
+        inner = next((arg for arg in get_args(hint) if is_dataclass(arg)), None)
+        if is_dataclass(hint):
+            yield from keys(hint, f"{key}.")
+        elif inner is not None:
+            yield from keys(inner, f"{key}.0.")
+        else:
+            yield key
+
+
+@pytest.fixture
+def config(tmp_path):
+    return load_resolved(make_run(tmp_path).config)
+
+
+@pytest.mark.parametrize("pattern", [*OPERATIONAL, *LAYOUT])
+def test_each_listed_key_exists(pattern):
+    assert any(matches(key, (pattern,)) for key in keys(RunConfig))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("optimizer.lr", "mathematical"),
+        ("run.seed", "mathematical"),
+        ("checkpoint.url", "mathematical"),
+        ("rollout.n", "mathematical"),
+        ("rewards.0.weight", "mathematical"),
+        ("genrms.1.template", "mathematical"),
+        ("genrms.1.retries", "mathematical"),
+        ("a_key_of_next_year", "mathematical"),
+        ("checkpoint.save_every", "operational"),
+        ("lease.ttl_s", "operational"),
+        ("genrms.1.api.retries", "operational"),
+        ("rewards.0.timeout_s", "operational"),
+        ("genrms.0.tp_size", "layout"),
+        ("trainer.expert_tensor_parallel_size", "layout"),
+        ("trainer.train_batch_size", "mathematical"),
+    ],
+)
+def test_the_kind_of_a_key(key, kind):
+    assert kind_of(key) == kind
+
+
+def test_a_change_of_an_item_names_its_index_and_another_number_of_items_the_list(config):
+    late = replace(config.rewards[0], timeout_s=7.0)
+    assert changes(config, replace(config, rewards=(late,))) == [
+        Change("rewards.0.timeout_s", config.rewards[0].timeout_s, 7.0)
+    ]
+    (more,) = changes(config, replace(config, rewards=(late, late)))
+    assert more.key == "rewards" and not is_allowed(more, deterministic=False)
+
+
+def test_layouts_change_only_without_deterministic_mode():
+    change = Change("trainer.tensor_model_parallel_size", 1, 2)
+    assert is_allowed(change, deterministic=False) and not is_allowed(change, deterministic=True)
+    assert is_allowed(Change("lease.ttl_s", 1.0, 2.0), deterministic=True)
+
+
+def test_no_credential_is_shown():
+    for key in ("checkpoint.storage_options", "logging.webhook_url"):
+        assert "hunter2" not in Change(key, {"secret": "hunter2"}, {"secret": "hunter3"}).in_words()

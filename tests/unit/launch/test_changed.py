@@ -1,0 +1,128 @@
+"""`yatt resume RUN KEY=VALUE`: which keys change, what is recorded, and an edited config.yaml."""
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.obs_runs import make_run
+from yatt.adapters.attempt_claim import claim_attempt, mark_finished
+from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.run_config import changes_of, check_unedited, load_run
+from yatt.config.load import load_resolved, resolved_text
+from yatt.errors import ConfigError
+from yatt.launch.changed import with_changes
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_existing, open_folder
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    config = load_resolved(make_run(source).config)
+    config = replace(config, run=replace(config.run, dir=str(tmp_path / "run")))
+    config = completed(config)
+    return open_folder(config), config
+
+
+def test_operational_keys_change_and_are_recorded(run, capsys) -> None:
+    paths, config = run
+    claim_attempt(paths)
+    new = with_changes(config, ["checkpoint.save_every=7", "lease.ttl_s=77"])
+    new.record(paths)
+    assert load_run(paths) == new.config != config
+    assert load_resolved(paths.config) == config  # what the run was started with
+    (changed,) = changes_of(paths)
+    assert changed.after == 1
+    assert changed.words == (
+        f"checkpoint.save_every: was {config.checkpoint.save_every}, is 7",
+        f"lease.ttl_s: was {config.lease.ttl_s}, is 77.0",
+    )
+    assert "changed lease.ttl_s: was" in capsys.readouterr().out
+    with_changes(load_run(paths), ["checkpoint.save_every=8"]).record(paths)
+    assert load_run(paths).lease.ttl_s == 77 and [c.after for c in changes_of(paths)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("optimizer.lr=0.5", "optimizer.lr: was 0.001, is 0.5 (it changes what is trained)"),
+        ("run.seed=9", "run.seed: was 0, is 9 (it changes what is trained)"),
+        ("rollout.n=3", "is 3 (it changes what is trained)"),
+        ("optimizer.lrr=1", "optimizer.lrr: no such key. Did you mean 'lr'?"),
+        ("lease.ttl_s=soon", "lease.ttl_s: 'soon' is not a number"),
+        ("more.yaml", "argument 'more.yaml': write KEY=VALUE; overlay files are for new runs."),
+    ],
+)
+def test_other_changes_are_refused_by_name_and_nothing_is_recorded(run, argument: str, says: str) -> None:
+    paths, config = run
+    config = replace(config, optimizer=replace(config.optimizer, lr=0.001))
+    before = paths.sealed_config.read_bytes()
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        with_changes(config, [argument])
+    assert paths.sealed_config.read_bytes() == before
+
+
+def test_a_layout_is_kept_in_deterministic_mode(run) -> None:
+    _, config = run
+    strict = replace(config, run=replace(config.run, deterministic=True))
+    argument = ["rollout.gpu_memory_utilization=0.5"]
+    assert with_changes(replace(strict, run=replace(strict.run, deterministic=False)), argument).listed
+    with pytest.raises(ConfigError, match=r"the order of sums changes, and run\.deterministic is true"):
+        with_changes(strict, argument)
+
+
+def test_a_finished_run_continues_only_with_more_iterations(run) -> None:
+    paths, config = run
+    mark_finished(paths, claim_attempt(paths))
+    total = config.trainer.total_iterations
+    assert with_changes(config, ["lease.ttl_s=77"]).is_over(paths)
+    assert with_changes(config, [f"trainer.total_iterations={total - 1}"]).is_over(paths)
+    longer = with_changes(config, [f"trainer.total_iterations={total + 5}"])
+    assert not longer.is_over(paths)
+    longer.record(paths)
+    assert not run_is_finished(paths) and load_run(paths).trainer.total_iterations == total + 5
+
+
+def test_an_edited_config_is_refused_with_each_key(run) -> None:
+    paths, config = run
+    paths.config.write_text("# a note\n" + resolved_text(config))
+    assert open_existing(paths.root)[1] == config  # the values are the same
+    paths.config.write_text(resolved_text(replace(config, optimizer=replace(config.optimizer, lr=0.75))))
+    says = f"was edited after the run was started:\n  optimizer.lr: was {config.optimizer.lr}, is 0.75\n"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        open_existing(paths.root)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        open_folder(config)
+    assert load_run(paths) == config  # a job that is requeued meanwhile does not take the edit
+
+
+def test_changes_survive_and_do_not_count_as_an_edit(run) -> None:
+    paths, config = run
+    new = with_changes(config, ["lease.ttl_s=77"])
+    new.record(paths)
+    check_unedited(paths)
+    assert open_folder(new.config) == paths  # a run file with the same change
+    with pytest.raises(ConfigError, match=r"lease.ttl_s: was 77.0, is .*\n.*resume .*KEY=VALUE`"):
+        open_folder(config)
+
+
+def test_a_damaged_record_is_named_with_its_cure(run) -> None:
+    paths, config = run
+    paths.sealed_config.write_bytes(paths.sealed_config.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"config.sealed is damaged. Remove it"):
+        open_existing(paths.root)
+    paths.sealed_config.unlink()
+    assert open_existing(paths.root)[1] == config
+
+
+def test_a_record_of_another_version_gives_way_to_config_yaml(run) -> None:
+    paths, config = run
+    with_changes(config, ["lease.ttl_s=77"]).record(paths)
+    data = paths.sealed_config.read_text().partition(" ")[2]
+    body = data.replace("ttl_s: 77.0", "no_such_key: 77.0").rstrip("\n")
+    paths.sealed_config.write_text(f"{hashlib.sha256(body.encode()).hexdigest()} {body}\n")
+    assert load_run(paths) == config

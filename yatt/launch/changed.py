@@ -1,0 +1,71 @@
+"""Changes of a run's config when it is resumed: `yatt resume RUN key=value`."""
+
+import sys
+from dataclasses import dataclass
+
+from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.run_config import record_changes
+from yatt.config.changing import Change, changes, is_allowed, kind_of
+from yatt.config.check import relations
+from yatt.config.load import load_over
+from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
+from yatt.launch.completed import completed
+from yatt.paths import RunPaths
+from yatt.printable import printable
+
+
+@dataclass(frozen=True, slots=True)
+class NewConfig:
+    """The run's config from its next attempt on, and what differs from the one before."""
+
+    config: RunConfig
+    listed: tuple[Change, ...]
+    is_extended: bool
+    """It has more iterations than before, so a finished run continues."""
+
+    def is_over(self, paths: RunPaths) -> bool:
+        """Whether the run is finished and stays so."""
+        return run_is_finished(paths) and not self.is_extended
+
+    def record(self, paths: RunPaths) -> None:
+        """Makes it the run's config. Nothing of the run may be active.
+
+        Raises:
+            OSError: the run folder does not answer.
+        """
+        if not self.listed:
+            return
+        if self.is_extended:  # first: without the change, the next attempt only finishes the run again
+            paths.finished.unlink(missing_ok=True)
+        record_changes(paths, self.config, list(self.listed))
+        for change in self.listed:
+            sys.stdout.write(f"changed {printable(change.in_words())}\n")
+
+
+def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
+    """Returns the config with the values of `arguments`, ``key=value`` each.
+
+    Raises:
+        ConfigError: a key does not exist, its value is not possible, or it may not change.
+    """
+    if wrong := [word for word in arguments if "=" not in word]:
+        raise ConfigError(f"argument '{wrong[0]}': write KEY=VALUE; overlay files are for new runs.")
+    new = completed(load_over(config, arguments, relations)) if arguments else config
+    listed = changes(config, new)
+    refused = [each for each in listed if not is_allowed(each, deterministic=config.run.deterministic)]
+    if refused:
+        lines = "\n".join(f"  {each.in_words()} {_why(each)}" for each in refused)
+        raise ConfigError(
+            f"a resumed run keeps these keys; nothing was started:\n{lines}\nFor other values start a new "
+            "run: write another run.dir, and run.from_checkpoint to begin with the weights of this one."
+        )
+    return NewConfig(
+        new, tuple(listed), is_extended=new.trainer.total_iterations > config.trainer.total_iterations
+    )
+
+
+def _why(change: Change) -> str:
+    if kind_of(change.key) == "layout":
+        return "(the order of sums changes, and run.deterministic is true)"
+    return "(it changes what is trained)"

@@ -1,0 +1,51 @@
+"""`yatt resume` of a run that was submitted: the next job of the run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt.config.site import SiteConfig
+from yatt.errors import EXIT_FINISHED
+from yatt.launch.changed import with_changes
+from yatt.launch.folder import open_existing
+from yatt.launch.occupied import make_way
+from yatt.launch.plan import Resized
+from yatt.launch.preflight import preflight
+from yatt.launch.submit import are_engines_here, plan_job, queue_job, say_over, show_job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resuming:
+    """How a run is resumed.
+
+    Attributes:
+        changes: ``key=value`` each, recorded in the run folder.
+        take_over: if the run is active, let it save and stop first.
+        after: id of a job that has to end before this one starts.
+    """
+
+    changes: tuple[str, ...] = ()
+    take_over: bool = False
+    after: str = ""
+
+
+def resume_submitted(
+    folder: Path, site: SiteConfig, resized: Resized, how: Resuming, *, dry_run: bool = False
+) -> int:
+    """Submits another job of the run in `folder`.
+
+    Raises:
+        ConfigError: see `submit_run`; or a key may not change.
+    """
+    paths, before = open_existing(folder)
+    new = with_changes(before, list(how.changes))
+    if new.is_over(paths):
+        return say_over(paths)
+    config = new.config
+    preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
+    plan = plan_job(config, site, resized)
+    if dry_run:
+        return show_job(config, plan, how.after)
+    make_way(paths, take_over=how.take_over)
+    new.record(paths)
+    queue_job(paths, config, plan, after=how.after)
+    return EXIT_FINISHED
