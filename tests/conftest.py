@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     os.environ.setdefault(DRAW, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
+    os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/yatt-tests-state-{os.getuid()}"  # `yatt list`
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -64,7 +64,7 @@ def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
     """
     rows = without_truth = 0
     for file in files:
-        for raw, place in _raw_rows(Path(file)):
+        for raw, place in raw_rows(Path(file)):
             rows += 1
             without_truth += _row(raw, place, data).ground_truth is None
     if not rows:
@@ -279,7 +279,8 @@ def _opened(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def _raw_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def raw_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the rows of a data file, each with its place for messages."""
     if path.suffix == ".parquet":
         rows = (raw for batch in _parquet_batches(path) for raw in batch.to_pylist())
         yield from ((raw, f"{path}: row {number}") for number, raw in enumerate(rows, start=1))

@@ -20,7 +20,7 @@ ANSWER_S = 1.2
 
 
 def print_runs(folders: list[Path]) -> int:
-    """Lists the runs in these folders; without folders, all runs that this user has submitted."""
+    """Lists the runs in these folders; without folders, all runs that this user has started."""
     roots = list(dict.fromkeys(root for folder in folders for root in _runs_in(folder)))
     runs = [RunPaths(root) for root in (roots if folders else known_runs())]
     with ThreadPoolExecutor(max_workers=1) as pool:  # query Slurm while the folders are read

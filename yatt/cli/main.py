@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 from yatt import __version__
 from yatt.adapters.patience import is_passing
 from yatt.cli.ckpt import add_ckpt, add_convert
+from yatt.cli.config import add_config
+from yatt.cli.finding import run_folder
+from yatt.cli.init import add_init
 from yatt.cli.plan import add_plan
+from yatt.cli.running import add_running, add_set
 from yatt.cli.simulate import add_simulate
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError
-from yatt.printable import printable_lines
+from yatt.cli.words import add_examples, completion, meant, options_of
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
+from yatt.printable import printable, printable_lines
 
 if TYPE_CHECKING:
-    from yatt.config.schema import RunConfig
-    from yatt.config.site import SiteConfig
+    Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EXIT_INTERRUPTED = 130
 
@@ -45,6 +49,8 @@ def _let_go_of_output() -> None:
 def _carried_out(arguments: argparse.Namespace) -> int:
     try:
         action: Callable[[argparse.Namespace], int] = arguments.action
+        if isinstance(named := getattr(arguments, "run", None), Path):
+            arguments.run = run_folder(named)
         code = action(arguments)
         sys.stdout.flush()
         return code
@@ -58,7 +64,7 @@ def _carried_out(arguments: argparse.Namespace) -> int:
         if (
             error.errno == errno.EPIPE
         ):  # the reader of our output has closed it; BrokenPipeError is ESHUTDOWN too
-            return EXIT_FAILED if arguments.action in (_run, _resume) else 0
+            return EXIT_FAILED if getattr(arguments, "trains", False) else 0
         where = f"{error.filename}: " if error.filename else ""
         where = printable_lines(where)
         sys.stderr.write(
@@ -74,32 +80,37 @@ def _is_full(error: BaseException | None) -> bool:
 
 def _parsed() -> argparse.Namespace:
     """Parses the arguments. Also accepts overlays and settings after options, which argparse does not."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args()
+    parser, commands = command_parser()
+    words = sys.argv[1:]
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        known = meant(words[0], list(commands.choices)) or " See yatt --help."
+        parser.error(f"there is no command '{printable(words[0])}'.{known}")
+    arguments, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "more" not in arguments):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}; see yatt COMMAND --help")
+        options = options_of(commands.choices[words[0]])
+        near = next((found for word in rest if (found := meant(word.partition("=")[0], options))), "")
+        listed = printable(" ".join(rest))
+        parser.error(f"unrecognized arguments: {listed}; see yatt {words[0]} --help.{near}")
     if rest:
         arguments.more = [*arguments.more, *rest]
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
+    """Returns the parser, and those of its commands."""
     parser = argparse.ArgumentParser(
         prog="yatt", description="Reinforcement learning of language models with generative reward models."
     )
     parser.add_argument("--version", action="version", version=f"yatt {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    run = commands.add_parser("run", help="train on this machine; run it again to resume")
-    run.add_argument("config", type=Path, help="run file (YAML)")
-    run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
-    run.set_defaults(action=_run)
-    _add_take_over(run)
-    _add_slurm(commands)
+    add_running(commands)
     add_ckpt(commands)
     add_convert(commands)
     _add_looking(commands)
     add_plan(commands)
     add_simulate(commands)
+    add_config(commands)
+    add_init(commands)
     cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
     cleaning.add_argument(
         "folders", type=Path, nargs="*", help="node-local folders (default: /tmp, /dev/shm)"
@@ -114,14 +125,23 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("config", type=Path, nargs="?", help="run file, to check its requirements as well")
     diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
-    _add_set(diagnose)
+    add_set(diagnose)
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
     diagnose.add_argument("--nodes", type=int, default=0, help="run a short test job on this many nodes")
     diagnose.set_defaults(action=_diagnose)
-    return parser
+    shell = commands.add_parser("completion", help="print the script that completes commands in your shell")
+    shell.add_argument("shell", choices=("bash", "zsh"))
+    shell.set_defaults(action=lambda arguments: _completion(commands, arguments.shell))
+    add_examples(commands)
+    return parser, commands
 
 
-def _add_looking(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _completion(commands: "Parsers", shell: str) -> int:
+    sys.stdout.write(completion(commands, shell))
+    return 0
+
+
+def _add_looking(commands: "Parsers") -> None:
     """Adds the commands that only read a run folder."""
     for name, action, text in (
         ("status", _status, "show the state of a run"),
@@ -142,177 +162,6 @@ def _add_looking(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
             command.add_argument(
                 "-n", "--lines", type=int, default=20, help="last lines of each log (default: 20)"
             )
-
-
-def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    join = commands.add_parser("join", help="submit nodes in place of engine nodes that a run has lost")
-    join.add_argument("run", type=Path, help="run folder")
-    join.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    _add_set(join)
-    join.add_argument("--dry-run", action="store_true", help="print what would be submitted; submit nothing")
-    join.set_defaults(action=_join)
-
-
-def _add_slurm(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the commands that work with Slurm jobs."""
-    submit = commands.add_parser("submit", help="train as a Slurm job that requeues itself")
-    submit.add_argument("config", type=Path, help="run file (YAML)")
-    submit.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
-    submit.add_argument("--site", type=Path, required=True, help="site file (YAML)")
-    _add_set(submit)
-    submit.add_argument(
-        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
-    )
-    _add_after(submit)
-    submit.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="KEY=A,B,C",
-        help="submit one run per value; repeatable",
-    )
-    submit.add_argument(
-        "--prepare", action="store_true", help="create the run folder only, for slurm/*.sbatch"
-    )
-    _add_take_over(submit)
-    submit.set_defaults(action=_submit)
-    _add_resume(commands)
-    _add_join(commands)
-    cancel = commands.add_parser("cancel", help="save a checkpoint and stop a run")
-    cancel.add_argument("run", type=Path, help="run folder")
-    cancel.add_argument("--now", action="store_true", help="do not save a checkpoint first")
-    cancel.set_defaults(action=_cancel)
-    attach = commands.add_parser("attach", help="open a shell on a node of a run, inside its job")
-    attach.add_argument("run", type=Path, help="run folder")
-    attach.add_argument("node", type=int, nargs="?", default=0, help="node of the run (0: the leader's)")
-    attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="run a command, not a shell")
-    attach.set_defaults(action=_attach)
-    listing = commands.add_parser("list", help="list your submitted runs")
-    listing.add_argument("folders", type=Path, nargs="*", help="run folders, or parents of run folders")
-    listing.set_defaults(action=_list)
-
-
-def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    resume = commands.add_parser("resume", help="resume a run from its folder")
-    resume.add_argument("run", type=Path, help="run folder")
-    resume.add_argument(
-        "more", nargs="*", metavar="KEY=VALUE", help="change a key that does not affect what is trained"
-    )
-    resume.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
-    _add_set(resume)
-    resume.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the run file)")
-    resume.add_argument("--trainer-nodes", type=int, default=0, help="number of trainer nodes")
-    resume.add_argument(
-        "--dry-run", action="store_true", help="print what would be submitted; submit nothing"
-    )
-    _add_after(resume)
-    _add_take_over(resume)
-    resume.set_defaults(action=_resume)
-
-
-def _add_after(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--after", default="", metavar="JOB|RUN", help="start after this job has ended")
-
-
-def _add_set(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a site file key; repeatable"
-    )
-
-
-def _add_take_over(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--take-over", action="store_true", help="if the run is active, let it save and stop first"
-    )
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from yatt.config.load import load_command
-    from yatt.launch.start import start_run
-
-    return start_run(load_command(arguments.config, arguments.more), take_over=arguments.take_over)
-
-
-def _resume(arguments: argparse.Namespace) -> int:
-    from yatt.config.site import load_site, with_settings
-    from yatt.launch.plan import Resized, read_plan
-    from yatt.launch.start import resume_run
-    from yatt.paths import RunPaths
-
-    resized, paths = Resized(arguments.nodes, arguments.trainer_nodes), RunPaths(arguments.run)
-    if not arguments.site and not paths.plan.exists():
-        if arguments.set or arguments.after or arguments.dry_run:
-            raise ConfigError(f"{paths.root} has no job: --set, --after and --dry-run also need --site FILE.")
-        return resume_run(arguments.run, resized, changes=arguments.more, take_over=arguments.take_over)
-    from yatt.launch.resume import Resuming, resume_submitted  # submitit takes a while to import
-
-    site = load_site(arguments.site) if arguments.site else read_plan(paths).site
-    site = with_settings(site, arguments.set)
-    how = Resuming(changes=tuple(arguments.more), take_over=arguments.take_over, after=_after(arguments))
-    return resume_submitted(arguments.run, site, resized, how, dry_run=arguments.dry_run)
-
-
-def _submit(arguments: argparse.Namespace) -> int:
-    from yatt.config.load import load_command
-    from yatt.config.site import load_site, with_settings
-    from yatt.launch.sweep import each, members, of_sweep
-
-    site = with_settings(load_site(arguments.site), arguments.set)
-    if arguments.prepare and arguments.after:
-        raise ConfigError(
-            "--prepare submits nothing: leave --after out, use sbatch --dependency=afterany:JOB."
-        )
-    after = _after(arguments)
-    if not arguments.sweep:
-        return _submit_one(arguments, load_command(arguments.config, arguments.more), site, after)
-    runs = {  # every run file is read before the first is submitted
-        member: of_sweep(load_command(arguments.config, [*arguments.more, *member.settings]), member)
-        for member in members(arguments.sweep)
-    }
-    return each(list(runs), lambda member: _submit_one(arguments, runs[member], site, after))
-
-
-def _submit_one(arguments: argparse.Namespace, config: "RunConfig", site: "SiteConfig", after: str) -> int:
-    from yatt.launch.submit import prepare_run, submit_run
-
-    if arguments.prepare:
-        return prepare_run(config, site)
-    return submit_run(config, site, dry_run=arguments.dry_run, take_over=arguments.take_over, after=after)
-
-
-def _after(arguments: argparse.Namespace) -> str:
-    from yatt.adapters.slurm import Slurm
-    from yatt.launch.jobs import job_to_wait_for
-
-    return job_to_wait_for(arguments.after, Slurm())
-
-
-def _attach(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import open_view
-    from yatt.launch.attach import attach
-
-    return attach(open_view(arguments.run).paths, arguments.node, arguments.do)
-
-
-def _join(arguments: argparse.Namespace) -> int:
-    from yatt.launch.join_submit import submit_join
-
-    return submit_join(arguments.run, arguments.set, arguments.nodes, dry_run=arguments.dry_run)
-
-
-def _cancel(arguments: argparse.Namespace) -> int:
-    from yatt.adapters.slurm import Slurm
-    from yatt.cli.look import open_view
-    from yatt.launch.cancel import cancel
-
-    sys.stdout.write(cancel(open_view(arguments.run).paths, Slurm(), now=arguments.now) + "\n")
-    return 0
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    from yatt.cli.listing import print_runs
-
-    return print_runs(arguments.folders)
 
 
 def _status(arguments: argparse.Namespace) -> int:

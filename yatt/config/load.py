@@ -66,12 +66,22 @@ def load_as(
         ConfigError: see `load`.
     """
     faults: list[str] = []
+    tree = read_parts(files, arguments, faults)
+    return load_tree(cls, tree, ", ".join(map(str, files)), faults, rules)
+
+
+def read_parts(files: list[Path], arguments: list[str], faults: list[str]) -> YamlNode:
+    """Returns the tree of the first file, with the others and the ``a.b=c`` arguments merged over it.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not YAML.
+    """
     tree = read_tree(files[0], faults)
     for path in files[1:]:
         tree = merge(tree, read_tree(path, faults))
     for argument in arguments:
         tree = merge(tree, argument_tree(argument, faults))
-    return _finish(cls, tree, ", ".join(map(str, files)), faults, rules)
+    return tree
 
 
 def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]) -> C:
@@ -84,7 +94,7 @@ def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tup
     tree = parse_tree(resolved_text(config), "as it was", faults)
     for argument in arguments:
         tree = merge(tree, argument_tree(argument, faults))
-    return _finish(type(config), tree, " ".join(arguments), faults, rules)
+    return load_tree(type(config), tree, " ".join(arguments), faults, rules)
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -103,7 +113,7 @@ def parse_resolved(text: str) -> RunConfig:
         ConfigError: see `load`.
     """
     faults: list[str] = []
-    return _finish(RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, relations)
+    return load_tree(RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, relations)
 
 
 def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
@@ -118,7 +128,7 @@ def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
 
 def resolved_text(config: Any) -> str:
     """Returns the complete config as YAML, which `load_resolved` reads back to an equal config."""
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, default_flow_style=False)
+    return yaml.safe_dump(plain(asdict(config)), sort_keys=False, default_flow_style=False)
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
@@ -148,24 +158,30 @@ def samples_hash(config: RunConfig) -> str:
     if not config.run.deterministic:
         parts["rollout"] = {k: v for k, v in parts["rollout"].items() if k not in _ENGINE_SIZES}
     parts["run"] = [config.run.id, config.run.seed, config.run.deterministic]
-    return hashlib.sha256(yaml.safe_dump(_plain(parts), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(yaml.safe_dump(plain(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Returns a value with lists instead of tuples, as YAML has it."""
     if isinstance(value, dict):
-        return {key: _plain(child) for key, child in value.items()}
+        return {key: plain(child) for key, child in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(child) for child in value]
+        return [plain(child) for child in value]
     return value
 
 
-def _finish(
+def load_tree(
     cls: type[C],
     tree: YamlNode,
     name: str,
     faults: list[str],
     rules: Callable[[C], Iterable[tuple[str, str]]],
 ) -> C:
+    """Converts a tree to a config; `name` is that of its source, `faults` the mistakes found so far.
+
+    Raises:
+        ConfigError: see `load`.
+    """
     config = _section(cls, tree, "", faults)
     if config is not _REFUSED and not faults:
         faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]

@@ -1,5 +1,4 @@
-"""The runs that a user has submitted, for `yatt list`: one run folder per line, in the user's state
-folder."""
+"""The runs that a user has started, for `yatt list`: one run folder per line, in the user's state folder."""
 
 import os
 import sys

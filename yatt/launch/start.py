@@ -14,6 +14,7 @@ from yatt.launch.completed import completed
 from yatt.launch.device import device_of
 from yatt.launch.folder import check_folder, open_existing, open_folder
 from yatt.launch.folder_wait import FolderWait
+from yatt.launch.known import remember
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
 from yatt.launch.preflight import preflight, show_doubts
@@ -36,7 +37,9 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     show_doubts(config)
     make_way(check_folder(config), take_over=take_over)
-    return _run(config, open_folder(config))
+    paths = open_folder(config)
+    remember(paths.root)
+    return _run(config, paths)
 
 
 def resume_run(

@@ -1,0 +1,231 @@
+"""Composes the run file of `yatt init`; the names of columns come from the first row of the data."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+from yatt.adapters.dataset import raw_rows
+from yatt.config.load import load
+from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.printable import printable
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "input", "instruction")
+TRUTH_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "label", "target")
+
+JUDGE_TEMPLATE = """\
+Problem:
+{prompt}
+
+Answer:
+{completion}
+
+Is the answer correct? Think step by step. End with one line: "score: N", N from 0 (wrong) to 10 (correct)."""
+
+PAGE = Template("""\
+# A run file of yatt. Every key: docs/configuration.md. Check it: yatt check $file
+run:
+  # Folder of all output. A start with the same folder resumes the run.
+  dir: $dir
+launch:
+  # Number of nodes, and GPUs per node.
+  nodes: $nodes
+  gpus_per_node: $gpus
+model:
+  # Hugging Face folder of the policy.
+  path: $model
+  dtype: $dtype
+data:
+  train_files: $train
+${columns}\
+  # Longer prompts are skipped and counted, in tokens.
+  max_prompt_tokens: 1024
+rollout:
+  # Completions per prompt, and their maximum length in tokens.
+  n: 8
+  max_response_tokens: 1024
+${small}\
+${scores}\
+${validation}\
+algorithm:
+  # GRPO: advantages are relative to the other completions of the same prompt.
+  adv_estimator: grpo
+optimizer:
+  lr: 1.0e-6
+trainer:
+  # Iterations, prompts per iteration, and prompts per optimizer step.
+  total_iterations: 100
+  train_batch_size: 64
+  mini_batch_size: 32
+  # Tokens (prompts and completions) per packed micro-batch; limits the memory of training.
+  max_tokens_per_micro_batch: 16384
+checkpoint:
+  # Saves every so many iterations, and at the end. `url: s3://bucket/prefix` sets another place.
+  save_every: 10
+  keep: 2
+""")
+
+SMALL = """\
+  # For a machine without GPUs: few requests at the same time, a small KV cache.
+  max_num_seqs: 64
+  kv_cache_bytes: 134217728
+  enforce_eager: true
+"""
+
+
+def write_run_file(arguments: argparse.Namespace) -> int:
+    """Creates the file, and checks that it loads.
+
+    Raises:
+        ConfigError: the file exists, or an answer is missing or not possible.
+    """
+    path: Path = arguments.file
+    if path.exists():
+        raise ConfigError(f"{path} exists; write another name, or remove it.")
+    _complete(arguments)
+    text = _page(arguments)
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}).") from error
+    try:
+        load([path], [])
+    except ConfigError:
+        path.unlink()
+        raise
+    sys.stdout.write(
+        f"{path} is written. Next:\n  yatt check {path}\n  yatt run {path}\n"
+        f"  yatt submit {path} --site SITE.yaml\n"
+    )
+    return EXIT_FINISHED
+
+
+QUESTIONS = (
+    ("model", "Hugging Face folder of the policy"),
+    ("data", "file of prompts (JSONL or parquet)"),
+    ("reward", "reward: builtin:gsm8k, builtin:exact or a Python file (empty: a judge)"),
+    ("judge", "Hugging Face folder of the judge"),
+)
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    """Asks for what is missing, if somebody can answer.
+
+    Raises:
+        ConfigError: something is missing.
+    """
+    for name, question in QUESTIONS:
+        is_missing = not getattr(arguments, name)
+        if name in ("reward", "judge"):
+            is_missing = not (arguments.reward or arguments.judge)
+        if is_missing and sys.stdin.isatty():
+            answer = input(f"{question}: ").strip()
+            setattr(arguments, name, [answer] if name == "data" and answer else answer)
+        elif is_missing and name != "reward":
+            option = "--reward or --judge" if name == "judge" else f"--{name}"
+            raise ConfigError(f"write {option}: {question}.")
+    if not (arguments.model and arguments.data and (arguments.reward or arguments.judge)):
+        raise ConfigError("a run needs a model, data, and a reward or a judge.")
+    for size in ("nodes", "gpus_per_node"):
+        if getattr(arguments, size) < 1:
+            raise ConfigError(f"--{size.replace('_', '-')} {getattr(arguments, size)}: write 1 or more.")
+
+
+def _page(arguments: argparse.Namespace) -> str:
+    file: Path = arguments.file
+    return PAGE.substitute(
+        file=printable(str(file)),
+        dir=_flow(arguments.dir or f"runs/{file.stem}"),
+        nodes=arguments.nodes,
+        gpus=arguments.gpus_per_node,
+        model=_flow(arguments.model),
+        dtype="float32" if arguments.cpu else "bfloat16",
+        train=_flow(arguments.data),
+        columns="".join(_columns(Path(arguments.data[0]), arguments.val)),
+        small=SMALL if arguments.cpu else "",
+        scores=_judge(arguments) + _rewards(arguments.reward),
+        validation=_validation(arguments),
+    )
+
+
+def _columns(data: Path, val_files: list[str]) -> Iterator[str]:
+    """Yields the keys about columns that the first row has.
+
+    Raises:
+        ConfigError: it cannot be read, or no column looks like a prompt.
+    """
+    row, _ = next(raw_rows(data), ({}, ""))
+    if val_files:
+        yield f"  # Held-out prompts.\n  val_files: {_flow(val_files)}\n"
+    prompt = next((name for name in PROMPT_COLUMNS if _at(row, name)), None)
+    if prompt is None:
+        raise ConfigError(
+            f"--data: the first row has no column {', '.join(PROMPT_COLUMNS)}; it has "
+            f"{printable(', '.join(row))}. Rename the column of the prompt, or write the run file by hand "
+            "with data.prompt_key."
+        )
+    truth = next((name for name in TRUTH_COLUMNS if _at(row, name) is not None), "")
+    yield f"  # Columns of the prompt, and of the reference answer ('': none).\n  prompt_key: {prompt}\n"
+    yield f"  ground_truth_key: {truth or _flow('')}\n"
+
+
+def _at(row: Any, key: str) -> Any:
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _rewards(reward: str | None) -> str:
+    if not reward:
+        return ""
+    name = reward.removeprefix("builtin:") if reward.startswith("builtin:") else Path(reward).stem
+    about = "# A built-in function, or compute_score(data_source, solution_str, ground_truth, extra_info)."
+    return f"rewards:\n  {about}\n  - {_flow({'name': name, 'path': reward})}\n"
+
+
+def _judge(arguments: argparse.Namespace) -> str:
+    if not arguments.judge:
+        return ""
+    template = "".join(f"      {line}\n" if line else "\n" for line in JUDGE_TEMPLATE.split("\n"))
+    chat = "true" if _has_chat_template(Path(arguments.judge)) else "false"
+    lines = (
+        "genrms:", "  # A generative reward model: the pattern's last match in its text is the score.",
+        "  - name: judge", f"    model: {_flow(arguments.judge)}",
+        f"    dtype: {'float32' if arguments.cpu else 'bfloat16'}", f"    chat: {chat}",
+        "    template: |-", template.rstrip("\n"),
+        "    verdict: {pattern: 'score:\\s*(\\d+)', minimum: 0, maximum: 10}", "    max_tokens: 1024",
+    )  # fmt: skip
+    small = "".join(f"    {line.strip()}\n" for line in SMALL.splitlines()) if arguments.cpu else ""
+    return "\n".join(lines) + "\n" + small
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and bool(found.get("chat_template"))
+
+
+def _validation(arguments: argparse.Namespace) -> str:
+    if not arguments.val:
+        return ""
+    if not arguments.reward:
+        raise ConfigError("--val: validation needs a reward function; write --reward too.")
+    name = arguments.reward.removeprefix("builtin:")
+    name = name if arguments.reward.startswith("builtin:") else Path(name).stem
+    about = "# Scores held-out prompts before the first iteration, every so many, and at the end."
+    return f"validation:\n  {about}\n  reward: {_flow(name)}\n  every: 10\n  temperature: 0.0\n"
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
