@@ -1,14 +1,18 @@
 """Reinforcement learning of language models with generative reward models, as Slurm batch jobs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "load_config", "open_run", "run", "submit"]
+
+if TYPE_CHECKING:
+    from yatt.launch.api import load_config, open_run, run, submit
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `yatt.submit` on first use, because it needs libraries that the package itself does not."""
-    if name == "submit":
-        from yatt.launch.api import submit
+    """Imports a function of `yatt.launch.api` on first use: the command must start without its libraries."""
+    if name in __all__:
+        from yatt.launch import api
 
-        return submit
+        return getattr(api, name)
     raise AttributeError(f"module 'yatt' has no attribute '{name}'")

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 def add_init(commands: "Parsers") -> None:
     """Adds `yatt init`."""
     command = commands.add_parser("init", help="write a commented run file from flags or answers")
-    command.add_argument("file", type=Path, help="run file to create (YAML)")
+    command.add_argument("file", type=Path, nargs="?", help="run file to create (YAML)")
+    command.add_argument("--examples", type=Path, metavar="FOLDER", help="copy yatt's example files instead")
     command.add_argument("--model", help="Hugging Face folder of the policy")
     command.add_argument("--data", action="append", help="JSONL or parquet file of prompts; repeatable")
     command.add_argument("--val", action="append", default=[], help="file of held-out prompts; repeatable")
@@ -29,6 +30,6 @@ def add_init(commands: "Parsers") -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from yatt.cli.initial import write_run_file
+    from yatt.cli.initial import copy_examples, write_run_file
 
-    return write_run_file(arguments)
+    return copy_examples(arguments.examples) if arguments.examples else write_run_file(arguments)

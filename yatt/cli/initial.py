@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,9 @@ def write_run_file(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the file exists, or an answer is missing or not possible.
     """
-    path: Path = arguments.file
+    path: Path | None = arguments.file
+    if path is None:
+        raise ConfigError("write the name of the run file to create, or --examples FOLDER.")
     if path.exists():
         raise ConfigError(f"{path} exists; write another name, or remove it.")
     _complete(arguments)
@@ -102,6 +105,35 @@ def write_run_file(arguments: argparse.Namespace) -> int:
     sys.stdout.write(
         f"{path} is written. Next:\n  yatt check {path}\n  yatt run {path}\n"
         f"  yatt submit {path} --site SITE.yaml\n"
+    )
+    return EXIT_FINISHED
+
+
+EXAMPLE_FOLDERS = ("configs", "slurm", "tools")
+"""Folders of examples, in the repository and in the wheel (``data-files`` of pyproject.toml)."""
+
+
+def copy_examples(folder: Path, prefix: Path = Path(sys.prefix)) -> int:
+    """Copies the example run files, site files, schemas and job scripts.
+
+    Args:
+        prefix: of the environment that yatt is installed in.
+
+    Raises:
+        ConfigError: the folder exists, cannot be written, or this installation has no examples.
+    """
+    installed, checkout = prefix / "share" / "yatt", Path(__file__).parents[2]
+    source = installed if (installed / "configs").is_dir() else checkout
+    if not (source / "configs").is_dir():
+        raise ConfigError(f"there are no examples in {installed}; install yatt's wheel again.")
+    try:
+        folder.mkdir(parents=True)
+        for name in EXAMPLE_FOLDERS:
+            shutil.copytree(source / name, folder / name)
+    except OSError as error:
+        raise ConfigError(f"--examples: {error.filename}: {error.strerror}; write a new folder.") from error
+    sys.stdout.write(
+        f"{folder}: example run files in configs, site files in configs/sites, job scripts in slurm\n"
     )
     return EXIT_FINISHED
 

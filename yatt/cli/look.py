@@ -4,21 +4,18 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from yatt import clock
 from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import newest_attempt
-from yatt.adapters.run_config import changes_of, load_run
+from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
-from yatt.core.limiting import limit_of
 from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
-from yatt.obs.account import Account, AccountFold, saves_in_words
+from yatt.launch.summary import LIVELY, Summary
+from yatt.obs.account import Account, saves_in_words
 from yatt.obs.console import Console, duration
-from yatt.obs.metrics import named
 from yatt.obs.report import write_report
 from yatt.obs.slabs_now import slabs_in_words
 from yatt.obs.view import RunView, counted
@@ -26,7 +23,6 @@ from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
 
 REFRESH_S, JOB_S = 0.5, 5.0
-LIVELY = ("running", "starting")
 OVER = ("finished", "stopped", "failed", "never began")
 
 
@@ -43,32 +39,22 @@ def open_view(run: Path) -> RunView:
 
 def status(run: Path, *, as_json: bool) -> int:
     """Prints the state of a run."""
-    view, account_fold = open_view(run), AccountFold()
-    view.also = account_fold.take
-    view.refresh()
-    job = job_view(view.paths, Slurm())
-    summary = view.summary()
-    state, why = state_in_words(view.paths, summary["state"], job)
-    summary |= {"state": state, "why": why, "attempt": newest_attempt(view.paths)}
-    if state not in LIVELY:
-        summary |= {"holders": {}, "workers": {}, "eta_s": None}
-    limit = limit_of(view.rows)
-    summary["limit"] = limit and asdict(limit)
-    summary["changes"] = [asdict(changed) for changed in changes_of(view.paths)]
-    account = account_fold.account(
-        view.paths, load_run(view.paths).checkpoint, present(state, clock.wall_s())
-    )
+    found = Summary(open_view(run).paths)
     if as_json:
-        print(json.dumps({**named(summary), **account.as_json(), "job": asdict(job)}, allow_nan=False))
+        print(json.dumps(found.as_json(), allow_nan=False))
         return 0
-    _say(f"{summary['run']}: {state}" + (f", attempt {summary['attempt']}" if summary["attempt"] else ""))
-    if why:
-        _say(f"  why         {why}")
-    _print_job(job)
+    summary = found.fields
+    _say(
+        f"{summary['run']}: {summary['state']}"
+        + (f", attempt {summary['attempt']}" if summary["attempt"] else "")
+    )
+    if summary["why"]:
+        _say(f"  why         {summary['why']}")
+    _print_job(found.job)
     _print_progress(summary)
-    if limit is not None:
-        _say(f"  limit       {limit.in_words()}")
-    _print_account(account)
+    if found.limit is not None:
+        _say(f"  limit       {found.limit.in_words()}")
+    _print_account(found.account)
     _print_slabs(summary)
     for changed in summary["changes"]:
         _say(f"  changed     after attempt {changed['after']}: {'; '.join(changed['words'])}")

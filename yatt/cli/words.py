@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": (
         "yatt init run.yaml --model models/qwen3 --data train.jsonl --reward builtin:gsm8k",
         "yatt init run.yaml --model models/qwen3 --data train.jsonl --judge models/judge --nodes 4",
+        "yatt init --examples examples",
     ),
     "completion": ('eval "$(yatt completion bash)"',),
 }

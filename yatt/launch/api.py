@@ -1,11 +1,11 @@
-"""The Python equivalent of `yatt submit`, for users of submitit.
+"""yatt in Python: the functions of `import yatt`.
 
-    import yatt
-    job = yatt.submit("run.yaml", "site.yaml", "optimizer.lr=1.0e-6", time_limit_min=30, reservation="course")
-    print(job.job_id, job.state)
-    folder = job.result()
-
-The last line waits until the run is finished, through all of its starts.
+import yatt
+config = yatt.load_config("run.yaml", "overlay.yaml", "rollout.n=16")
+code = yatt.run(config)                                 # on this machine, until the run ends
+job = yatt.submit("run.yaml", "site.yaml", "optimizer.lr=1.0e-6", time_limit_min=30, reservation="course")
+folder = job.result()                                   # waits for the run, through all of its starts
+rows = yatt.open_run(folder).metrics()
 """
 
 import os
@@ -15,18 +15,57 @@ from pathlib import Path
 import yaml
 
 from yatt.config.load import load_command
+from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, load_site, with_settings
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
 from yatt.launch.executor import HetJob
+from yatt.launch.opened import Run
+from yatt.launch.start import start_run
 from yatt.launch.submit import submit_job, with_store
 
 Value = str | int | float | bool
+FilePath = str | os.PathLike[str]
 
 
-def submit(
-    config: str | os.PathLike[str], site: str | os.PathLike[str], *more: str, **sbatch: Value
-) -> HetJob:
+def load_config(file: FilePath, *more: str) -> RunConfig:
+    """Returns the config of a run file.
+
+    Args:
+        file: path of the run file.
+        more: overlay files (``*.yaml``) and ``section.key=value``, as on the command line.
+
+    Raises:
+        ConfigError: names every wrong key, its file and line, the rule and what to write instead.
+    """
+    return load_command(Path(file), more)
+
+
+def run(config: RunConfig, *, take_over: bool = False) -> int:
+    """Trains on this machine, as `yatt run` does, until the run ends. Call it in the main thread.
+
+    Args:
+        take_over: if the run is active, let it save and stop first.
+
+    Returns:
+        The exit code: 0 finished, 75 stopped early, 93 do not restart, 1 any other failure.
+
+    Raises:
+        ConfigError: something has to be changed; nothing was started.
+    """
+    return start_run(config, take_over=take_over)
+
+
+def open_run(folder: FilePath) -> Run:
+    """Opens a run folder, of an active run or one that is over; nothing is changed.
+
+    Raises:
+        ConfigError: it is not a run folder.
+    """
+    return Run(Path(folder))
+
+
+def submit(config: FilePath, site: FilePath, *more: str, **sbatch: Value) -> HetJob:
     """Submits a run as `yatt submit` does.
 
     Args:

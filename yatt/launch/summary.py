@@ -1,0 +1,49 @@
+"""The state of a run as plain data: for `yatt status --json` and `yatt.open_run`."""
+
+from dataclasses import asdict
+from typing import Any
+
+from yatt import clock
+from yatt.adapters.ledger import newest_attempt
+from yatt.adapters.run_config import changes_of, load_run
+from yatt.adapters.slurm import Slurm
+from yatt.core.limiting import Limit, limit_of
+from yatt.launch.jobs import JobView, job_view, present, state_in_words
+from yatt.obs.account import Account, AccountFold
+from yatt.obs.metrics import named
+from yatt.obs.view import RunView
+from yatt.paths import RunPaths
+
+LIVELY = ("running", "starting")
+
+
+class Summary:
+    """The state of a run when this was made.
+
+    Attributes:
+        fields: what the run folder says, with the state of its job.
+        job: the run's job in Slurm, if any.
+        limit: what limits the run.
+        account: where its time went.
+    """
+
+    def __init__(self, paths: RunPaths) -> None:
+        config, account_fold = load_run(paths), AccountFold()
+        view = RunView(paths, config.trainer.total_iterations)
+        view.also = account_fold.take
+        view.refresh()
+        self.job: JobView = job_view(paths, Slurm())
+        fields: dict[str, Any] = view.summary()
+        state, why = state_in_words(paths, fields["state"], self.job)
+        fields |= {"state": state, "why": why, "attempt": newest_attempt(paths)}
+        if state not in LIVELY:
+            fields |= {"holders": {}, "workers": {}, "eta_s": None}
+        self.limit: Limit | None = limit_of(view.rows)
+        fields["limit"] = self.limit and asdict(self.limit)
+        fields["changes"] = [asdict(changed) for changed in changes_of(paths)]
+        self.fields = fields
+        self.account: Account = account_fold.account(paths, config.checkpoint, present(state, clock.wall_s()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all of it as values of JSON; a number that is not finite is its name."""
+        return {**named(self.fields), **self.account.as_json(), "job": asdict(self.job)}
