@@ -74,8 +74,17 @@ class RunPaths:
 
     @property
     def samples(self) -> Path:
-        """A few completions per iteration with their verdicts, for the report."""
+        """A few samples per iteration with their verdicts, for the report."""
         return self.root / "samples.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Recorded rollouts, by iteration and node (`yatt.obs.rollouts`)."""
+        return self.root / "rollouts"
+
+    def rollout_file(self, iteration: int, node: int) -> Path:
+        """File of the recorded rollouts of one iteration and one trainer node; the same in each attempt."""
+        return self.rollouts / f"{iteration:06d}.{node}.jsonl.gz"
 
     @property
     def kept_groups(self) -> Path:

@@ -16,6 +16,7 @@ from yatt.cli.finding import run_folder
 from yatt.cli.init import add_init
 from yatt.cli.plan import add_plan
 from yatt.cli.running import add_running, add_set
+from yatt.cli.show import add_show
 from yatt.cli.simulate import add_simulate
 from yatt.cli.words import add_examples, completion, meant, options_of
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
@@ -107,6 +108,7 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_ckpt(commands)
     add_convert(commands)
     _add_looking(commands)
+    add_show(commands)
     add_plan(commands)
     add_simulate(commands)
     add_config(commands)

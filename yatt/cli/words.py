@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "watch": ("yatt watch runs/one",),
     "report": ("yatt report runs/one --out one.html",),
     "logs": ("yatt logs runs/one -f --role trainer", "yatt logs runs/one -n 100"),
+    "show": ("yatt show runs/one 120", "yatt show runs/one 120 7"),
     "plan": ("yatt plan run.yaml", "yatt plan run.yaml trainer.tensor_model_parallel_size=4 --gpu-gib 64"),
     "simulate": ("yatt simulate runs/one", "yatt simulate run.yaml --run runs/one --gpus 4096"),
     "clean": ("yatt clean --dry-run",),

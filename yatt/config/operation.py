@@ -305,8 +305,16 @@ class LoggingSection:
     """URL that gets a JSON message by HTTP POST (text, run, id, state) when the run has finished, has given
     up, or restarts repeatedly without progress. Readers of the run folder can see it in config.yaml."""
 
+    rollouts: Literal["none", "sample", "all"] = "sample"
+    """Samples that are recorded for people (`yatt show`, `yatt report`). sample: `samples_per_iteration` of
+    each iteration, in samples.jsonl. all: also every sample of every iteration, with the GenRMs' prompts and
+    answers, in compressed files of the folder `rollouts` in the run folder."""
+
+    rollouts_keep: Annotated[int, COUNT] = 20
+    """rollouts: all: number of newest iterations whose files are kept."""
+
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
-    """Number of completions with verdicts per iteration that are kept for the report."""
+    """Number of samples per iteration in samples.jsonl, for the report."""
 
     events_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
     """Size at which a file of events is continued in the next one: events.jsonl, events.000001.jsonl."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -16,10 +15,8 @@ from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, Socket, listening_socket
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.patience import patiently
-from yatt.adapters.segments import Rotation
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.writer import BackgroundWriter
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
 from yatt.control.components import Components, build_components
@@ -51,6 +48,7 @@ from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.kept import KeptGroups
 from yatt.control.rollouts.kept_files import files_digest
 from yatt.control.rollouts.prompt_source import PromptSource
+from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
@@ -58,19 +56,13 @@ from yatt.control.store_watch import store_sayer
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import NodeTraining
 from yatt.control.writer_watch import watch_writer
+from yatt.control.writers import Writers
 from yatt.errors import WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
-LAST_LINES_S = 30.0
-"""Longest time to write the last events and metrics at the end."""
-
-LAST_GROUPS_S = 5.0
-"""Longest time to write the last finished prompt groups at the end."""
-
 WORKER_GRACE_S = 3.0
 
 
@@ -82,11 +74,8 @@ class Session:
         self._given_up = asyncio.Event()
         self._peers = Peers(node.absent)
         self._sender = EventSender(self._peers)
-        section = node.config.logging
-        rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
-        self._writer = BackgroundWriter(place=rotation.place)
-        self._groups_writer = BackgroundWriter()
-        self._to_file = partial(self._writer.append, node.paths.events)
+        self._writers = Writers(node)
+        self._to_file = partial(self._writers.lines.append, node.paths.events)
         self._events = _event_log(node, self._to_file if node.is_leader else self._sender)
         self._inbox = Inbox() if node.is_leader else None
         self._reports = FailureReports(self._events, partial(_deliver, node, self._peers, self._inbox))
@@ -152,8 +141,7 @@ class Session:
         # Reading data and tokenizers can take long, and peers must receive messages of this node meanwhile.
         trainer_node = None
         if node.is_trainer_node:
-            writers = self._writer, self._groups_writer
-            made = partial(_trainer_node, node, parts, self._events, writers, sayer)
+            made = partial(_trainer_node, node, parts, self._events, self._writers, sayer)
             trainer_node = await call_in_thread(made)
         controller = Controller(node, parts, trainer_node)
         self._channel.serve(controller.from_worker, parts.progress.told_to)
@@ -166,7 +154,7 @@ class Session:
             controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
             self._channel.failure(), peer_channel.failure(), parts.peers.failure(), parts.reports.run(),
             watch_newer_attempt(node.paths, node.attempt, node.index, node.life), self._watch_launcher(),
-            watch_writer(self._writer, self._events),
+            watch_writer(self._writers.lines, self._events),
             parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
         ]  # fmt: skip
         if coordinator is not None:
@@ -182,7 +170,7 @@ class Session:
         store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, sayer))
         folder_id = await call_in_thread(partial(patiently, partial(own_folder_id, node.paths, store)))
         checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
-        row = MetricsRow(node, self._writer, Alarms(node.config, events))
+        row = MetricsRow(node, self._writers.lines, Alarms(node.config, events))
         num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
         background = Background(inbox)
@@ -223,9 +211,7 @@ class Session:
         await self._peers.close()
         for channel in channels:
             await channel.close()
-        await call_in_thread(partial(self._groups_writer.close, LAST_GROUPS_S))
-        if not await call_in_thread(partial(self._writer.close, LAST_LINES_S)):
-            _LOG.warning("the last lines could not be written: the run folder does not answer")
+        await call_in_thread(self._writers.close)
 
 
 def _event_log(node: Node, sink: Callable[[str], None]) -> EventLog:
@@ -244,10 +230,9 @@ async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.Fail
 
 
 def _trainer_node(
-    node: Node, parts: Components, events: EventLog, writers: tuple[BackgroundWriter, BackgroundWriter],
-    sayer: Callable[[str], None],
-) -> TrainerNode:  # fmt: skip
-    """Creates the components that only a node with trainer ranks has. The second writer is for groups."""
+    node: Node, parts: Components, events: EventLog, writers: Writers, sayer: Callable[[str], None]
+) -> TrainerNode:
+    """Creates the components that only a node with trainer ranks has."""
     config, limit_s = node.config, node.config.launch.phase_timeout_s
     opened = partial(RowFiles, data=config.data, limit_s=limit_s)
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
@@ -260,9 +245,10 @@ def _trainer_node(
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
-    kept = KeptGroups(node, events, writers[1], data=rows.fingerprint, files=_digest_of_files(node))
+    kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_digest_of_files(node))
     source = PromptSource(shard, kept)
-    sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, writers[0])
+    recorder = RolloutRecorder(node, scorer, tokenizer, events, writers)
+    sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, recorder)
     validator = None
     if config.validation.reward:
         held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))

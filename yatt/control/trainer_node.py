@@ -133,8 +133,7 @@ class TrainerNode:
         return await self.training.train(order, self._sampler.groups_of(numbers))
 
     async def _commit(self, order: c.CommitNotice) -> m.Message:
-        if self._node.is_leader:
-            self._sampler.show(set(order.numbers), order.iteration)
+        self._sampler.record(set(order.numbers), order.iteration, self.training.advantages)
         self._sampler.trained(set(order.numbers), order.iteration)
         return m.Done()
 

@@ -35,6 +35,8 @@ class NodeTraining:
         self._node, self._workers, self._peers, self._uploads = node, workers, peers, uploads
         self._transfers: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
+        self.advantages: dict[int, float] = {}
+        """Mean advantage over its tokens of each of this node's samples, by sample id, in the last update."""
 
     async def open_store(self, _: c.OpenTrainerStore) -> m.Message:
         """Makes global rank 0 host the process group's store."""
@@ -89,6 +91,8 @@ class NodeTraining:
             *(self._train_on(worker, order, local.get(rank, ())) for rank, worker in self._local_ranks())
         )
         self._transfers = {i: p for i, p in self._transfers.items() if i > order.iteration}
+        found = zip(order.facts, m.unpack_floats(trained[0].advantages), strict=False)
+        self.advantages = {fact.sample_id: each for fact, each in found if fact.sample_id in mine}
         names = {name for answer in trained for name in answer.timing_s}
         slowest = {name: max(a.timing_s.get(name, 0.0) for a in trained) for name in sorted(names)}
         costs = tuple(cost for answer in trained for cost in answer.costs)

@@ -60,6 +60,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "alarm.end": {"alarm": str, "iteration": int},
     "alarm.drops": {"message": str},
     "telemetry.late": {"seconds": float, "lost": int},
+    "rollouts.lost": {"iteration": int, "samples": int, "error": str},
     "reward.kill": {"worker": str, "limit_s": float},
 }
 """Fields of an event that readers need, by kind."""

@@ -172,7 +172,7 @@ def samples_part(samples: Sequence[dict[str, Any]]) -> str:
         by_iteration.setdefault(sample[STEP], []).append(sample)
     chosen = _evenly(sorted(by_iteration), MAX_SAMPLED_ITERATIONS)
     if not chosen:
-        return '<p class="none">No completions were recorded yet (logging.samples_per_iteration).</p>'
+        return '<p class="none">No samples were recorded yet (logging.samples_per_iteration).</p>'
     left_out = len(by_iteration) - len(chosen)
     note = f'<p class="none">{left_out} iterations in between are not shown.</p>' if left_out else ""
     blocks = []

@@ -108,4 +108,8 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "alarm.begin": lambda event: f"ALARM {event['alarm']}: {event['message']}",
     "alarm.drops": lambda event: str(event["message"]),
     "telemetry.late": _late,
+    "rollouts.lost": lambda e: (
+        f"{e['samples']} samples of iteration {e['iteration']} were not recorded on node{e.get('node', 0)}: "
+        f"{e['error']}"
+    ),
 }

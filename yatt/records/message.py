@@ -287,12 +287,14 @@ class Trained(Message, frozen=True, kw_only=True):
     """Metrics of the whole batch (the same on every rank), this rank's seconds by part, and what it used.
 
     `costs`: (tokens, sum of squared lengths, seconds) of micro-batches that could be timed separately.
+    `advantages`: packed float32, the mean over its tokens of each sample, in the order of the facts.
     """
 
     metrics: dict[str, float]
     timing_s: dict[str, float]
     costs: tuple[tuple[int, int, float], ...] = ()
     usage: RankUsage = RankUsage()
+    advantages: bytes = b""
 
 
 class Train(Order[Trained], frozen=True, kw_only=True):

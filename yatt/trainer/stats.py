@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from yatt.records.message import SampleFact
+from yatt.records.message import SampleFact, pack_floats
 
 
 def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str, float]:
@@ -31,6 +32,18 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
         **(_spread("num_turns", turns) if max(turns) > 1 else {}),
         "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
     }
+
+
+def sample_advantages(facts: Sequence[SampleFact], advantages_F: Tensor) -> bytes:
+    """Returns the mean advantage over each sample's tokens, packed float32, in the order of the facts.
+
+    Args:
+        advantages_F: float32, of all completion tokens, on CPU.
+    """
+    lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
+    samples_F = torch.arange(len(facts)).repeat_interleave(lengths_N)
+    sums_N = torch.zeros(len(facts), dtype=torch.float64).index_add(0, samples_F, advantages_F.double())
+    return pack_floats((sums_N / lengths_N.clamp(min=1)).tolist())
 
 
 def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:

@@ -43,7 +43,7 @@ from yatt.trainer.passes import (
 from yatt.trainer.profile import RankProfiler
 from yatt.trainer.rejection import rejected
 from yatt.trainer.routes import Routes
-from yatt.trainer.stats import batch_metrics, update_metrics
+from yatt.trainer.stats import batch_metrics, sample_advantages, update_metrics
 from yatt.trainer.usage import forget_peaks, update_usage
 
 Result = TypeVar("Result")
@@ -130,7 +130,10 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
         learner.kl.adapt(section, kl, len(order.facts))
     usage = update_usage(learner.config, learner.policy, order.facts)
-    return Trained(metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage)
+    return Trained(
+        metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage,
+        advantages=sample_advantages(order.facts, advantages_F),
+    )  # fmt: skip
 
 
 def _updates(

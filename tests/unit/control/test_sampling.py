@@ -24,9 +24,11 @@ from yatt.control.rollouts.episodes import Episodes, rollout_sampling
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.kept import KeptGroups
 from yatt.control.rollouts.prompt_source import PromptSource
+from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring import Scorer
+from yatt.control.writers import Writers
 from yatt.core.placement import ROLLOUT, place
 from yatt.core.prompts import num_extra
 from yatt.errors import ConfigError, WorkerFailed
@@ -77,7 +79,9 @@ class Bench:
         self.writer = BackgroundWriter()
         kept = KeptGroups(self.node, events, self.writer, data=self.rows.fingerprint, files="")
         source = PromptSource(shard, kept)
-        self.sampler = Sampler(self.node, source, scorer, episodes, events, None)  # type: ignore[arg-type]
+        self.writers = Writers(self.node)
+        recorder = RolloutRecorder(self.node, scorer, tokenizer, events, self.writers)
+        self.sampler = Sampler(self.node, source, scorer, episodes, events, recorder)
 
     async def advance(self, iteration: int, target: int) -> c.Advanced:
         if not self.local.is_awake("engine.1"):
@@ -95,6 +99,7 @@ class Bench:
 
     def close(self) -> None:
         self.writer.close(5.0)
+        self.writers.close()
         self.rows.close()
 
 

@@ -5,8 +5,8 @@ import torch
 
 from yatt.control.rollouts.groups import new_group
 from yatt.core.rewards import Shaping
-from yatt.records.message import pack_floats, pack_ids
-from yatt.trainer.stats import batch_metrics
+from yatt.records.message import SampleFact, pack_floats, pack_ids, unpack_floats
+from yatt.trainer.stats import batch_metrics, sample_advantages
 
 LONGEST = 4
 
@@ -24,3 +24,12 @@ def test_a_completion_is_cut_if_its_engine_says_so_however_long_it_is(masks):
     assert metrics["response_length/clip_ratio"] == 0.5
     assert metrics["response_length/masked_ratio"] == 0.5 * masks
     assert metrics["response_length/max"] == LONGEST
+
+
+def test_a_samples_advantage_is_the_mean_over_its_tokens():
+    facts = [
+        SampleFact(number, prompt_group=0, reward=0.0, num_prompt_tokens=1, num_completion_tokens=length)
+        for number, length in ((7, 3), (8, 0), (9, 1))
+    ]
+    advantages_F = torch.tensor([1.0, 2.0, 6.0, -0.25])
+    assert unpack_floats(sample_advantages(facts, advantages_F)) == [3.0, 0.0, -0.25]

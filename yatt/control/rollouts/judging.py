@@ -18,7 +18,7 @@ from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.engines import ABORTED
 from yatt.control.rollouts.groups import MOST_VERDICT, TRUNCATED, SampleState
-from yatt.control.rollouts.subject import Subject
+from yatt.control.rollouts.subject import Judged, Subject
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
 from yatt.core.verdict import Shown, render, structure_of
@@ -160,6 +160,7 @@ class Judge:
             if said.finish_reason == REFUSED:
                 raise Refused(said.error)
             verdict = await self._read(genrm, question, said)
+            _note(genrm.name, question, said, attempt + 1, verdict)
             if verdict is not None:
                 return verdict
         return None
@@ -214,6 +215,17 @@ class Judge:
         if not genrm.chat:
             return tokenizer.encode_parts(parts, adds_special=True)
         return tokenizer.encode_chat([{"role": "user", "content": parts}])
+
+
+def _note(genrm: str, question: Question, said: Said, tries: int, verdict: m.Scored | None) -> None:
+    """Adds an answer to those that are recorded."""
+    if question.subject.judged is not None:
+        answer = Judged(
+            genrm=genrm, about=tuple(sample.index for sample in question.about),
+            shown=question.shown, answer=said.text, finish_reason=said.finish_reason, tries=tries,
+            verdict=verdict,
+        )  # fmt: skip
+        question.subject.judged.append(answer)
 
 
 def mean_score(verdicts: Sequence[m.Scored]) -> float:

@@ -12,7 +12,6 @@ import asyncio
 
 from yatt.adapters.crowd import Crowd
 from yatt.adapters.dataset import Row
-from yatt.adapters.writer import BackgroundWriter
 from yatt.control.node import Node
 from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.counters import GroupCounters
@@ -21,8 +20,8 @@ from yatt.control.rollouts.episodes import Episodes
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, due, is_flat
 from yatt.control.rollouts.kept_files import KeptGroup
 from yatt.control.rollouts.prompt_source import PromptSource, most_opened
+from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.scoring import Scorer
-from yatt.control.rollouts.shown_samples import shown_samples
 from yatt.control.rollouts.subject import Subject
 from yatt.core.kept_groups import Share
 from yatt.core.lengths import key_of
@@ -41,11 +40,11 @@ class Sampler:
 
     def __init__(
         self, node: Node, source: PromptSource, scorer: Scorer, episodes: Episodes,
-        events: EventLog, writer: BackgroundWriter,
+        events: EventLog, recorder: RolloutRecorder,
     ) -> None:  # fmt: skip
         self._node, self._scorer = node, scorer
         self._source, self._shard, self.kept = source, source.shard, source.kept
-        self._episodes, self._events, self._writer = episodes, events, writer
+        self._episodes, self._events, self._recorder = episodes, events, recorder
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
         self._accepted, self._unfinished = AcceptedGroups(), dict[int, PromptGroup]()
@@ -96,12 +95,9 @@ class Sampler:
             self._accepted, self._unfinished, self._rows = AcceptedGroups(), {}, {}
             self._counters.clear()
 
-    def show(self, numbers: set[int], iteration: int) -> None:
-        """Writes a few of an iteration's completions, with their verdicts, for the report."""
-        groups, limit = self._accepted.of(numbers), self._node.config.logging.samples_per_iteration
-        tokenizer = self._episodes.tokenizer
-        for line in shown_samples(iteration, groups, self._rows, self._scorer, tokenizer, limit):
-            self._writer.append(self._node.paths.samples, line)
+    def record(self, numbers: set[int], iteration: int, advantages: dict[int, float]) -> None:
+        """Records groups that were trained on, for people; call it before `trained`."""
+        self._recorder.trained(iteration, self._accepted.of(numbers), self._rows, advantages)
 
     # ---- one phase ------------------------------------------------------------------------------
 
@@ -152,9 +148,11 @@ class Sampler:
         self._accepted.take_reported()
         self._iteration, now = order.iteration, order.policy_version
         self._policy_version, oldest = now, now - self._node.config.rollout.max_policy_age
+        self._recorder.begin(order.iteration, now)
         self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
         for number, group in [*self._accepted.waiting(), *self._unfinished.items()]:
             if group.restart_older(oldest, now):
+                self._recorder.restarted(group)
                 self._counters.of(number)["rollout/restarted_groups"] += 1
                 self._accepted.remove(number)
                 self._unfinished[number] = group
@@ -269,9 +267,11 @@ class Sampler:
             await self._scorer.score(self._episodes.with_turns(subject), roles)
 
     def _subject(self, group: PromptGroup, sample: SampleState) -> Subject:
-        number, ref = group.number, self._shard.ref(group.row)
-        counters = self._counters.of(number)
-        return Subject(group=group, sample=sample, row=self._rows[number], ref=ref, counters=counters)
+        number, judged = group.number, self._recorder.judged(group.number)
+        return Subject(
+            group=group, sample=sample, row=self._rows[number], ref=self._shard.ref(group.row),
+            counters=self._counters.of(number), judged=judged,
+        )  # fmt: skip
 
     def _resolve(self, group: PromptGroup) -> None:
         if self._drops.is_hopeless:
@@ -294,7 +294,7 @@ class Sampler:
             self._accepted.add(group)
             self._events.emit("rollout.group.accept", number=group.number)
             return
-        self._rows.pop(group.number, None)
+        self._recorder.dropped(self._iteration, group, self._rows.pop(group.number, None), self._drops.reason)
         counts["rollout/failed_groups" if failed else "rollout/dropped_groups"] += 1
         self._events.emit("rollout.group.drop", number=group.number, reason=self._drops.reason)
         self._drops.check_some_work()

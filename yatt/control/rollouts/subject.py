@@ -10,6 +10,22 @@ from yatt.records import message as m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One answer of a GenRM about samples of a group. `verdict` is None if it could not be read; `tries`
+    counts the answers to one question, over its votes and retries."""
+
+    genrm: str
+    about: tuple[int, ...]
+    """Indexes of the samples in their group, in the order in which they were shown."""
+
+    shown: Shown
+    answer: str
+    finish_reason: str
+    tries: int
+    verdict: m.Scored | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """One completion to score, and its data row."""
 
@@ -18,6 +34,9 @@ class Subject:
     row: Row
     ref: m.RowRef
     counters: "Counter[str]" = field(default_factory=Counter)
+    judged: list[Judged] | None = None
+    """Gets the answers about the group, if they are recorded."""
+
     is_held_out: bool = False
     turns: tuple[tuple[str, str], ...] = ()
     """With an environment: role and text of all turns after the prompt."""

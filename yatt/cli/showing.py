@@ -1,0 +1,232 @@
+"""`yatt show RUN ITERATION [SAMPLE]`: what the run knows about its samples.
+
+The text of a sample is data. Everything that is printed is escaped, so it cannot affect the terminal.
+"""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.lines import Record
+from yatt.cli.look import open_view
+from yatt.config.load import load_resolved
+from yatt.config.operation import LoggingSection
+from yatt.errors import ConfigError
+from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration, strict
+from yatt.paths import RunPaths
+from yatt.printable import printable
+
+NARROW, WIDE = 60, 100
+MOST_SCORES = 3
+INDENT = "  "
+
+
+def show(run: Path, iteration: int, sample: int | None, *, as_json: bool) -> int:
+    """Prints the table of an iteration's samples, or one sample.
+
+    Raises:
+        ConfigError: it is not a run folder, or the iteration or the sample is not recorded.
+    """
+    paths = open_view(run).paths
+    found = read_iteration(paths, iteration, sample)
+    if found is None:
+        raise ConfigError(_not_recorded(paths, iteration))
+    if sample is not None and not found.samples:
+        cure = "" if found.is_whole else f" {CURE}"
+        raise ConfigError(
+            f"sample {sample} of iteration {iteration} is not recorded; `yatt show {run} {iteration}` lists "
+            f"those that are.{cure}"
+        )
+    if as_json:
+        print(json.dumps(strict(_as_json(found, sample)), allow_nan=False))
+        return 0
+    for line in _table(found) if sample is None else _one(found):
+        sys.stdout.write(line + "\n")
+    for line in _wrapped(_notes(found, load_resolved(paths.config).logging)):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+CURE = "Write `logging: {rollouts: all}` in the run file to record every sample of later iterations."
+
+
+def _not_recorded(paths: RunPaths, iteration: int) -> str:
+    section, known = load_resolved(paths.config).logging, list(iterations_of(paths.rollouts))
+    says = f"no sample of iteration {iteration} of {paths.root} is recorded."
+    if section.rollouts != "all":
+        return f"{says} {CURE}"
+    have = f"{known[0]} to {known[-1]} are" if known else "no iteration is"
+    return (
+        f"{says} In {paths.rollouts} {have}: it is not trained on yet, was not written (event "
+        f"rollouts.lost), or is older than logging.rollouts_keep, which is {section.rollouts_keep}."
+    )
+
+
+def _as_json(found: RecordedIteration, sample: int | None) -> Record:
+    head = {
+        "iteration": found.iteration, "attempt": found.attempt, "is_whole": found.is_whole,
+        "unreadable_lines": found.num_unreadable,
+    }  # fmt: skip
+    if sample is None:
+        return {**head, "samples": found.samples}
+    return {**head, "sample": found.samples[0], "judged": found.judged}
+
+
+def _head(found: RecordedIteration) -> str:
+    says = [f"iteration {found.iteration}"]
+    says += [f"attempt {found.attempt}"] if found.attempt else []
+    return ", ".join(says)
+
+
+def _notes(found: RecordedIteration, section: LoggingSection) -> Iterable[str]:
+    if not found.is_whole:
+        lost = f"Its files were not written, or logging.rollouts_keep ({section.rollouts_keep}) removed them."
+        yield f"Only some samples are recorded. {lost if section.rollouts == 'all' else CURE}"
+    if found.num_unreadable:
+        yield f"{found.num_unreadable} damaged lines were skipped."
+    if found.num_replaced:
+        yield f"Files of earlier attempts, whose work was lost, were left out: {found.num_replaced}."
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def _table(found: RecordedIteration) -> Iterable[str]:
+    names = sorted({name for each in found.samples for name in _mapping(each, "scores")})
+    shown = names[:MOST_SCORES]
+    head = ["sample", "group", "tokens", "finish", *map(printable, shown), "reward", "advantage", ""]
+    rows = [_row(each, shown) for each in found.samples]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    yield f"{_head(found)}: {len(rows)} samples"
+    for row in [head, *rows]:
+        cells = [cell.ljust(w) if i == 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
+        yield " ".join([*cells[:-1], row[-1]]).rstrip()
+    if len(names) > len(shown):
+        yield f"Other scores: {', '.join(map(printable, names[MOST_SCORES:]))} (see one sample, or --json)"
+
+
+def _row(each: Record, names: Sequence[str]) -> list[str]:
+    scores = _mapping(each, "scores")
+    return [
+        _text(each["sample"]), _text(each.get("group")), _text(each.get("num_tokens")),
+        _text(each.get("finish_reason") or None)[:10], *(_number(scores.get(name)) for name in names),
+        _number(each.get("reward")), _number(each.get("advantage")), " ".join(_marks(each)),
+    ]  # fmt: skip
+
+
+def _marks(each: Record) -> list[str]:
+    """Returns words for what happened to a sample besides being trained on."""
+    known = (
+        ("dropped", each.get("dropped")), ("failed", each.get("failed")), ("masked", each.get("is_masked")),
+        ("carried", each.get("is_carried")),
+    )  # fmt: skip
+    return [word for word, holds in known if holds]
+
+
+# ---- one sample ---------------------------------------------------------------------------------
+
+
+def _one(found: RecordedIteration) -> Iterable[str]:
+    each = found.samples[0]
+    yield f"{_head(found)}, sample {each['sample']}"
+    yield from _facts(each)
+    for title, key in (("prompt", "prompt"), ("completion", "completion"), ("ground truth", "ground_truth")):
+        if key == "completion" and isinstance(each.get("turns"), list):
+            for turn in each["turns"]:
+                role, text = (*turn, "", "")[:2] if isinstance(turn, list) else ("", turn)
+                yield from _block(f"turn of the {role}", text)
+        elif each.get(key) is not None:
+            yield from _block(title, each[key])
+    for judged in found.judged:
+        yield from _judgement(judged)
+    if not found.judged:
+        for name, text in sorted(_mapping(each, "verdicts").items()):
+            yield from _block(f"last answer of GenRM {name} (its end)", text)
+    yield ""
+
+
+def _facts(each: Record) -> Iterable[str]:
+    versions = each.get("policy_versions")
+    spans = [span for span in versions if isinstance(span, list)] if isinstance(versions, list) else []
+    facts = [
+        ("state", _state(each)),
+        ("prompt group", _and(each.get("group"), "data row", each.get("row"), each.get("data_source"))),
+        ("tokens", _and(each.get("num_tokens"), "prompt", each.get("num_prompt_tokens"))),
+        ("finish reason", each.get("finish_reason") or None),
+        ("policy", ", ".join(f"version {_text(v[0])}: {_text(v[-1])} tokens" for v in spans) or None),
+        ("reward", _number(each.get("reward"))),
+        ("advantage", _number(each.get("advantage"))),
+    ]
+    facts += [(f"score {name}", _number(value)) for name, value in sorted(_mapping(each, "scores").items())]
+    facts += [(f"number {name}", _number(value)) for name, value in sorted(_mapping(each, "extras").items())]
+    facts += [(f"no score {name}", why) for name, why in sorted(_mapping(each, "unmeasured").items())]
+    for name, value in facts:
+        if value not in (None, "", "-"):
+            yield from _wrapped([f"{printable(str(name)):15} {printable(str(value))}"], hanging=" " * 16)
+
+
+def _state(each: Record) -> str:
+    if each.get("failed"):
+        return f"failed: {each['failed']}"
+    if each.get("dropped"):
+        return f"not trained on; its group was dropped: {each['dropped']}"
+    if each.get("is_masked"):
+        return "masked: only its reward is used, in its group's baseline"
+    carried = "; it has tokens of an earlier iteration" if each.get("is_carried") else ""
+    return f"trained on{carried}"
+
+
+def _judgement(judged: Record) -> Iterable[str]:
+    name, about = judged.get("genrm"), judged.get("samples")
+    which = (
+        f" about samples {', '.join(map(_text, about))}" if isinstance(about, list) and len(about) > 1 else ""
+    )
+    if not judged.get("is_readable"):
+        verdict = "no readable verdict"
+    elif judged.get("ranking") is not None:
+        verdict = f"ranking {judged['ranking']}"
+    else:
+        verdict = f"score {_number(judged.get('score'))}"
+    yield from _block(f"prompt of GenRM {name}{which}", judged.get("prompt"))
+    yield from _block(f"answer {_text(judged.get('tries'))} of GenRM {name}: {verdict}", judged.get("answer"))
+
+
+def _block(title: str, value: Any) -> Iterable[str]:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True)
+    yield ""
+    yield from _wrapped([f"{printable(title)}:"])
+    for line in text.split("\n"):
+        yield from _wrapped([printable(line.expandtabs())], first=INDENT, hanging=INDENT)
+
+
+# ---- cells --------------------------------------------------------------------------------------
+
+
+def _wrapped(lines: Iterable[str], first: str = "", hanging: str = "") -> Iterable[str]:
+    width = min(max(shutil.get_terminal_size().columns, NARROW), WIDE)
+    for line in lines:
+        yield from textwrap.wrap(
+            line, width, initial_indent=first, subsequent_indent=hanging, replace_whitespace=False,
+            drop_whitespace=True, break_on_hyphens=False,
+        ) or [""]  # fmt: skip
+
+
+def _mapping(each: Record, key: str) -> dict[str, Any]:
+    found = each.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _and(*parts: Any) -> str:
+    return " ".join(str(part) for part in parts if part is not None)
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else printable(str(value))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else _text(value)

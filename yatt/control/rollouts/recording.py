@@ -1,0 +1,190 @@
+"""Records samples for people: a few of each iteration in `samples.jsonl`, or all in files of their own.
+
+`logging.rollouts` says which. Files are made in a writer thread, because text must be decoded and compressed.
+Nothing is tried again: an iteration that cannot be written, or comes while two others wait, is lost, with the
+event `rollouts.lost`. The run does not notice.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from yatt.adapters.attempt_claim import check_newest
+from yatt.adapters.dataset import Row
+from yatt.adapters.files import make_within, publish_stream
+from yatt.adapters.lines import Record
+from yatt.adapters.tokenizer import Tokenizer
+from yatt.control.node import Node
+from yatt.control.rollouts.groups import PromptGroup
+from yatt.control.rollouts.sample_record import EndedGroup, judged_record, sample_records
+from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.subject import Judged
+from yatt.control.writers import Writers
+from yatt.errors import words_of
+from yatt.obs.events import EventLog
+from yatt.obs.metrics import STEP
+from yatt.obs.rollouts import HEAD, compressed, iterations_of, line_of
+
+MOST_WAITING = 2
+"""Iterations that wait to be written; more than these would fill the memory."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iteration:
+    number: int
+    policy_version: int
+    """That sampled its batch."""
+
+    groups: tuple[EndedGroup, ...]
+
+
+class RolloutRecorder:
+    """Records the samples of one trainer node.
+
+    Args:
+        tokenizer: the policy's.
+    """
+
+    def __init__(
+        self, node: Node, scorer: Scorer, tokenizer: Tokenizer, events: EventLog, writers: Writers
+    ) -> None:
+        self._node, self._scorer, self._tokenizer = node, scorer, tokenizer
+        self._events, self._writers, self._section = events, writers, node.config.logging
+        self._templates = {genrm.name: genrm.template for genrm in node.config.genrms}
+        self._judged: dict[int, list[Judged]] = {}  # by number of the group
+        self._dropped: list[tuple[int, EndedGroup]] = []  # with the iteration that was sampled
+        self._versions: dict[int, int] = {}  # policy that samples an iteration's batch
+        self._waiting: set[int] = set()
+        self._is_all = self._section.rollouts == "all"
+
+    # ---- while a batch is sampled ---------------------------------------------------------------
+
+    def begin(self, iteration: int, policy_version: int) -> None:
+        """An iteration's batch is sampled from now on."""
+        self._versions[iteration] = policy_version
+
+    def judged(self, number: int) -> list[Judged] | None:
+        """Returns the list that gets the GenRMs' answers about a group; None if they are not recorded."""
+        return self._judged.setdefault(number, []) if self._is_all else None
+
+    def restarted(self, group: PromptGroup) -> None:
+        """Some samples of the group are sampled again: answers about them are out of date."""
+        if found := self._judged.get(group.number):
+            found[:] = [each for each in found if all(group.samples[i].turns for i in each.about)]
+
+    def dropped(self, iteration: int, group: PromptGroup, row: Row | None, why: str) -> None:
+        """A group was dropped while this iteration's batch was sampled."""
+        if self._is_all:
+            self._dropped.append((iteration, self._ended(group, row, dropped=why)))
+
+    # ---- when it was trained on -----------------------------------------------------------------
+
+    def trained(
+        self, iteration: int, groups: Sequence[PromptGroup], rows: Mapping[int, Row],
+        advantages: Mapping[int, float],
+    ) -> None:  # fmt: skip
+        """Records an iteration: groups that were trained on, and those that were dropped meanwhile.
+
+        Args:
+            rows: data rows by the number of the group; without a row, no ground truth is shown.
+            advantages: by sample id.
+        """
+        last = max((group.number for group in groups), default=-1)
+        ended = [self._ended(group, rows.get(group.number), advantages=advantages) for group in groups]
+        found = _Iteration(
+            number=iteration, policy_version=self._versions.get(iteration, iteration - 1),
+            groups=(*ended, *self._taken(iteration, last)),
+        )  # fmt: skip
+        self._versions = {i: version for i, version in self._versions.items() if i > iteration}
+        if self._node.config.run.deterministic:  # all later groups are sampled again
+            self._judged.clear()
+            self._dropped.clear()
+        if self._node.is_leader and self._section.rollouts != "none":
+            self._show(found, [each for each in found.groups if not each.dropped])
+        if self._is_all:
+            self._put(found)
+
+    def _ended(
+        self, group: PromptGroup, row: Row | None, *, dropped: str = "",
+        advantages: Mapping[int, float] | None = None,
+    ) -> EndedGroup:  # fmt: skip
+        return EndedGroup(
+            group=group, row=row, dropped=dropped, judged=tuple(self._judged.pop(group.number, ())),
+            advantages=advantages or {},
+        )  # fmt: skip
+
+    def _taken(self, iteration: int, last: int) -> list[EndedGroup]:
+        """Returns the dropped groups of this iteration. In deterministic mode without those after the last
+        trained group, whose sampling depends on timing."""
+        most = last if self._node.config.run.deterministic else None
+        mine = [group for i, group in self._dropped if i <= iteration]
+        self._dropped = [(i, group) for i, group in self._dropped if i > iteration]
+        return [each for each in mine if most is None or each.group.number <= most]
+
+    def _show(self, found: _Iteration, groups: Sequence[EndedGroup]) -> None:
+        """Writes some samples, spread over the groups, for the report."""
+        limit, count = self._section.samples_per_iteration, sum(len(each.group.samples) for each in groups)
+        chosen = set(list(range(0, count, max(1, count // limit)))[:limit]) if limit else set()
+        begin = 0
+        for each in groups:
+            end = begin + len(each.group.samples)
+            indexes = [number - begin for number in sorted(chosen) if begin <= number < end]
+            for record in sample_records(each, self._scorer, self._tokenizer, found.policy_version, indexes):
+                self._writers.lines.append(self._node.paths.samples, line_of(self._stamp(found) | record))
+            begin = end
+
+    def _put(self, found: _Iteration) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(error: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._lost, found, error)
+
+        if len(self._waiting) >= MOST_WAITING:
+            self._lost(found, "the run folder is slow: the iterations before it were not written yet")
+            return
+        self._waiting.add(found.number)
+        self._writers.rollouts.call(partial(self._write, found, tell))
+
+    def _lost(self, found: _Iteration, error: str) -> None:
+        num_samples = sum(len(each.group.samples) for each in found.groups)
+        self._events.emit("rollouts.lost", iteration=found.number, samples=num_samples, error=error)
+
+    # ---- in the writer's thread -----------------------------------------------------------------
+
+    def _write(self, found: _Iteration, tell: Callable[[str], None]) -> None:
+        paths = self._node.paths
+        path = paths.rollout_file(found.number, self._node.index)
+        try:
+            check_newest(paths, self._node.attempt)
+            make_within(paths.root, path.parent)
+            publish_stream(path, compressed(self._records(found)))
+            if self._node.is_leader:
+                self._remove_old(found.number)
+        except Exception as error:  # noqa: BLE001 - told; it must not be tried again
+            tell(words_of(error))
+        finally:
+            self._waiting.discard(found.number)
+
+    def _remove_old(self, iteration: int) -> None:
+        files = iterations_of(self._node.paths.rollouts)
+        for old in [i for i in files if i <= iteration - self._section.rollouts_keep]:
+            for path in files[old]:
+                path.unlink(missing_ok=True)
+
+    def _records(self, found: _Iteration) -> Iterator[Record]:
+        head = {"kind": HEAD, "format": FORMAT, "policy_version": found.policy_version}
+        yield {**head, **self._stamp(found)}
+        for ended in found.groups:
+            indexes = range(len(ended.group.samples))
+            for record in sample_records(ended, self._scorer, self._tokenizer, found.policy_version, indexes):
+                yield self._stamp(found) | record
+            for judged in ended.judged:
+                yield judged_record(ended, judged, self._templates[judged.genrm])
+
+    def _stamp(self, found: _Iteration) -> Record:
+        return {STEP: found.number, "attempt": self._node.attempt, "node": self._node.index}
