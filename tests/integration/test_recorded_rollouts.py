@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_every_sample_is_recorded_with_the_reward_and_the_advantage_that_it_was_
             np.testing.assert_allclose(advantage, expected, atol=1e-5)
         assert max(each["advantage"] for each in trained) == pytest.approx(row["critic/advantages/max"])
     check_what_is_shown(run, trained[5])
+    check_logs(run)
 
 
 def check_what_is_shown(run: RunFile, one: dict[str, Any]) -> None:
@@ -70,6 +72,19 @@ def check_what_is_shown(run: RunFile, one: dict[str, Any]) -> None:
         assert full["sample"]["scores"]["judge"] == pytest.approx(np.mean(verdicts))
     text = yatt("show", str(run.run_dir), "4", str(one["sample"])).stdout
     assert "prompt of GenRM judge" in text and "advantage" in text
+
+
+def check_logs(run: RunFile) -> None:
+    """Lines of controllers and trainer ranks, merged by time."""
+    lines = yatt("logs", str(run.run_dir), "-n", "1000").stdout.splitlines()
+    times = [datetime.fromisoformat(line.split()[1]) for line in lines]
+    assert times == sorted(times) and len(times) > 20
+    assert {"node0", "trainer-n0r0.1", "trainer-n1r0.1"} <= {line.partition(":")[0] for line in lines}
+    assert not any("megatron" in line for line in lines)
+    (one,) = yatt(
+        "logs", str(run.run_dir), "--role", "node0", "--grep", "iteration 3: train"
+    ).stdout.splitlines()
+    assert one in lines
 
 
 def test_an_iteration_that_is_repeated_after_a_kill_is_recorded_once(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_examples_are_of_commands_only():
         (["quux"], "there is no command 'quux'. See yatt --help."),
         (["logs", "x", "--rolle", "y"], "see yatt logs --help. Did you mean '--role'?"),
         (["submit", "x", "--site", "s", "--dryrun"], "Did you mean '--dry-run'?"),
+        (["--sit", "logs", "x"], "unrecognized arguments: --sit; see yatt logs --help."),
         (["\x1b[31m"], r"there is no command '\x1b[31m'. See yatt --help."),
     ],
 )

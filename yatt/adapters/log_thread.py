@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+from yatt.adapters.log_lines import LineFormatter
+
 MOST_WAITING = 10_000
 LAST_S = 5.0
 """Time limit for writing the last lines at the end."""
@@ -61,7 +62,7 @@ def logging_by_a_thread(level: int = logging.INFO, most_waiting: int = MOST_WAIT
 
 
 def _write(waiting: _Waiting, descriptor: int) -> None:
-    formatter = logging.Formatter(FORMAT)
+    formatter = LineFormatter()
     while (record := waiting.get()) is not None:
         data = formatter.format(record).encode(errors="replace") + b"\n"
         with contextlib.suppress(OSError):

@@ -44,9 +44,10 @@ def exit_code_of(error: YattError) -> int:
 def ended_by(error: YattError | OSError, who: str) -> int:
     """Writes one line about the error to stderr; returns the exit code for it."""
     if isinstance(error, YattError):
-        sys.stderr.write(f"{who}: {error}\n")
+        sys.stderr.write(f"{clock.wall_iso()} ERROR {who}: {error}\n")
         return exit_code_of(error)
-    sys.stderr.write(f"{who}: {error.filename or 'a file'}: {error.strerror or error}\n")
+    says = f"{error.filename or 'a file'}: {error.strerror or error}"
+    sys.stderr.write(f"{clock.wall_iso()} ERROR {who}: {says}\n")
     return EXIT_FAILED
 
 

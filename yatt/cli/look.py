@@ -1,17 +1,13 @@
-"""The commands that read a run folder: status, watch, logs."""
+"""The commands that read a run folder: status, watch."""
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.job_note import noted_job
 from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
-from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
 from yatt.launch.summary import LIVELY, Summary
 from yatt.obs.account import Account, saves_in_words
@@ -20,7 +16,7 @@ from yatt.obs.report import write_report
 from yatt.obs.slabs_now import slabs_in_words
 from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
-from yatt.printable import printable, printable_lines
+from yatt.printable import printable_lines
 
 REFRESH_S, JOB_S = 0.5, 5.0
 OVER = ("finished", "stopped", "failed", "never began")
@@ -158,49 +154,3 @@ def watch(run: Path) -> int:
         return 0
     finally:
         console.close()
-
-
-def logs(run: Path, *, role: str, follow: bool, lines: int) -> int:
-    """Prints the logs of the latest attempt, and the launcher's log, which has the role `job`.
-
-    Raises:
-        ConfigError: there is no log, or none of that role.
-    """
-    paths = open_view(run).paths
-    offsets: dict[Path, int] = {}
-    found = _logs(paths)
-    if not found and not follow:
-        raise ConfigError(f"{run} has no logs yet: the run was not started.")
-    if not follow and not any(name.startswith(role) for name in found):
-        known = ", ".join(sorted({name.partition(".")[0] for name in found}))
-        raise ConfigError(f"--role {role}: no log has a name that begins so; there are {known}.")
-    try:
-        while True:
-            for name, path in sorted(_logs(paths).items()):
-                if name.startswith(role):
-                    _print_new(name, path, offsets, lines)
-            if not follow:
-                return 0
-            time.sleep(REFRESH_S)
-    except KeyboardInterrupt:
-        return 0
-
-
-def _logs(paths: RunPaths) -> dict[str, Path]:
-    """Maps names to log files: the launcher's of the newest job, and those of the latest attempt."""
-    noted = noted_job(paths)
-    launcher = paths.submitit / f"{noted.job if noted else ''}_0_log.out"
-    found = {"job": launcher} if noted and launcher.exists() else {}
-    latest = Path(os.path.realpath(paths.latest / "logs"))
-    return found | {path.stem: path for path in latest.glob("*.log") if path.is_file()}
-
-
-def _print_new(name: str, path: Path, offsets: dict[Path, int], lines: int) -> None:
-    """Prints complete lines added since the last call; the first call prints the last `lines`."""
-    text, known = path.read_bytes(), offsets.get(path)
-    whole = text.rfind(b"\n") + 1
-    new = text[known or 0 : whole].decode(errors="replace").splitlines()
-    for line in new if known is not None else new[max(0, len(new) - lines) :]:
-        sys.stdout.write(f"{name}: {printable(line.expandtabs())}\n")
-    sys.stdout.flush()
-    offsets[path] = whole

@@ -14,6 +14,7 @@ from yatt.cli.ckpt import add_ckpt, add_convert
 from yatt.cli.config import add_config
 from yatt.cli.finding import run_folder
 from yatt.cli.init import add_init
+from yatt.cli.logs import add_logs
 from yatt.cli.plan import add_plan
 from yatt.cli.running import add_running, add_set
 from yatt.cli.show import add_show
@@ -88,10 +89,11 @@ def _parsed() -> argparse.Namespace:
         parser.error(f"there is no command '{printable(words[0])}'.{known}")
     arguments, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "more" not in arguments):
-        options = options_of(commands.choices[words[0]])
+        command = next(word for word in words if word in commands.choices)
+        options = options_of(commands.choices[command])
         near = next((found for word in rest if (found := meant(word.partition("=")[0], options))), "")
         listed = printable(" ".join(rest))
-        parser.error(f"unrecognized arguments: {listed}; see yatt {words[0]} --help.{near}")
+        parser.error(f"unrecognized arguments: {listed}; see yatt {command} --help.{near}")
     if rest:
         arguments.more = [*arguments.more, *rest]
     return arguments
@@ -149,7 +151,6 @@ def _add_looking(commands: "Parsers") -> None:
         ("status", _status, "show the state of a run"),
         ("watch", _watch, "follow a run on the terminal"),
         ("report", _report, "write one self-contained HTML page about a run"),
-        ("logs", _logs, "print the logs of a run's processes"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("run", type=Path, help="run folder")
@@ -158,12 +159,7 @@ def _add_looking(commands: "Parsers") -> None:
             command.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "report":
             command.add_argument("--out", type=Path, help="output file (default: RUN/report.html)")
-        if name == "logs":
-            command.add_argument("--role", default="", help="only processes whose name begins with ROLE")
-            command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
-            command.add_argument(
-                "-n", "--lines", type=int, default=20, help="last lines of each log (default: 20)"
-            )
+    add_logs(commands)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -176,12 +172,6 @@ def _watch(arguments: argparse.Namespace) -> int:
     from yatt.cli.look import watch
 
     return watch(arguments.run)
-
-
-def _logs(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import logs
-
-    return logs(arguments.run, role=arguments.role, follow=arguments.follow, lines=arguments.lines)
 
 
 def _report(arguments: argparse.Namespace) -> int:

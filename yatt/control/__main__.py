@@ -10,6 +10,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+from yatt import clock
 from yatt.adapters.curve import roomy_context
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
@@ -65,7 +66,7 @@ def _outcome(arguments: argparse.Namespace, name: str) -> int:
     except (YattError, OSError) as error:
         return ended_by(error, name)
     except Exception:  # noqa: BLE001 (a process's main: recorded, and the process ends)
-        sys.stderr.write(f"{name}: a defect:\n{traceback.format_exc()}")
+        sys.stderr.write(f"{clock.wall_iso()} ERROR {name}: a defect:\n{traceback.format_exc()}")
         return EXIT_FAILED
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from yatt import clock
 from yatt.adapters.channel import Channel
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, Gate, Socket, listening_socket
@@ -57,7 +58,7 @@ from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import NodeTraining
 from yatt.control.writer_watch import watch_writer
 from yatt.control.writers import Writers
-from yatt.errors import WorkerFailed
+from yatt.errors import EXIT_WILL_CONTINUE, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
@@ -268,7 +269,9 @@ def _digest_of_files(node: Node) -> str:
 async def _lead(coordinator: Coordinator) -> None:
     end = await coordinator.run()
     if end.exit_code:
-        sys.stderr.write(f"the run ends with exit code {end.exit_code}: {end.reason}\n")
+        says = f"the run ends with exit code {end.exit_code}: {end.reason}"
+        level = "INFO" if end.exit_code == EXIT_WILL_CONTINUE else "ERROR"
+        sys.stderr.write(f"{clock.wall_iso()} {level} yatt: {says}\n")
 
 
 async def _until_one_ends(tasks: list[asyncio.Future[Any]]) -> None:

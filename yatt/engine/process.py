@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
@@ -27,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
     """Runs an engine's process; returns its exit code."""
     leave_notice_to_controller()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node

@@ -25,6 +25,7 @@ import zmq
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.dataset import Row, RowReader
+from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
@@ -297,7 +298,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
 def main() -> int:
     """Loads the functions, then serves; reports a mistake in them to the controller and ends the process."""
     leave_notice_to_controller()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     arguments = parse_arguments("The reward process of one node of a yatt run.")
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node

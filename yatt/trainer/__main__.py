@@ -2,6 +2,7 @@
 
 import sys
 
+from yatt import clock
 from yatt.adapters.patience import exit_code_of
 from yatt.errors import YattError
 from yatt.trainer.main import main
@@ -10,5 +11,5 @@ if __name__ == "__main__":
     try:
         main()
     except YattError as error:
-        sys.stderr.write(f"trainer: {error}\n")
+        sys.stderr.write(f"{clock.wall_iso()} ERROR trainer: {error}\n")
         sys.exit(exit_code_of(error))

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from yatt.adapters.collector import importing
+from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
@@ -35,7 +36,7 @@ def main() -> None:
     """Runs one trainer rank."""
     leave_notice_to_controller()
     arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     run = Path(arguments.run)
     config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
     opened = patiently(partial(open_run_store, config, run))

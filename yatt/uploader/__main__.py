@@ -18,6 +18,7 @@ import zmq
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket
 from yatt.adapters.host_segment import Stamp
+from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.process import leave_notice_to_controller
 from yatt.adapters.staged import load_on_node
@@ -165,7 +166,7 @@ async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
 def main() -> int:
     """Runs the uploader of one node."""
     leave_notice_to_controller()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     os.nice(NICENESS)
     arguments = parse_arguments("The uploader of one node of a yatt run.")
     where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node

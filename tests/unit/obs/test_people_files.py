@@ -11,7 +11,8 @@ from tests.damage import DAMAGES, a_folder, empty, removed, truncated
 from tests.obs_runs import event, make_run, metrics
 from yatt.adapters.lines import Tail, make_ready, read_records
 from yatt.cli.listing import print_runs
-from yatt.cli.look import logs, status
+from yatt.cli.log_printing import Chosen, print_logs
+from yatt.cli.look import status
 from yatt.launch.known import known_file, known_runs, remember
 from yatt.obs.console import Console, duration
 from yatt.obs.events import reason_of_end
@@ -183,7 +184,7 @@ def test_escape_sequences_of_a_runs_files_do_not_reach_the_terminal_by_status_or
     (run.attempt(1) / "logs").mkdir()
     (run.attempt(1) / "logs" / "node0.log").write_text(f"a\tb {bad}\n")
     assert status(run.root, as_json=False) == 0
-    assert logs(run.root, role="", follow=False, lines=5) == 0
+    assert print_logs(run.root, Chosen(), follow=False) == 0
     said = capsys.readouterr().out
     assert all(c.isprintable() for c in said.replace("\n", "")) and "x\\x1b]0;title\\x07" in said
 
