@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_config", "open_run", "run", "submit"]
+__all__ = ["__version__", "check", "load_config", "open_run", "run", "submit"]
 
 if TYPE_CHECKING:
-    from yatt.launch.api import load_config, open_run, run, submit
+    from yatt.launch.api import check, load_config, open_run, run, submit
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from yatt import __version__
 from yatt.adapters.patience import is_passing
+from yatt.cli.check import add_check
 from yatt.cli.ckpt import add_ckpt, add_convert
 from yatt.cli.config import add_config
 from yatt.cli.finding import run_folder
@@ -111,6 +112,7 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_convert(commands)
     _add_looking(commands)
     add_show(commands)
+    add_check(commands)
     add_plan(commands)
     add_simulate(commands)
     add_config(commands)

@@ -18,6 +18,7 @@ from yatt.config.load import load_command
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, load_site, with_settings
 from yatt.errors import ConfigError
+from yatt.launch.checking import CheckResult, check_run
 from yatt.launch.completed import completed
 from yatt.launch.executor import HetJob
 from yatt.launch.opened import Run
@@ -39,6 +40,18 @@ def load_config(file: FilePath, *more: str) -> RunConfig:
         ConfigError: names every wrong key, its file and line, the rule and what to write instead.
     """
     return load_command(Path(file), more)
+
+
+def check(config: RunConfig, *, elsewhere: bool = False) -> list[CheckResult]:
+    """Says what is wrong with a run, as `yatt check` does; nothing is started.
+
+    Args:
+        elsewhere: the run starts on another machine: files that are not here are skipped, not refused.
+
+    Returns:
+        What was found, each with its level (fail, note, skip); empty if there is nothing to say.
+    """
+    return check_run(config, elsewhere=elsewhere)
 
 
 def run(config: RunConfig, *, take_over: bool = False) -> int:

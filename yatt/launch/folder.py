@@ -82,7 +82,10 @@ def _refuse_strangers_folder(paths: RunPaths) -> None:
     Raises:
         ConfigError: it is such a folder, or not a folder.
     """
-    if not os.path.lexists(paths.root) or paths.config.is_file():
+    if paths.config.is_file():
+        return
+    if not os.path.lexists(paths.root):
+        _refuse_parent(paths.root)
         return
     if not paths.root.is_dir():
         raise ConfigError(f"run.dir: {paths.root} is not a folder. Write another one.")
@@ -96,6 +99,20 @@ def _refuse_strangers_folder(paths: RunPaths) -> None:
         raise ConfigError(
             f"run.dir: {paths.root} is not a run folder and is not empty (it contains '{holds}'). Write a "
             f"new folder, for example {paths.root / 'run'}; nothing was changed."
+        )
+
+
+def _refuse_parent(root: Path) -> None:
+    """Refuses a folder that cannot be made.
+
+    Raises:
+        ConfigError: something else is in the way, or the user may not write there.
+    """
+    parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"run.dir: {root} cannot be used as a folder of the run: {parent} is no folder that you may "
+            "write to. Write another one."
         )
 
 

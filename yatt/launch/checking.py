@@ -1,0 +1,159 @@
+"""`yatt check`: everything that is known about a run before its start. Nothing is started or changed."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from yatt.adapters.local_folder import check_memory
+from yatt.config.doubts import doubts
+from yatt.config.schema import FromCheckpointSection, RunConfig
+from yatt.config.site import SiteConfig
+from yatt.errors import ConfigError
+from yatt.launch.completed import completed
+from yatt.launch.executor import template_of
+from yatt.launch.folder import check_folder
+from yatt.launch.plan import Resized, effective
+from yatt.launch.planned_memory import memory_doubts
+from yatt.launch.preflight import preflight
+from yatt.launch.submit import are_engines_here, with_store
+from yatt.models.folder import CONFIG
+
+Level = Literal["fail", "note", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One thing that a check says.
+
+    Attributes:
+        level: fail: the run would be refused. note: allowed, but rarely intended. skip: cannot be known here.
+        says: key or place, and what to do.
+    """
+
+    level: Level
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A file or folder of the config that is not on this machine.
+
+    Attributes:
+        has_config: a model folder, of which only config.json is here.
+    """
+
+    key: str
+    path: str
+    has_config: bool
+
+    def explains(self, mistake: str) -> bool:
+        """Whether a mistake is only that the file is not here."""
+        return self.path in mistake and (not self.has_config or " has no " in mistake)
+
+    def in_words(self) -> str:
+        """Returns a sentence."""
+        what = f"of {self.path} only config.json is" if self.has_config else f"{self.path} is not"
+        return f"{self.key}: {what} on this machine"
+
+
+def check_run(
+    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False
+) -> list[CheckResult]:
+    """Checks files, functions, stores, sizes and memory of a run.
+
+    Args:
+        site: where the run is to be submitted; the cluster itself is not asked.
+        elsewhere: the run starts on another machine: files that are not here are skipped, not refused.
+
+    Returns:
+        What was found; empty if there is nothing to say.
+    """
+    absent: list[Absent] = []
+    skipped: list[str] = []
+    if elsewhere:
+        config, urls = _without_stores(config)
+        absent = list(_absent(config))
+        skipped = [f"{url} is not asked from this machine" for url in urls]
+    config, failures = _ready(config, site)
+    is_here = site is None and not elsewhere
+    if is_here:
+        failures += _shm_failures(config)
+    engines = not elsewhere and (site is None or are_engines_here(site))
+    try:
+        preflight(config, runs_here=is_here, engines_are_here=engines)
+    except ConfigError as error:
+        failures += _lines(error)
+    failures = [line for line in failures if not any(each.explains(line) for each in absent)]
+    notes = [*doubts(config), *(() if failures else memory_doubts(config))]
+    skipped += [each.in_words() for each in absent]
+    skipped += ["the cluster: `yatt diagnose --site SITE RUN_FILE` asks Slurm"] if site is not None else []
+    return [
+        *(CheckResult("fail", line) for line in dict.fromkeys(failures)),
+        *(CheckResult("note", f"{key} {says}") for key, says in notes),
+        *(CheckResult("skip", line) for line in skipped),
+    ]
+
+
+def _ready(config: RunConfig, site: SiteConfig | None) -> tuple[RunConfig, list[str]]:
+    """Returns the config as a start would have it, and mistakes."""
+    try:
+        config = completed(config)
+        if site is not None:
+            config = effective(with_store(config, site), site, Resized())
+            template_of(site)
+        check_folder(config)
+    except ConfigError as error:
+        return config, _lines(error)
+    return config, []
+
+
+def _shm_failures(config: RunConfig) -> list[str]:
+    try:
+        check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
+    except ConfigError as error:
+        return _lines(error)
+    return []
+
+
+def _lines(error: ConfigError) -> list[str]:
+    lines = str(error).splitlines()
+    return [line.strip() for line in lines if line.startswith("  ")] or lines
+
+
+def _absent(config: RunConfig) -> Iterator[Absent]:
+    for path, key in {path: key for key, path in _paths(asdict(config), "")}.items():
+        place = Path(path).expanduser()
+        has_config = (place / CONFIG).is_file()
+        if not place.exists() or (has_config and not any(place.glob("*.safetensors"))):
+            yield Absent(key, path, has_config)
+
+
+def _without_stores(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Returns the config without stores behind a URL, and their URLs."""
+    urls = [url for url in (config.checkpoint.url, config.run.from_checkpoint.url) if "://" in url]
+    if config.checkpoint.url in urls:
+        config = replace(config, checkpoint=replace(config.checkpoint, url="", storage_options={}))
+    if config.run.from_checkpoint.url in urls:
+        config = replace(config, run=replace(config.run, from_checkpoint=FromCheckpointSection()))
+    return config, urls
+
+
+PATHS = frozenset({"path", "model", "family", "train_files", "val_files", "media_root", "url"})
+"""Keys whose value is a file, a folder or a URL."""
+
+
+def _paths(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yields keys that name files, with their values."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _paths(part, f"{key}.{name}" if key else name)
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _paths(part, f"{key}[{index}]" if isinstance(part, dict) else key)
+    elif isinstance(value, str) and key.rpartition(".")[2] in PATHS and _is_path(value):
+        yield key, value
+
+
+def _is_path(value: str) -> bool:
+    return bool(value) and "://" not in value and not value.startswith("builtin:")
