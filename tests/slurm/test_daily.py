@@ -13,6 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
 from yatt.adapters.ledger import attempts
 from yatt.launch.executor import HetJob
+from yatt.launch.stacks import of_node
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 BLOCKER = "#!/bin/bash\nsleep 300\n"
@@ -61,6 +62,7 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
     assert set(during["holders"].values()) == {"trainer", "rollout"}
     assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
+    check_stacks(run, job_id, monkeypatch)
     listed = run.yatt("list").stdout.splitlines()
     assert listed[1].split()[:2] == [job_id, "RUNNING"]
     assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
@@ -80,6 +82,19 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     job = HetJob(run.paths.submitit, job_id)
     assert job.done()
     assert job.result() == root
+
+
+def check_stacks(run: SubmittedRun, job_id: str, monkeypatch) -> None:
+    """Stacks of this machine, and of a node by srun; here both are the same processes."""
+    found = json.loads(run.yatt("stack", str(run.paths.root), "--json").stdout)
+    names = [each["name"] for each in found["processes"] if each["text"]]
+    assert found["not_asked"] == {} and len(names) == len(set(names))
+    assert {"launcher", "node0", "node1", "step0", "step1"} <= set(names)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", run.cluster.env["SLURM_CONF"])
+        of_first = of_node(run.paths, job_id, 0)
+    assert not isinstance(of_first, str), of_first
+    assert "node0" in [dump.name for dump in of_first]
 
 
 def followed(run: SubmittedRun, *arguments: str) -> "subprocess.Popen[str]":

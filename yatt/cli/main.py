@@ -20,6 +20,7 @@ from yatt.cli.plan import add_plan
 from yatt.cli.running import add_running, add_set
 from yatt.cli.show import add_show
 from yatt.cli.simulate import add_simulate
+from yatt.cli.stack import add_stack
 from yatt.cli.words import add_examples, completion, meant, options_of
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.printable import printable, printable_lines
@@ -162,6 +163,7 @@ def _add_looking(commands: "Parsers") -> None:
         if name == "report":
             command.add_argument("--out", type=Path, help="output file (default: RUN/report.html)")
     add_logs(commands)
+    add_stack(commands)
 
 
 def _status(arguments: argparse.Namespace) -> int:

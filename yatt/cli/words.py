@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "logs": ("yatt logs runs/one -f --role trainer", "yatt logs runs/one -n 100"),
     "show": ("yatt show runs/one 120", "yatt show runs/one 120 7"),
     "check": ("yatt check run.yaml", "yatt check run.yaml rollout.n=16 --site site.yaml --elsewhere"),
+    "stack": ("yatt stack runs/one",),
     "plan": ("yatt plan run.yaml", "yatt plan run.yaml trainer.tensor_model_parallel_size=4 --gpu-gib 64"),
     "simulate": ("yatt simulate runs/one", "yatt simulate run.yaml --run runs/one --gpus 4096"),
     "clean": ("yatt clean --dry-run",),

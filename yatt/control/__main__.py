@@ -19,6 +19,7 @@ from yatt.adapters.nvml import cpus_by_device, visible_devices
 from yatt.adapters.orphans import adopt_orphans
 from yatt.adapters.patience import ended_by, patiently
 from yatt.adapters.requeue import Requeue
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import on_node
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, samples_hash
@@ -54,6 +55,7 @@ def main() -> int:
     parser.add_argument("--absent", type=_indexes, default=frozenset(), help="nodes that take no part: 3,4")
     arguments = parser.parse_args()
     name = f"node{arguments.node}"
+    answer_stack_requests(arguments.run, name, arguments.attempt)
     with logging_by_a_thread():
         return _outcome(arguments, name)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_arguments import WorkerArguments
 from yatt.adapters.worker_link import Heartbeat, WorkerLink
@@ -28,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan]) -> int:
     """Runs an engine's process; returns its exit code."""
     leave_notice_to_controller()
+    answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     log_to_stderr()
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
     try:

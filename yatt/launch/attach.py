@@ -31,13 +31,17 @@ def attach(paths: RunPaths, node: int, command: list[str]) -> int:
         raise DeadlineExceeded("Slurm does not answer; try again.")
     if noted is None or job.state != "RUNNING":
         raise ConfigError(f"{paths.root} has no running job; see `yatt status {paths.root}`.")
-    argv = _srun(paths, job.job_id, node, is_a_tty=sys.stdin.isatty() and not command)
+    argv = srun_into(paths, job.job_id, node, is_a_tty=sys.stdin.isatty() and not command)
     shell = os.environ.get("SHELL", "/bin/bash")
     os.execvpe("srun", [*argv, *(command or [shell, "-l"])], outside_of_jobs(os.environ))
 
 
-def _srun(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> list[str]:
-    """Returns the srun command of a step that shares the job's resources on that node (--overlap)."""
+def srun_into(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> list[str]:
+    """Returns the srun command of a step that shares the job's resources on that node (--overlap).
+
+    Raises:
+        ConfigError: the newest attempt has no such node.
+    """
     attempt = newest_attempt(paths)
     entry = unsealed_any(read_or_none(paths.controller_record(attempt, node))) or {}
     if not (name := entry.get("slurm_node")):

@@ -18,6 +18,7 @@ from yatt.adapters.ledger import look_whether_finished
 from yatt.adapters.patience import ended_by
 from yatt.adapters.run_config import check_unedited, load_run
 from yatt.adapters.slurm import Slurm
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, ConfigError, YattError
 from yatt.launch.allocation import allocation_of
 from yatt.launch.attempts import Attempts
@@ -37,6 +38,7 @@ def run_start(paths: RunPaths) -> int:
         ConfigError: this is not a job, it lacks nodes, or the folder is not a run folder.
         YattError: see `Attempts.run`.
     """
+    answer_stack_requests(paths.root, "launcher")
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, lambda received, _frame: signals.append(received))

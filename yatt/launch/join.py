@@ -20,6 +20,7 @@ from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, record, r
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import spawn
 from yatt.adapters.run_config import load_run
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
@@ -75,6 +76,7 @@ def run_join(paths: RunPaths) -> int:
     Raises:
         ConfigError: this is not a job, or the run cannot be joined.
     """
+    answer_stack_requests(paths.root, "launcher")
     signals: list[int] = []
     for number in ENDING:
         signal.signal(number, lambda received, _frame: signals.append(received))

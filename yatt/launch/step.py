@@ -24,6 +24,7 @@ from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import ended_by, exit_code_of, patiently
 from yatt.adapters.process import spawn
 from yatt.adapters.requeue import Requeue
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import note_copies
 from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.load import load_attempt
@@ -87,6 +88,7 @@ def _run() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller runs
     paths = RunPaths(arguments.run)
     node = int(arguments.indexes.split(",")[int(os.environ["SLURM_PROCID"])])
+    answer_stack_requests(paths.root, f"step{node}", arguments.attempt)
     if not _waited_for(paths.config.exists):
         name = os.environ.get("SLURMD_NODENAME", f"node{node}")
         sys.stderr.write(f"yatt: {name} {BLIND} {paths.root}; use a folder that all nodes share.\n")

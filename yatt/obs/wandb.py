@@ -25,6 +25,7 @@ from yatt.adapters.files import make_within, publish, read_or_none
 from yatt.adapters.lines import Tail
 from yatt.adapters.patience import patiently
 from yatt.adapters.run_config import load_run
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.config.load import without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
@@ -112,8 +113,10 @@ def main() -> int:
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: told.append(received))
+    paths = RunPaths(parser.parse_args().run)
+    answer_stack_requests(paths.root, "wandb")
     try:
-        follow(RunPaths(parser.parse_args().run), told)
+        follow(paths, told)
     except ImportError as error:
         sys.stderr.write(f"{error}; pip install 'yatt[wandb]', or write logging.wandb_mode: disabled\n")
         return EXIT_FAILED

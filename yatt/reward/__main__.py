@@ -28,6 +28,7 @@ from yatt.adapters.dataset import Row, RowReader
 from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import exit_code_of, is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.user_module import where_raised
@@ -300,6 +301,7 @@ def main() -> int:
     leave_notice_to_controller()
     log_to_stderr()
     arguments = parse_arguments("The reward process of one node of a yatt run.")
+    answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
         config = patiently(partial(load_on_node, *where))

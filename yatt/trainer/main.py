@@ -19,6 +19,7 @@ from yatt.adapters.collector import importing
 from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import is_passing, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_link import Heartbeat, WorkerLink
 from yatt.checkpoint.patient import PatientStore
@@ -36,6 +37,7 @@ def main() -> None:
     """Runs one trainer rank."""
     leave_notice_to_controller()
     arguments = _arguments()
+    answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     log_to_stderr()
     run = Path(arguments.run)
     config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))

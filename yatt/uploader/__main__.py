@@ -21,6 +21,7 @@ from yatt.adapters.host_segment import Stamp
 from yatt.adapters.log_lines import log_to_stderr
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.process import leave_notice_to_controller
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.adapters.staged import load_on_node
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
@@ -169,6 +170,7 @@ def main() -> int:
     log_to_stderr()
     os.nice(NICENESS)
     arguments = parse_arguments("The uploader of one node of a yatt run.")
+    answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
     config = patiently(partial(load_on_node, *where))
     return asyncio.run(serve(arguments, config))

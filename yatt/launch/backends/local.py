@@ -20,6 +20,7 @@ from yatt.adapters.nvml import visible_devices
 from yatt.adapters.orphans import adopt_orphans, end_orphans
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import Identity, log_tail, open_log, spawn_to
+from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.config.check import node_gpus
 from yatt.config.schema import RunConfig
 from yatt.control.gpus import scratch
@@ -70,6 +71,7 @@ class LocalBackend:
 
     def listen(self) -> None:
         """Installs the signal handlers, and makes this process the parent of orphans."""
+        answer_stack_requests(self.paths.root, "launcher")
         self.owns_orphans = adopt_orphans()
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
