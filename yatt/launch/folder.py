@@ -111,7 +111,7 @@ def _refuse_parent(root: Path) -> None:
     parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"run.dir: {root} cannot be used as a folder of the run: {parent} is no folder that you may "
+            f"run.dir: {root}: cannot be used as a folder of the run: {parent} is no folder that you may "
             "write to. Write another one."
         )
 
