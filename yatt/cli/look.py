@@ -1,6 +1,7 @@
 """The commands that read a run folder: status, watch."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,14 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
+from yatt.errors import ConfigError
 from yatt.launch.jobs import JobView, charged_gpu_s, job_view, present, state_in_words
 from yatt.launch.summary import LIVELY, Summary
 from yatt.obs.account import Account, saves_in_words
+from yatt.obs.comparison import MOST_RUNS, write_comparison
 from yatt.obs.console import Console, duration
 from yatt.obs.report import write_report
+from yatt.obs.screen import Screen
 from yatt.obs.slabs_now import slabs_in_words
 from yatt.obs.view import RunView, counted
 from yatt.paths import RunPaths
@@ -72,6 +76,17 @@ def report(run: Path, out: Path | None) -> Path:
     view.refresh()
     state, _ = state_in_words(view.paths, view.summary()["state"], job_view(view.paths, Slurm()))
     return write_report(view.paths, out, charged_gpu_s(view.paths), present(state, clock.wall_s()))
+
+
+def compare(runs: list[Path], out: Path | None) -> Path:
+    """Writes one page about several runs; returns its path.
+
+    Raises:
+        ConfigError: one is not a run folder, there are too many, or the page cannot be written.
+    """
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(f"a page compares at most {MOST_RUNS} runs, not {len(runs)}.")
+    return write_comparison(runs, out or Path("comparison.html"))
 
 
 def _print_slabs(summary: dict[str, Any]) -> None:
@@ -135,7 +150,7 @@ def _say(text: str) -> None:
 def watch(run: Path) -> int:
     """Follows a run until it ends, or until Ctrl-C."""
     view = open_view(run)
-    console = Console(view)
+    console = Screen(view) if sys.stdout.isatty() else Console(view)
     asked_s, said = -JOB_S, ""
     try:
         while True:

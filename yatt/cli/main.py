@@ -158,6 +158,8 @@ def _add_looking(commands: "Parsers") -> None:
         command = commands.add_parser(name, help=text)
         command.add_argument("run", type=Path, help="run folder")
         command.set_defaults(action=action)
+        if name == "report":
+            command.add_argument("others", type=Path, nargs="*", help="other run folders, to compare them")
         if name == "status":
             command.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "report":
@@ -179,9 +181,12 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import report
+    from yatt.cli.look import compare, report
 
-    path = report(arguments.run, arguments.out)
+    if arguments.others:
+        path = compare([arguments.run, *map(run_folder, arguments.others)], arguments.out)
+    else:
+        path = report(arguments.run, arguments.out)
     sys.stdout.write(f"{path}\n")
     return 0
 

@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "status": ("yatt status runs/one", "yatt status run.yaml --json"),
     "watch": ("yatt watch runs/one",),
-    "report": ("yatt report runs/one --out one.html",),
+    "report": ("yatt report runs/one --out one.html", "yatt report runs/one runs/two --out both.html"),
     "logs": ("yatt logs runs/one -f --role trainer", "yatt logs runs/one -n 100"),
     "show": ("yatt show runs/one 120", "yatt show runs/one 120 7"),
     "check": ("yatt check run.yaml", "yatt check run.yaml rollout.n=16 --site site.yaml --elsewhere"),

@@ -33,6 +33,7 @@ from yatt.launch.folder import open_attempt
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Follower
 from yatt.launch.messages import Messages, State
+from yatt.launch.surroundings import surroundings
 from yatt.paths import RunPaths
 
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
@@ -156,7 +157,7 @@ class Attempts:
         about = {
             "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
             "began": self.began, "submission": self.backend.submission, "committed": committed,
-            "absent": sorted(self.backend.absent),
+            "absent": sorted(self.backend.absent), "surroundings": surroundings(self.config.launch.device),
         }  # fmt: skip
         open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
         return self._after(attempt, self.backend.carry_out(attempt, follower))

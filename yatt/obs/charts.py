@@ -3,12 +3,19 @@
 Colours are classes of the report's style sheet, which has a light and a dark set.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 MAX_DOTS = 80
+SMOOTHED_FROM = 40
+"""Points from which a series is drawn faintly, below its moving mean."""
+
+SMOOTHED_SHARE = 20
+"""The moving mean is over the points divided by this."""
+
 LARGEST = 1e100
 
 
@@ -59,6 +66,20 @@ def finite(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], 
     return tuple((x, y if abs(y) > 1 / LARGEST else 0.0) for x, y in drawn)
 
 
+def smoothed(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns the centred moving mean of a series; near its ends over fewer points. Empty for a short one."""
+    if len(points) < SMOOTHED_FROM:
+        return ()
+    half = max(2, len(points) // SMOOTHED_SHARE) // 2 + 1
+    sums = list(itertools.accumulate((y for _, y in points), initial=0.0))
+    found = []
+    for index, (x, _) in enumerate(points):
+        reach = min(half, index, len(points) - 1 - index)
+        low, high = index - reach, index + reach + 1
+        found.append((x, (sums[high] - sums[low]) / (high - low)))
+    return tuple(found)
+
+
 def short(value: float) -> str:
     """Returns a number in a few characters, for axes."""
     if value == 0:
@@ -72,20 +93,25 @@ def short(value: float) -> str:
 
 
 def line_chart(
-    series: Sequence[Series], *, title: str, width: int, height: int, label: str = "", has_dots: bool = True
-) -> str:
-    """Returns an SVG of all series over iterations, with a legend if there are several.
+    series: Sequence[Series], *, title: str, size: tuple[int, int], label: str = "", has_dots: bool = True,
+    x_title: str = "iteration",
+) -> str:  # fmt: skip
+    """Returns an SVG of all series, with a legend if there are several. A long series that is marked by dots
+    is faint, below its moving mean.
 
     Args:
+        size: width and height in pixels, before the page scales it.
         has_dots: marks the points of a short series, each with its iteration.
         label: text for screen readers; the title if empty.
+        x_title: title of the horizontal axis.
     """
+    width, height = size
     drawn = [line for line in series if line.points]
     if not drawn:
         return f'<p class="none">{escape(title)}: no values yet.</p>'
     several = len(drawn) > 1 or drawn[0].on_right
     rows = 0 if not several else math.ceil(len(drawn) / _columns(width))
-    top, bottom, left = 12 + 18 * rows, height - 24, 46
+    top, bottom, left = 12 + 18 * rows, height - 36, 46
     has_right = any(line.on_right for line in drawn)
     right = width - (46 if has_right else 12)
     xs = axis_over((x for line in drawn for x, _ in line.points), from_px=left, to_px=right, pad=0.02)
@@ -99,7 +125,7 @@ def line_chart(
             ys = axis_over((y for line in lines for _, y in line.points), from_px=bottom, to_px=top)
             parts.append(_grid(ys, left, right, is_right=is_right))
             parts += [_line(line, xs, ys, has_dots=has_dots) for line in lines]
-    parts += [_x_axis(xs, bottom), _legend(drawn, width) if several else "", "</svg>"]
+    parts += [_x_axis(xs, bottom, x_title), _legend(drawn, width) if several else "", "</svg>"]
     return "".join(parts)
 
 
@@ -121,18 +147,25 @@ def _grid(ys: Axis, left: float, right: float, *, is_right: bool) -> str:
     return "".join(parts)
 
 
-def _x_axis(xs: Axis, bottom: float) -> str:
+def _x_axis(xs: Axis, bottom: float, title: str) -> str:
     ticks = "".join(
         f'<text class="tick" x="{xs.at(value):.1f}" y="{bottom + 16}" text-anchor="middle">{value:.0f}</text>'
         for value in xs.ticks(8, whole=True)
     )
-    return f'<line class="axis" x1="{xs.from_px}" x2="{xs.to_px}" y1="{bottom}" y2="{bottom}"/>{ticks}'
+    middle = (xs.from_px + xs.to_px) / 2
+    named = (
+        f'<text class="tick" x="{middle:.0f}" y="{bottom + 31}" text-anchor="middle">{escape(title)}</text>'
+    )
+    return f'<line class="axis" x1="{xs.from_px}" x2="{xs.to_px}" y1="{bottom}" y2="{bottom}"/>{ticks}{named}'
 
 
 def _line(line: Series, xs: Axis, ys: Axis, *, has_dots: bool) -> str:
-    places = " ".join(f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in line.points)
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-    path = f'<polyline class="line {line.colour}" points="{places}"{dash}/>'
+    mean = smoothed(line.points) if has_dots else ()
+    faint = " faint" if mean else ""
+    path = f'<polyline class="line {line.colour}{faint}" points="{_places(line.points, xs, ys)}"{dash}/>'
+    if mean:
+        return path + f'<polyline class="line {line.colour}" points="{_places(mean, xs, ys)}"{dash}/>'
     if not has_dots or len(line.points) > MAX_DOTS:
         return path
     dots = (
@@ -141,6 +174,10 @@ def _line(line: Series, xs: Axis, ys: Axis, *, has_dots: bool) -> str:
         for x, y in line.points
     )
     return path + "".join(dots)
+
+
+def _places(points: Iterable[tuple[float, float]], xs: Axis, ys: Axis) -> str:
+    return " ".join(f"{xs.at(x):.1f},{ys.at(y):.1f}" for x, y in points)
 
 
 def _columns(width: int) -> int:

@@ -41,8 +41,12 @@ def values_of(rows: Sequence[Row], key: str) -> tuple[tuple[float, float], ...]:
     )
 
 
-def reward_chart(rows: Sequence[Row]) -> str:
-    """Draws reward and validation in one chart; validation gets its own axis if its scale differs."""
+def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> str:
+    """Draws reward and validation in one chart; validation gets its own axis if its scale differs.
+
+    Args:
+        size: width and height in pixels; text keeps its proportion to them.
+    """
     reward = values_of([row for row in rows if row[STEP]], REWARD)
     keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
     curves = {key: values_of(rows, key) for key in keys}
@@ -55,7 +59,7 @@ def reward_chart(rows: Sequence[Row]) -> str:
         )
         for index, (key, points) in enumerate(curves.items())
     ]  # fmt: skip
-    return line_chart(series, title="Reward and validation", width=1180, height=330)
+    return line_chart(series, title="Reward and validation", size=size)
 
 
 def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -69,7 +73,8 @@ def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
         ]
         series = [line for line in series if any(y for _, y in line.points)]
         if series:
-            charts.append((title, line_chart(series, title=title, width=380, height=190)))
+            alone = f": {series[0].name}" if len(series) == 1 < len(names) else ""
+            charts.append((title + alone, line_chart(series, title=title + alone, size=(380, 202))))
     return charts
 
 

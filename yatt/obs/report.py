@@ -28,6 +28,7 @@ from yatt.obs.history import AttemptView, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.page_file import write_page
 from yatt.obs.samples import as_sample
+from yatt.obs.settings_part import flat_part, settings_part
 from yatt.obs.slab_history import slab_history
 from yatt.obs.slabs_part import slabs_part
 from yatt.obs.style import STYLE
@@ -38,6 +39,10 @@ RUNNING = "running, or cut off"
 CUT_OFF = "cut off"
 NODE_LEFT = "continued without a node"
 """Not a failure of the run: a node was lost or found unfit."""
+
+
+NARROW = (400, 260)
+"""Pixels of the large chart on a narrow screen."""
 
 
 def write_report(
@@ -87,8 +92,12 @@ def report_page(
         ("Timeline", f'<div class="card">{parts.timelines(attempts)}</div>'),
         ("Attempts", _attempts(attempts, ends, starts_of(paths))),
         ("News", f'<div class="card">{parts.news_part(news)}</div>'),
-        ("Counters", f'<div class="card">{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>'),
+        (
+            "Counters",
+            f'<div class="card">{flat_part(rows)}{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>',
+        ),
         ("Completions", parts.samples_part(samples)),
+        ("Config, versions and machine", settings_part(config, ledger.attempts(paths))),
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
     state = state_of(paths, attempts, ends)
@@ -211,7 +220,9 @@ def _curves(rows: list[dict[str, Any]]) -> str:
     sentence, is_warning = verdict_on_curves(rows)
     say = f'<p class="say{" warn" if is_warning else ""}">{parts.shown(sentence)}</p>'
     small = "".join(f'<div class="card"><h3>{title}</h3>{svg}</div>' for title, svg in small_charts(rows))
-    return f'{say}<div class="card">{reward_chart(rows)}</div><div class="grid-cards">{small}</div>'
+    large = f'<div class="wide">{reward_chart(rows)}</div>'
+    large += f'<div class="narrow">{reward_chart(rows, NARROW)}</div>'
+    return f'{say}<div class="card">{large}</div><div class="grid-cards">{small}</div>'
 
 
 def _attempts(

@@ -180,7 +180,7 @@ def _curves(picture: IterationPicture) -> str:
         series.append(Series(name=f"{curve.role}: running", points=running, colour=colour))
         series.append(Series(name=f"{curve.role}: waiting", points=waiting, colour=colour, dashed=True))
     title = "Requests that run and wait, over the seconds of the iteration"
-    return line_chart(series, title=title, width=WIDTH, height=220, has_dots=False)
+    return line_chart(series, title=title, size=(WIDTH, 220), has_dots=False, x_title="seconds")
 
 
 def _legend(named: Iterable[tuple[str, str]]) -> str:

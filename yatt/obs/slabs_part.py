@@ -108,11 +108,11 @@ def _seconds_chart(history: SlabHistory, keys: Sequence[Key]) -> str:
         ),
     ]  # fmt: skip
     title, (width, height) = "Seconds of sampling and judging a batch", LARGE
-    return f"<h3>{title}</h3>{line_chart(lines, title=title, width=width, height=height)}"
+    return f"<h3>{title}</h3>{line_chart(lines, title=title, size=(width, height))}"
 
 
 def _chart(title: str, lines: Sequence[Series], size: tuple[int, int]) -> str:
-    svg = line_chart(lines, title=title, width=size[0], height=size[1])
+    svg = line_chart(lines, title=title, size=size)
     return f'<div class="card"><h3>{title}</h3>{svg}</div>'
 
 

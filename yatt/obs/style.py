@@ -48,7 +48,7 @@ svg { display:block; width:100%; height:auto; } svg.timeline { min-width:760px; 
 svg text { fill:var(--ink); font-size:12px; font-family:inherit; } svg text.tick { fill:var(--soft);
   font-size:11px; } svg text.on { fill:#fff; font-size:11.5px; pointer-events:none; }
 .grid { stroke:var(--rule); stroke-width:1; } .axis { stroke:var(--soft); } .lane { fill:var(--lane); }
-.line { fill:none; stroke-width:2; stroke-linejoin:round; stroke:currentColor; }
+.faint { opacity:.3; } .line { fill:none; stroke-width:2; stroke-linejoin:round; stroke:currentColor; }
 .dot { fill:currentColor; stroke:var(--card); stroke-width:1; }
 .c1 { color:var(--c1); } .c2 { color:var(--c2); } .c3 { color:var(--c3); } .c4 { color:var(--c4); }
 .c5 { color:var(--c5); } .c6 { color:var(--c6); }
@@ -60,6 +60,9 @@ svg text { fill:var(--ink); font-size:12px; font-family:inherit; } svg text.tick
 .p-idle { fill:var(--idle); background:var(--idle); }
 .p-switch { fill:var(--switch); background:var(--switch); } .p-restore { background:var(--restore); }
 .p-queue { background:var(--queue); }
+svg.key { display:inline-block; width:20px; height:8px; margin-right:8px; }
+.differences td.wrap { width:auto; } .narrow { display:none; }
+@media (max-width: 700px) { .wide { display:none; } .narrow { display:block; } }
 .mark { fill:var(--bad); stroke:var(--card); }
 .bar { display:flex; height:26px; border-radius:6px; overflow:hidden; gap:1px; margin:4px 0 12px; }
 .swatch { display:inline-block; width:11px; height:11px; border-radius:3px; margin-right:8px; }
