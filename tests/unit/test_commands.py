@@ -84,7 +84,7 @@ def test_bash_completes_commands_options_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-run.yaml").touch()
     script = completion(command_parser()[1], "bash")
-    assert complete(script, "yatt", "sta") == ["status"]
+    assert complete(script, "yatt", "stat") == ["status"]
     assert complete(script, "yatt", "logs", "x", "--ro") == ["--role"]
     assert "--sweep" in complete(script, "yatt", "submit", "--")
     assert complete(script, "yatt", "run", "my-") == ["my-run.yaml"]
