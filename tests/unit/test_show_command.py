@@ -1,7 +1,9 @@
 """`yatt show`: recorded samples, on a terminal and as JSON."""
 
+import contextlib
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,17 @@ def sample(number: int, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(paths: RunPaths, node: int, *records: Any, attempt: int = 1, cut: int = 0) -> None:
-    head = {"kind": "iteration", "format": 1, STEP: 3, "attempt": attempt, "node": node}
+def write(
+    paths: RunPaths, node: int, *records: Any, attempt: int = 1, cut: int = 0, num_nodes: int = 1
+) -> None:
+    head = {
+        "kind": "iteration",
+        "format": 1,
+        STEP: 3,
+        "attempt": attempt,
+        "node": node,
+        "num_nodes": num_nodes,
+    }
     text = "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in (head, *records))
     paths.rollouts.mkdir(exist_ok=True)
     data = gzip.compress(text.encode(errors="surrogatepass"))
@@ -123,6 +134,40 @@ def test_what_is_damaged_is_skipped_and_counted(paths, capsys) -> None:
     assert found.num_unreadable == 3
     paths.rollout_file(3, 1).write_bytes(b"no gzip")
     assert "4 damaged lines" in shown(capsys, paths, 3)
+
+
+def test_a_node_whose_file_is_missing_is_noticed(paths, capsys) -> None:
+    write(paths, 1, sample(0), num_nodes=3)
+    assert "Files of 2 trainer nodes are missing" in shown(capsys, paths, 3)
+    assert json.loads(shown(capsys, paths, 3, as_json=True))["missing_files"] == 2
+
+
+ANYTHING: list[Any] = [
+    None, True, -1, 10**30, 0.5, float("nan"), "", HOSTILE, [], [[]], [[1]], [1, "x"], {}, {"a": [1]},
+    {HOSTILE: None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_value_of_any_key_is_printed_safely_or_counted(paths, capsys, seed) -> None:
+    draw = random.Random(seed)
+
+    def changed(record: dict[str, Any]) -> dict[str, Any]:
+        keys = [key for key in record if key not in ("kind", "sample", STEP)]
+        return {**record, **{key: draw.choice(ANYTHING) for key in draw.sample(keys, draw.randint(1, 6))}}
+
+    judged = {
+        "kind": "judged", "samples": [4], "genrm": "judge", "tries": 2, "prompt": "p", "answer": "a",
+        "is_readable": True, "score": 0.7, "ranking": None,
+    }  # fmt: skip
+    write(
+        paths, 0, sample(5), *(changed(sample(4, turns=[["policy", "x"]])) for _ in range(3)), changed(judged)
+    )
+    for number in (None, 4, 5):
+        with contextlib.suppress(ConfigError):  # every line of this sample is damaged
+            for as_json in (False, True):
+                out = shown(capsys, paths, 3, number, as_json=as_json)
+                assert all(char.isprintable() or char == "\n" for char in out)
 
 
 def test_where_not_all_samples_are_recorded_those_of_the_report_are_shown(tmp_path, capsys) -> None:

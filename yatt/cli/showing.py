@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.lines import Record
+from yatt.adapters.lines import Record, is_number
 from yatt.cli.look import open_view
 from yatt.config.load import load_resolved
 from yatt.config.operation import LoggingSection
@@ -69,7 +69,7 @@ def _not_recorded(paths: RunPaths, iteration: int) -> str:
 def _as_json(found: RecordedIteration, sample: int | None) -> Record:
     head = {
         "iteration": found.iteration, "attempt": found.attempt, "is_whole": found.is_whole,
-        "unreadable_lines": found.num_unreadable,
+        "unreadable_lines": found.num_unreadable, "missing_files": found.num_missing,
     }  # fmt: skip
     if sample is None:
         return {**head, "samples": found.samples}
@@ -86,6 +86,8 @@ def _notes(found: RecordedIteration, section: LoggingSection) -> Iterable[str]:
     if not found.is_whole:
         lost = f"Its files were not written, or logging.rollouts_keep ({section.rollouts_keep}) removed them."
         yield f"Only some samples are recorded. {lost if section.rollouts == 'all' else CURE}"
+    if found.num_missing:
+        yield f"Files of {found.num_missing} trainer nodes are missing: see the events rollouts.lost."
     if found.num_unreadable:
         yield f"{found.num_unreadable} damaged lines were skipped."
     if found.num_replaced:
@@ -151,7 +153,9 @@ def _one(found: RecordedIteration) -> Iterable[str]:
 
 def _facts(each: Record) -> Iterable[str]:
     versions = each.get("policy_versions")
-    spans = [span for span in versions if isinstance(span, list)] if isinstance(versions, list) else []
+    spans = (
+        [each for each in versions if isinstance(each, list) and each] if isinstance(versions, list) else []
+    )
     facts = [
         ("state", _state(each)),
         ("prompt group", _and(each.get("group"), "data row", each.get("row"), each.get("data_source"))),
@@ -229,4 +233,4 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else _text(value)
+    return f"{value:.4g}" if is_number(value) else _text(value)

@@ -74,6 +74,7 @@ class RecordedIteration:
         samples: all samples, or only the chosen one; with `without_text`, without prompts and completions.
         num_unreadable: lines and ends of files that could not be read.
         num_replaced: files of earlier attempts, which are left out.
+        num_missing: trainer nodes without a file.
     """
 
     iteration: int
@@ -83,6 +84,7 @@ class RecordedIteration:
     judged: list[Record] = field(default_factory=list)
     num_unreadable: int = 0
     num_replaced: int = 0
+    num_missing: int = 0
 
 
 def read_iteration(paths: RunPaths, iteration: int, sample: int | None = None) -> RecordedIteration | None:
@@ -108,16 +110,18 @@ def _from_files(paths: RunPaths, iteration: int, sample: int | None) -> Recorded
         judged=[each for file in mine for each in file.judged],
         num_unreadable=sum(file.num_unreadable for file in files),
         num_replaced=sum(0 < file.attempt < newest for file in files),
+        num_missing=max(0, max(file.num_missing for file in mine) - len(mine)),
     )  # fmt: skip
 
 
 def _one_file(path: Path, iteration: int, sample: int | None) -> RecordedIteration:
-    """Reads one file; attempt 0 if its head cannot be read."""
+    """Reads one file; attempt 0 if its head cannot be read. `num_missing` is the number of all nodes."""
     found = RecordedIteration(iteration)
     for record in _records(path, found):
         kind = record.get("kind")
         if kind == HEAD and type(record.get("attempt")) is int:
-            found.attempt = record["attempt"]
+            found.attempt, nodes = record["attempt"], record.get("num_nodes")
+            found.num_missing = nodes if type(nodes) is int else 0
         elif kind == SAMPLE and (each := as_recorded(record)) is not None:
             if sample is None:
                 found.samples.append(_without_texts(each))

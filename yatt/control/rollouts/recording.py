@@ -178,7 +178,7 @@ class RolloutRecorder:
 
     def _records(self, found: _Iteration) -> Iterator[Record]:
         head = {"kind": HEAD, "format": FORMAT, "policy_version": found.policy_version}
-        yield {**head, **self._stamp(found)}
+        yield {**head, **self._stamp(found), "num_nodes": len(self._node.placement.trainer_nodes)}
         for ended in found.groups:
             indexes = range(len(ended.group.samples))
             for record in sample_records(ended, self._scorer, self._tokenizer, found.policy_version, indexes):
