@@ -57,6 +57,9 @@ def test_every_sample_is_recorded_with_the_reward_and_the_advantage_that_it_was_
         assert max(each["advantage"] for each in trained) == pytest.approx(row["critic/advantages/max"])
     check_what_is_shown(run, trained[5])
     check_logs(run)
+    RunPaths(run.run_dir).rollout_file(4, 1).unlink()
+    half = read_iteration(RunPaths(run.run_dir), 4)
+    assert half is not None and half.num_missing == 1 and len(half.samples) == 8
 
 
 def check_what_is_shown(run: RunFile, one: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from tests.runs import rows
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
 from yatt.adapters.attempt_claim import newest_attempt
+from yatt.control.rollouts.groups import new_group
 from yatt.control.rollouts.recording import MOST_WAITING
 from yatt.control.rollouts.subject import Judged
 from yatt.core.verdict import Shown
@@ -212,3 +213,35 @@ def test_a_file_is_plain_lines_in_gzip(make: Make) -> None:
     lines = gzip.decompress(bench.node.paths.rollout_file(1, 0).read_bytes()).splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["iteration", "sample", "sample"]
+
+
+def test_answers_about_a_sample_that_is_sampled_again_are_not_recorded(make: Make) -> None:
+    recorder = make(answers).sampler._recorder
+    group = new_group(4, 0, "p", [1], 2)
+    group.samples[1].extend(m.pack_ids([5]), m.pack_floats([-1.0]), 0)
+    kept = recorder.judged(4)
+    assert kept is not None
+    shown = Shown(prompt="p", ground_truth="", data_source="")
+    common = {"genrm": "judge", "shown": shown, "answer": "", "finish_reason": "stop", "tries": 1}
+    kept += [Judged(about=about, verdict=None, **common) for about in ((0,), (1,), (0, 1))]
+    recorder.restarted(group)
+    assert [each.about for each in recorder.judged(4) or ()] == [(1,)]
+
+
+def test_in_deterministic_mode_groups_after_the_last_trained_one_are_recorded_with_their_own_iteration(
+    make: Make,
+) -> None:
+    """They are sampled again, and would otherwise be recorded twice."""
+    bench = make(answers)
+    recorder = bench.sampler._recorder
+
+    async def two() -> None:
+        later = new_group(9, 0, "p", [1], 2)
+        later.samples[0].fail("no engine")
+        recorder.dropped(1, later, None, "no engine")
+        await iterate(bench, 1)
+        await iterate(bench, 2)
+
+    asyncio.run(two())
+    for iteration in (1, 2):
+        assert 9 not in {each["group"] for each in recorded(bench, iteration).samples}

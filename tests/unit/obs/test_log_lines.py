@@ -159,6 +159,14 @@ def test_a_search_ends_where_it_has_read_enough_and_says_so(tmp_path, monkeypatc
     path.write_text("".join(f"2026-11-26T16:40:50+00:00 INFO yatt.x line {i:08}\n" for i in range(1000)))
     log = LogFile("x", path, LogFilter(text="00000000"))
     assert log.last(5, is_growing=False) == [] and log.is_cut
+    every = LogFile("x", path, LogFilter()).last(1000, is_growing=False)
+    assert 50 < len(every) < 1000 and all(line.text.startswith("2026") for line in every), "no half line"
+
+
+def test_lines_of_one_log_keep_their_order_if_the_clock_is_set_back(paths, capsys) -> None:
+    put(paths, "node0", "".join(f"2026-11-26T16:40:5{i}+00:00 INFO yatt.x {i}\n" for i in (1, 4, 2)))
+    lines = printed(capsys, paths, is_all=True)
+    assert [line[-1] for line in lines if line.startswith("node0")] == ["1", "4", "2"]
 
 
 def test_a_followed_log_gives_each_complete_line_once(tmp_path) -> None:
