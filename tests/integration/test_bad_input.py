@@ -220,11 +220,9 @@ def test_a_reward_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path
     assert living(run.run_dir) == {}
 
 
-def test_a_dataset_of_which_no_prompt_fits_ends_the_run_with_the_fix(tmp_path: Path) -> None:
-    run = RunFile(tmp_path, {"data": {"max_prompt_tokens": 1}})
-    done = yatt("run", str(run.write()))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "longer than data.max_prompt_tokens (1); raise it" in done.stdout
+def test_a_dataset_of_which_no_prompt_fits_is_refused_before_anything_starts(good: RunFile) -> None:
+    said = refused(good, "data.max_prompt_tokens=1")
+    assert "data.max_prompt_tokens: every prompt of " in said and "longer than 1 tokens; raise it" in said
 
 
 def test_a_genrm_whose_verdicts_cannot_be_read_is_counted(tmp_path: Path) -> None:

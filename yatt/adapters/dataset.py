@@ -11,41 +11,28 @@ import json
 import os
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.media import media_of
-from yatt.adapters.patience import LIMIT_S, is_passing, patiently
+from yatt.adapters.data_rows import (
+    BATCH_ROWS,
+    Row as Row,
+    data_lines,
+    opened_data,
+    parquet_batches,
+    prompt_text as prompt_text,
+    raw_rows,
+    row_of,
+    truth_text as truth_text,
+)
+from yatt.adapters.patience import LIMIT_S, patiently
 from yatt.config.schema import DataSection
 from yatt.errors import ConfigError, WorkerFailed
-from yatt.records.message import MediaRef, RowRef
-
-BATCH_ROWS = 1024
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"PK": "zip",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One prompt. `prompt` is text, or a list of chat messages ({role, content}).
-
-    `ground_truth` is the value of its column, of any type; None if the row has none.
-    """
-
-    prompt: str | list[dict[str, Any]]
-    ground_truth: Any
-    data_source: str
-    raw: dict[str, Any]
-    media: tuple[MediaRef, ...] = ()
+from yatt.records.message import RowRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +43,36 @@ class RowCounts:
     without_truth: int
 
 
-def check_rows(files: tuple[str, ...], data: DataSection) -> RowCounts:
+def check_rows(
+    files: tuple[str, ...], data: DataSection, look: Callable[[int, Row, str], None] = lambda *_: None
+) -> RowCounts:
     """Reads every row of `files` once.
+
+    Args:
+        look: called with each row's number over all files, from 0, the row, and its place for messages.
 
     Raises:
         ConfigError: a file is missing or unreadable, or a row cannot be used; names file and row.
     """
     rows = without_truth = 0
-    for file in files:
-        for raw, place in raw_rows(Path(file)):
-            rows += 1
-            without_truth += _row(raw, place, data).ground_truth is None
+    for row, place in read_rows(files, data):
+        look(rows, row, place)
+        rows += 1
+        without_truth += row.ground_truth is None
     if not rows:
         raise ConfigError(f"{', '.join(files)}: no rows. Write files with prompts in data.train_files.")
     return RowCounts(rows=rows, without_truth=without_truth)
+
+
+def read_rows(files: tuple[str, ...], data: DataSection) -> Iterator[tuple[Row, str]]:
+    """Yields every row with its place, for messages.
+
+    Raises:
+        ConfigError: as in `check_rows`.
+    """
+    for file in files:
+        for raw, place in raw_rows(Path(file)):
+            yield row_of(raw, place, data), place
 
 
 class _Opened:
@@ -112,7 +115,7 @@ class RowReader:
         path = self.path(ref)
         find = self._parquet_row if path.suffix == ".parquet" else self._line
         try:
-            return _row(patiently(partial(find, ref), limit_s=limit_s), str(path), self._data)
+            return row_of(patiently(partial(find, ref), limit_s=limit_s), str(path), self._data)
         except (OSError, ValueError, ConfigError) as error:
             raise WorkerFailed(f"{path}: a row of the data file cannot be read any more: {error}") from error
 
@@ -219,7 +222,7 @@ class RowFiles(RowReader):
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows, writer = 0, None
         path = self._copy(file)
-        for batch in _parquet_batches(self._paths[file]):
+        for batch in parquet_batches(self._paths[file]):
             writer = writer or pyarrow.ipc.new_file(str(path), batch.schema)
             for start in range(0, len(batch), BATCH_ROWS):
                 writer.write_batch(batch.slice(start, BATCH_ROWS))
@@ -229,27 +232,11 @@ class RowFiles(RowReader):
         return rows
 
 
-def truth_text(value: Any) -> str:
-    """Returns a ground truth as text for templates: text unchanged, anything else as JSON."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
-    """Prompt text without control tokens: a single message's content, else all messages with roles."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1:
-        return str(prompt[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-
-
 def _line_starts(path: Path) -> "tuple[array[int], bytes]":
     """Returns offset and length of every line that is not blank, in sequence; and the file's SHA-256."""
     found, at, digest = array("Q"), 0, hashlib.sha256()
-    with _opened(path) as lines:
-        for line in lines:
+    with opened_data(path) as file:
+        for line in data_lines(path, file):
             digest.update(line)
             if not line.isspace():
                 found.extend((at, len(line)))
@@ -258,135 +245,5 @@ def _line_starts(path: Path) -> "tuple[array[int], bytes]":
 
 
 def _digest_of(path: Path) -> bytes:
-    with _opened(path) as file:
+    with opened_data(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-def _opened(path: Path) -> Any:
-    """Opens a data file.
-
-    Raises:
-        ConfigError: it does not exist, or cannot be read.
-        OSError: a transient error, which is not a user error.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
-    try:
-        return path.open("rb")
-    except OSError as error:
-        if is_passing(error):
-            raise
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
-
-
-def raw_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the rows of a data file, each with its place for messages."""
-    if path.suffix == ".parquet":
-        rows = (raw for batch in _parquet_batches(path) for raw in batch.to_pylist())
-        yield from ((raw, f"{path}: row {number}") for number, raw in enumerate(rows, start=1))
-        return
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                _refuse_encodings(path, line)
-            if not line.isspace():
-                yield _parsed(line, f"{path}: row {number}"), f"{path}: row {number}"
-
-
-def _refuse_encodings(path: Path, first: bytes) -> None:
-    kind = next((name for magic, name in COMPRESSED.items() if first.startswith(magic)), "")
-    if kind:
-        raise ConfigError(f"{path}: is compressed ({kind}); decompress it.")
-    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ConfigError(f"{path}: is text in UTF-16; save it as UTF-8.")
-
-
-def _parsed(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        raw = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{place} is not text in UTF-8 ({error.reason}); save the file as UTF-8."
-        ) from error
-    except json.JSONDecodeError as error:
-        shown = _shown(line.decode(errors="replace"))
-        raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{place} is nested too deeply.") from error
-    except ValueError as error:
-        raise ConfigError(f"{place} cannot be read as JSON: {error}.") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{place} is not an object of columns: {_shown(line.decode(errors='replace'))}")
-    return raw
-
-
-def _parquet_batches(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(f"{path}: parquet needs pyarrow; pip install 'yatt[parquet]'.") from error
-    _opened(path).close()
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=64 * BATCH_ROWS)
-    except (pyarrow.ArrowException, OSError) as error:
-        if is_passing(error):
-            raise
-        raise ConfigError(f"{path}: cannot be read as parquet: {error}.") from error
-
-
-def _row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
-    prompt = _descend(raw, data.prompt_key)
-    if not (isinstance(prompt, str) or _is_chat(prompt)) or not prompt:
-        what = "has no" if prompt in (None, "", []) else "has an unreadable"
-        raise ConfigError(
-            f"{place} {what} prompt: column '{data.prompt_key}' must be text or a list of "
-            f"{{role, content}} messages, both text. The row: {_shown(json.dumps(raw, default=str))} "
-            f"Correct the row, or write the column in data.prompt_key."
-        )
-    source = _descend(raw, data.data_source_key)
-    truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
-    origin = data.default_data_source if source is None else str(source)
-    told = (("prompt", prompt_text(prompt)), ("ground truth", truth_text(truth)), ("data source", origin))
-    for name, text in told:
-        _refuse_surrogates(text, name, place)
-    return Row(
-        prompt=prompt,
-        ground_truth=truth,
-        data_source=origin,
-        raw=raw,
-        media=media_of(_descend(raw, data.media_key), place) if data.media_key else (),
-    )
-
-
-def _refuse_surrogates(text: str, name: str, place: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{place}: its {name} contains a lone surrogate (at {error.start}), which no tokenizer accepts. "
-            "Correct the row."
-        ) from error
-
-
-def _is_chat(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in prompt
-    )
-
-
-def _descend(raw: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(raw, dict):
-            return None
-        raw = raw.get(part)
-    return raw
-
-
-def _shown(text: str, width: int = 160) -> str:
-    text = text.strip()
-    return text if len(text) <= width else text[:width] + " ..."

@@ -6,7 +6,6 @@ depends on is kept elsewhere (see `yatt.adapters.ledger`, `yatt.checkpoint.manif
 """
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from yatt.adapters.patience import is_passing
+from yatt.plain_files import open_regular
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 16 << 20
@@ -157,19 +157,6 @@ def lines_of(file: BinaryIO) -> Iterator[bytes | None]:
         while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
             pass
         yield None
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading, without blocking on a FIFO.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def make_ready(path: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from yatt.errors import ConfigError
+from yatt.plain_files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 """Same limit as in the safetensors library."""
@@ -44,13 +45,13 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
         OSError: it cannot be read.
         ConfigError: it is not a valid safetensors file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _read(file, path)
 
 
 def invalid_file(path: Path, what: str) -> ConfigError:
     """The error about a file that is not a whole safetensors file."""
-    return ConfigError(f"model.path: {path} {what}; it is no whole safetensors file. Copy it again.")
+    return ConfigError(f"{path} {what}; it is no whole safetensors file. Copy it again.")
 
 
 def _read(file: BinaryIO, path: Path) -> dict[str, TensorPlace]:

@@ -25,9 +25,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, words_of
+from yatt.models.config_types import TOKENS, tokenizer_fault
+from yatt.plain_files import encoding_fault, read_json_object, read_plain, text_of
 
 Chat = list[dict[str, Any]]
+MAX_TOKENIZER_BYTES = 1 << 29
+MOST_IDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,6 @@ class TextPart:
 
     text: str
     is_trusted: bool
-
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -59,6 +60,8 @@ class Tokenizer:
         self._special = _special_pattern(self._fast)
         self._template: Template | None = None
         self._config = _read_json(self._folder / "tokenizer_config.json")
+        if fault := tokenizer_fault(self._config):
+            raise ConfigError(f"{self._folder / 'tokenizer_config.json'} {fault}.")
         self._template_text = _chat_template(self._folder, self._config)
         self.eos_ids = eos_ids(folder)
         """Tokens that end a completion."""
@@ -147,6 +150,19 @@ class Tokenizer:
             return self.encode_rendered(rendered)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
 
+    def check_vocabulary(self) -> None:
+        """Checks that no two tokens have one id, as in a damaged file.
+
+        Raises:
+            ConfigError: two have.
+        """
+        ids = list(self._fast.get_vocab(with_added_tokens=True).values())
+        if len(set(ids)) != len(ids):
+            raise ConfigError(
+                f"{self._folder / 'tokenizer.json'} has {len(ids) - len(set(ids))} tokens with another's id; "
+                "copy it again."
+            )
+
     @property
     def has_chat_template(self) -> bool:
         """Whether chat messages can be rendered."""
@@ -174,7 +190,7 @@ class Tokenizer:
                 f"{self._folder} has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json); add one, or use prompts that are plain text."
             )
-        named = {name: token for name in _NAMED_TOKENS if (token := _token_text(self._config.get(name)))}
+        named = {name: token for name in TOKENS if (token := _token_text(self._config.get(name)))}
         try:
             if self._template is None:
                 self._template = _environment(self._now).from_string(self._template_text)
@@ -185,8 +201,11 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **named,
             )
-        except TemplateError as error:
-            raise ConfigError(f"the chat template of {self._folder} refuses a prompt: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program, which can raise anything
+            what = str(error) if isinstance(error, TemplateError) else words_of(error)
+            raise ConfigError(f"the chat template of {self._folder} refuses a prompt: {what}") from error
 
 
 def eos_ids(folder: str) -> tuple[int, ...]:
@@ -201,9 +220,12 @@ def eos_ids(folder: str) -> tuple[int, ...]:
     root, found = Path(folder), set[int]()
     for name in ("generation_config.json", "config.json"):
         value = _read_json(root / name).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(each) is int and 0 <= each < MOST_IDS for each in ids):
+            raise ConfigError(f"{root / name}: eos_token_id must be a token id, or a list of them.")
+        found.update(ids)
     text = _token_text(_read_json(root / "tokenizer_config.json").get("eos_token"))
-    if text and (data := _bytes_or_none(root / "tokenizer.json")) is not None:
+    if text and (data := read_plain(root / "tokenizer.json", MAX_TOKENIZER_BYTES)) is not None:
         token = _fast_of(root / "tokenizer.json", data).token_to_id(text)
         found.update([] if token is None else [token])
     if not found:
@@ -221,8 +243,14 @@ def _mark() -> str:
 def _special_pattern(fast: tokenizers.Tokenizer) -> "re.Pattern[str] | None":
     """Returns a pattern of the tokenizer's special tokens, the longest first; None if it has none."""
     added = fast.get_added_tokens_decoder().values()
-    texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+    texts = sorted(
+        (token.content for token in added if token.special and token.content), key=len, reverse=True
+    )
     return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) or {}
 
 
 def _is_trusted(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
@@ -244,7 +272,7 @@ def _unhidden(text: str, hidden: Mapping[str, str]) -> list[TextPart]:
 
 def _load_fast(root: Path) -> tokenizers.Tokenizer:
     path = root / "tokenizer.json"
-    if (data := _bytes_or_none(path)) is None:
+    if (data := read_plain(path, MAX_TOKENIZER_BYTES)) is None:
         raise ConfigError(
             f"{root} has no tokenizer.json; save the model's tokenizer there once with "
             "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)."
@@ -254,37 +282,17 @@ def _load_fast(root: Path) -> tokenizers.Tokenizer:
 
 def _fast_of(path: Path, data: bytes) -> tokenizers.Tokenizer:
     """Parses the content of a tokenizer.json."""
+    if fault := encoding_fault(data):
+        raise ConfigError(f"{path} {fault}.")
     try:
         fast = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be read as a fast tokenizer: {error}") from error
-    fast.no_truncation()
-    fast.no_padding()
+        fast.no_truncation()
+        fast.no_padding()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are no `Exception`
+        raise ConfigError(f"{path} cannot be read as a fast tokenizer: {words_of(error)}") from error
     return fast
-
-
-def _bytes_or_none(path: Path) -> bytes | None:
-    """Returns the content, None if there is no file. Not read by the library, which hides the error.
-
-    Raises:
-        ConfigError: it cannot be read; `patience.is_passing` tells whether the error is transient.
-    """
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if (data := _bytes_or_none(path)) is None:
-        return {}
-    try:
-        value = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return value if isinstance(value, dict) else {}
 
 
 def _token_text(entry: Any) -> str:
@@ -294,23 +302,20 @@ def _token_text(entry: Any) -> str:
 
 
 def _chat_template(root: Path, config: dict[str, Any]) -> str:
-    own_file = root / "chat_template.jinja"
-    if (data := _bytes_or_none(own_file)) is not None:
-        try:
-            return io.StringIO(data.decode(), newline=None).read()  # with universal newlines
-        except ValueError as error:
-            raise ConfigError(f"{own_file} is not UTF-8: {error}") from error
+    own_file, place = root / "chat_template.jinja", root / "tokenizer_config.json"
+    if (data := read_plain(own_file)) is not None:
+        return io.StringIO(text_of(own_file, data), newline=None).read()  # with universal newlines
     entry = config.get("chat_template")
     if isinstance(entry, list):
         try:
-            named = {item["name"]: item["template"] for item in entry}
+            entry = {item["name"]: item["template"] for item in entry}.get("default", "")
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{root / 'tokenizer_config.json'}: every entry of the list chat_template must be "
-                "{name, template}."
+                f"{place}: every entry of the list chat_template must be {{name, template}}."
             ) from error
-        return str(named.get("default", ""))
-    return entry if isinstance(entry, str) else ""
+    if entry is not None and not isinstance(entry, str):
+        raise ConfigError(f"{place}: chat_template must be text, or a list of {{name, template}}.")
+    return entry or ""
 
 
 class _GenerationTag(Extension):

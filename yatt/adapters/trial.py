@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +41,92 @@ def run_trial(module: str, arguments: list[Any], *, path: Path, key: str, limit_
         ConfigError: the trial found a mistake; or the file ended the process, or was not loaded in time. Its
             cause is the filesystem's error, if there is one.
     """
-    with tempfile.TemporaryDirectory(prefix="yatt-trial-") as folder:
-        found, log = Path(folder) / "found", Path(folder) / "log"
-        argv = [sys.executable, "-P", "-m", module, json.dumps([str(found), key, str(path), *arguments])]
-        with orphans_of_marked(ORPHANS_S):  # processes that the file has started in other sessions
-            process = spawn(argv, env={**os.environ, MARK: "trial"}, log=log)
-            try:
-                how = describe_exit(process.wait(limit_s))
-            except subprocess.TimeoutExpired:
-                raise ConfigError(
-                    f"{key}: {path} was not loaded within {limit_s:g} s (launch.start_timeout_s). "
-                    "Do at the first call what takes long, or give it more time."
-                ) from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # processes in its own session
-                process.wait()
-        if not found.exists():
-            said = "; ".join(log_tail(log, _LINES).splitlines())
+    with trial_process(module, [key, str(path), *arguments]) as trial:
+        try:
+            how = describe_exit(trial.process.wait(limit_s))
+        except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{key}: loading {path} ended the process ({how}){f': {said}' if said else ''}."
-            )
-        error, number = json.loads(found.read_text())
-        if error:
-            raise ConfigError(error) from (OSError(number, error) if number else None)
+                f"{key}: {path} was not loaded within {limit_s:g} s (launch.start_timeout_s). "
+                "Do at the first call what takes long, or give it more time."
+            ) from None
+        trial.end()
+        if not trial.found.exists():
+            raise ConfigError(f"{key}: loading {path} ended the process ({how}){trial.last_words()}.")
+        raise_found(trial.found)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialProcess:
+    """A process that tries something.
+
+    Attributes:
+        folder: its arguments, output and answer.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+
+    @property
+    def found(self) -> Path:
+        """The file with its answer."""
+        return self.folder / "found"
+
+    def last_words(self) -> str:
+        """The last lines of its output, for a message."""
+        said = "; ".join(log_tail(self.folder / "log", _LINES).splitlines())
+        return f": {said}" if said else ""
+
+    def end(self) -> None:
+        """Kills it and the processes in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def trial_process(
+    module: str, arguments: list[Any], env: Mapping[str, str] = types.MappingProxyType({})
+) -> Iterator[TrialProcess]:
+    """Starts `python -m module`, which reads its folder's `arguments`; ends it and what it has started.
+
+    Args:
+        env: variables beside those of this process.
+    """
+    with tempfile.TemporaryDirectory(prefix="yatt-trial-") as name:
+        folder = Path(name)
+        (folder / "arguments").write_text(json.dumps(arguments))
+        with orphans_of_marked(ORPHANS_S):  # processes in other sessions
+            process = spawn(
+                [sys.executable, "-P", "-m", module, name], env={**os.environ, MARK: "trial", **env},
+                log=folder / "log",
+            )  # fmt: skip
+            trial = TrialProcess(process=process, folder=folder)
+            try:
+                yield trial
+            finally:
+                trial.end()
+
+
+def raise_found(found: Path) -> None:
+    """Raises the error in a trial's answer, if it has one.
+
+    Raises:
+        ConfigError: its cause is the filesystem's error, if there was one.
+    """
+    error, number = json.loads(found.read_text())
+    if error:
+        raise ConfigError(error) from (OSError(number, error) if number else None)
+
+
+def read_arguments() -> tuple[Path, list[Any]]:
+    """The folder and the arguments of this process, which is a trial's."""
+    folder = Path(sys.argv[1])
+    return folder, json.loads((folder / "arguments").read_text())
 
 
 def answer_trial(check: Callable[..., object]) -> None:
     """Main function of a trial's process: calls `check` with the arguments, and writes its error."""
-    found, key, path, *arguments = json.loads(sys.argv[1])
+    folder, (key, path, *arguments) = read_arguments()
     said: tuple[str, int | None] = "", None
     try:
         check(*arguments)
@@ -76,5 +135,5 @@ def answer_trial(check: Callable[..., object]) -> None:
         said = str(mistake), cause.errno if isinstance(cause, OSError) else None
     except OSError as error:
         said = f"{key}: {path} cannot be read: {error.strerror or error}.", error.errno
-    Path(found).write_text(json.dumps(said))
+    (folder / "found").write_text(json.dumps(said))
     os._exit(0)  # does not wait for threads that the file has started

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from yatt.adapters.dataset import raw_rows
+from yatt.adapters.data_rows import raw_rows
 from yatt.config.load import load
 from yatt.errors import EXIT_FINISHED, ConfigError
 from yatt.printable import printable

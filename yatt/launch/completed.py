@@ -9,7 +9,7 @@ from yatt.adapters.run_config import load_run
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
-from yatt.launch.preflight import model_limit
+from yatt.launch.model_check import model_limit
 from yatt.paths import RunPaths
 
 

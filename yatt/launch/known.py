@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 from yatt.adapters.files import append_line, make_private
-from yatt.adapters.lines import lines_of, make_ready, open_regular
+from yatt.adapters.lines import lines_of, make_ready
 from yatt.errors import ConfigError
+from yatt.plain_files import open_regular
 
 
 def known_file() -> Path:

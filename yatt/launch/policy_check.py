@@ -6,12 +6,11 @@ A family of the user is loaded in a process of its own.
 from pathlib import Path
 
 from yatt.adapters.model_family import model_of_run, own_family
-from yatt.adapters.tensor_header import TensorPlace, read_header
-from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.trial import answer_trial, run_trial
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.model_check import tensors_of
 from yatt.launch.planned_memory import check_memory
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
@@ -33,10 +32,8 @@ def check_policy(config: RunConfig) -> None:
         return  # told by another check
     if not config.model.family:
         check_architecture(config.model.path)
-        Tokenizer(config.model.path)
         check_fits(config)
         return
-    Tokenizer(config.model.path)
     path = Path(config.model.family).absolute()
     run_trial(
         "yatt.launch.policy_check", [resolved_text(without_secrets(config))], path=path, key="model.family",
@@ -59,7 +56,8 @@ def check_architecture(folder: str, own: Family | None = None) -> None:
     known = [family.architecture for family in families]
     if not set(named) & set(known):
         raise ConfigError(
-            f"model.path: architecture {', '.join(named)} cannot be trained; use {', '.join(known)}, or "
+            f"model.path: {folder}: architecture "
+            f"{', '.join(named)} cannot be trained; use {', '.join(known)}, or "
             "write a family of your own (model.family, docs/extending.md)."
         )
 
@@ -89,7 +87,7 @@ def check_fits(config: RunConfig) -> None:
 
 
 def _check_tensors(folder: str, model: Model) -> None:
-    places, faults = _places(folder)
+    places, faults = tensors_of(folder, "model.path")
     shapes = {name: place.shape for name, place in places.items()}
     dtypes = {name: place.dtype for name, place in places.items()}
     if not shapes and not faults:
@@ -102,24 +100,6 @@ def _check_tensors(folder: str, model: Model) -> None:
     shapes = without_scales(shapes, dtypes)
     if faults := faults or list(tensor_faults(model, shapes)):
         raise ConfigError("\n".join(f"model.path: {folder} {fault}." for fault in faults))
-
-
-def _places(folder: str) -> tuple[dict[str, TensorPlace], list[str]]:
-    """Returns the tensors of all files, and what is wrong with the files."""
-    places: dict[str, TensorPlace] = {}
-    faults, file_of = [], dict[str, str]()
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        if not path.is_file():
-            faults.append(f"has {path.name}, which is no file or a link to none; copy it again")
-            continue
-        found = read_header(path)
-        if twice := sorted(found.keys() & places.keys()):
-            faults.append(
-                f"has {twice[0]} in {file_of[twice[0]]} and in {path.name}; remove the file that is wrong"
-            )
-        places |= found
-        file_of |= dict.fromkeys(found, path.name)
-    return places, faults
 
 
 def _check(text: str) -> None:

@@ -4,18 +4,15 @@ Every check raises ConfigError; the errors are collected, so that one attempt sh
 """
 
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.dataset import check_rows
 from yatt.adapters.descriptors import hard_limit
 from yatt.adapters.judge_api import check_api
 from yatt.adapters.ledger import known_commit
 from yatt.adapters.patience import is_passing
-from yatt.adapters.tokenizer import Tokenizer
 from yatt.checkpoint.access import check_access, check_parent, cure_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
@@ -27,10 +24,16 @@ from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
+from yatt.launch.input_trial import check_inputs
+from yatt.launch.judge_check import check_judge
+from yatt.launch.model_check import check_length, check_model
 from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.policy_check import check_policy
 from yatt.launch.user_code import check_algorithm, check_environment, check_function
 from yatt.paths import RunPaths
+
+MAX_SHOWN = 4000
+"""Characters of a mistake that are shown: a file of a stranger may have names of any length."""
 
 
 def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True) -> None:
@@ -50,9 +53,13 @@ def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bo
         checks.append(partial(check_descriptors, config, hard_limit()))
     faults = [fault for check in checks if (fault := _fault(check)) is not None]
     if faults:
-        listed = "\n".join(f"  {line}" for fault in faults for line in str(fault).splitlines())
+        listed = "\n".join(f"  {_cut(line)}" for fault in faults for line in str(fault).splitlines())
         passing = faults[0].__cause__ if all(map(is_passing, faults)) else None
         raise ConfigError(f"nothing was started:\n{listed}") from passing
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN // 2]} ... {line[-MAX_SHOWN // 2 :]}"
 
 
 def show_doubts(config: RunConfig) -> None:
@@ -76,9 +83,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
     yield partial(
         check_length, config.model.path, "data.max_prompt_tokens + rollout.max_response_tokens", longest
     )
-    yield partial(_check_data, config, config.data.train_files)
-    if config.data.val_files:
-        yield partial(_check_data, config, config.data.val_files)
+    yield partial(check_inputs, config)
     yield from _judges_and_user_code(config)
     if config.checkpoint.url:
         yield partial(check_store, config)
@@ -90,9 +95,8 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
     for index, genrm in enumerate(config.genrms):
         key = f"genrms[{index}]"
         if genrm.has_engine:
-            yield partial(check_model, genrm.model, f"{key}.model")
+            yield partial(check_judge, genrm, key)
             yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
-            yield partial(Tokenizer, genrm.model)
         else:
             yield partial(check_api, genrm, f"{key}.api")
         if genrm.template:
@@ -109,32 +113,6 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
         yield partial(check_algorithm, config.algorithm)
 
 
-def _check_data(config: RunConfig, files: tuple[str, ...]) -> None:
-    """Checks that every row can be used, and has a ground truth if something needs one."""
-    counts, data = check_rows(files, config.data), config.data
-    if not data.ground_truth_key or not counts.without_truth or not _needs_truth(config):
-        return
-    if counts.without_truth == counts.rows:
-        raise ConfigError(
-            f"data.ground_truth_key: no row of {', '.join(files)} has a column '{data.ground_truth_key}', "
-            "which reward functions and templates get as ground_truth; name the right column, or write "
-            "ground_truth_key: '' if there is none."
-        )
-    sys.stderr.write(
-        f"yatt: note: {counts.without_truth} of {counts.rows} rows of {', '.join(files)} have no "
-        f"'{data.ground_truth_key}': their ground_truth is None.\n"
-    )
-
-
-def _needs_truth(config: RunConfig) -> bool:
-    return (
-        any(reward.style == "verl" for reward in config.rewards)
-        or any(genrm.pairs == "ground_truth" and genrm.judging == "pairwise" for genrm in config.genrms)
-        or any(genrm.path for genrm in config.genrms)
-        or any("{ground_truth}" in genrm.template for genrm in config.genrms)
-    )
-
-
 def check_structured(genrm: GenRMSection, key: str) -> None:
     """Checks that the engine can keep to `verdict.choices` or `verdict.json_schema`.
 
@@ -146,65 +124,6 @@ def check_structured(genrm: GenRMSection, key: str) -> None:
         raise ConfigError(
             f"{key}.verdict: choices and json_schema need engine vllm, not {genrm.engine}; write a pattern."
         )
-
-
-def check_model(folder: str, key: str) -> dict[str, object]:
-    """Returns the folder's config.json.
-
-    Raises:
-        ConfigError: the folder is not a Hugging Face model.
-    """
-    root = Path(folder)
-    if not root.is_dir():
-        raise ConfigError(
-            f"{key}: there is no folder {folder}. Write the path of a Hugging Face model on this machine."
-        )
-    found = _config_json(folder)
-    if found is None:
-        raise ConfigError(
-            f"{key}: {root / 'config.json'} is not a readable JSON object; save the model again."
-        )
-    if not any(root.glob("*.safetensors")):
-        raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
-    return found
-
-
-def _config_json(folder: str) -> dict[str, object] | None:
-    """Returns the folder's config.json, None if it cannot be read or is not an object.
-
-    Raises:
-        OSError: the error is transient.
-    """
-    try:
-        found = json.loads((Path(folder) / "config.json").read_bytes())
-    except OSError as error:
-        if is_passing(error):
-            raise
-        return None
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def model_limit(folder: str) -> int:
-    """Returns the model's context length by its config.json; 0 if it is not set there."""
-    limit = (_config_json(folder) or {}).get("max_position_embeddings", 0)
-    return limit if type(limit) is int and limit > 0 else 0  # `check_model` reports a wrong value
-
-
-def check_length(folder: str, key: str, num_tokens: int) -> None:
-    """Checks that the model's context length is at least `num_tokens`.
-
-    Raises:
-        ConfigError: it is shorter.
-    """
-    limit = model_limit(folder)
-    if num_tokens == 0:
-        raise ConfigError(
-            f"{key}: {folder}/config.json has no max_position_embeddings; write the context length here."
-        )
-    if limit and num_tokens > limit:
-        raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
 
 
 def check_store(config: RunConfig) -> None:

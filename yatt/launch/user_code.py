@@ -3,7 +3,6 @@
 import symtable
 from pathlib import Path
 
-from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.schema import AlgorithmSection, GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError
 from yatt.records.episode import ENVIRONMENT
@@ -25,15 +24,12 @@ def check_function(config: RunConfig, section: RewardSection | GenRMSection) -> 
 
 
 def check_environment(config: RunConfig) -> None:
-    """Loads the environment's function in a separate process, and renders an answer.
+    """Loads the environment's function in a separate process.
 
     Raises:
-        ConfigError: one of them is not possible.
+        ConfigError: it cannot be loaded.
     """
     section = config.environment
-    tokenizer = Tokenizer(config.model.path)
-    if tokenizer.has_chat_template:
-        tokenizer.encode_answer(section.role, "an answer")
     try_function(
         Path(section.path).absolute(), section.function, ENVIRONMENT, must_be_async=False,
         limit_s=config.launch.start_timeout_s,

@@ -1,6 +1,5 @@
 """A model folder's shape and weight table, read by its family."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from yatt.errors import ConfigError
 from yatt.models.families import FAMILIES, Family
 from yatt.models.rows import EMBEDDING, WeightRow
 from yatt.models.shape import Shape
+from yatt.plain_files import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,14 @@ def read_model(folder: str, own: Family | None = None) -> Model:
     Raises:
         ConfigError: no config.json, or an architecture or feature that is not supported.
     """
-    return model_of(read_config(folder), own)
+    values = read_config(folder)
+    try:
+        return model_of(values, own)
+    except ConfigError as error:
+        named = str(error).replace("config.json says", f"{Path(folder) / 'config.json'} says", 1)
+        if folder not in named:
+            named = named.replace("model.path: ", f"model.path: {folder}: ", 1)
+        raise ConfigError(named) from error
 
 
 def read_config(folder: str) -> dict[str, Any]:
@@ -40,15 +47,12 @@ def read_config(folder: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is missing, or is not one JSON object.
     """
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"model.path: {folder} has no config.json; name a Hugging Face model folder.")
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"model.path: {path} cannot be read as JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"model.path: {path} is not a JSON object; save the model with save_pretrained.")
+        found = read_json_object(Path(folder) / "config.json")
+    except ConfigError as error:
+        raise ConfigError(f"model.path: {error}") from error.__cause__
+    if found is None:
+        raise ConfigError(f"model.path: {folder} has no config.json; name a Hugging Face model folder.")
     return found
 
 

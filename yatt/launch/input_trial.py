@@ -1,0 +1,255 @@
+"""Reads the run's prompts, tokenizers and chat templates before anything starts, in a process with limits of
+time and memory.
+
+So a template that loops, a tokenizer that crashes its library and a damaged parquet file
+end only this process.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from yatt.adapters.dataset import Row, RowCounts, check_rows, read_rows
+from yatt.adapters.tokenizer import TextPart, Tokenizer
+from yatt.adapters.watched_trial import (
+    TEMPLATE_BYTES,
+    TEMPLATE_S,
+    Stages,
+    answer_watched,
+    run_watched,
+    told,
+)
+from yatt.config.load import parse_resolved, resolved_text, without_secrets
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.control.rollouts.data_shard import encode_prompt
+from yatt.core.verdict import Shown, check_template, render
+from yatt.errors import ConfigError
+from yatt.launch.judge_check import context_notes
+from yatt.models.model import read_config
+
+FIRST_ROWS, ROWS_PER_OCTAVE = 512, 256
+MOST_ROWS = 20_000
+"""Most rows whose length is looked at to find one that is short enough."""
+
+MANY_TOO_LONG = 0.2
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Checks data files, tokenizers and chat templates; writes notes about what is rarely intended.
+
+    Raises:
+        ConfigError: one of them cannot be used; all mistakes, one per line.
+    """
+    arguments = [resolved_text(without_secrets(config))]
+    for note in run_watched("yatt.launch.input_trial", arguments, config.launch.start_timeout_s):
+        sys.stderr.write(f"yatt: note: {note}\n")
+
+
+def is_looked_at(number: int) -> bool:
+    """Whether a row's length is counted: the first rows, then fewer, the further on."""
+    return number < FIRST_ROWS or number % (1 << number.bit_length() - ROWS_PER_OCTAVE.bit_length()) == 0
+
+
+class _Prompts:
+    """Encodes some prompts of data files, as a run does."""
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) -> None:
+        self._config, self._tokenizer, self._stages = config, tokenizer, stages
+        self._most_ids = _vocab_size(config.model.path)
+        self.num_seen = self.num_too_long = 0
+
+    def look(self, number: int, row: Row, place: str) -> None:
+        """Counts a row, if it is one of those that are looked at.
+
+        Raises:
+            ConfigError: the tokenizer or the template does not take it.
+        """
+        self._stages.tick()
+        if self._tokenizer is None or not is_looked_at(number):
+            return
+        self.num_seen += 1
+        self.num_too_long += not self.fits(row, place, self._tokenizer)
+
+    def any_fits(self, files: tuple[str, ...]) -> bool:
+        """Whether any prompt of the files is short enough."""
+        tokenizer = self._tokenizer
+        return tokenizer is None or any(
+            self.fits(row, place, tokenizer) for row, place in read_rows(files, self._config.data)
+        )
+
+    def fits(self, row: Row, place: str, tokenizer: Tokenizer) -> bool:
+        """Whether a prompt is short enough.
+
+        Raises:
+            ConfigError: as in `look`.
+        """
+        folder = self._config.model.path
+        what = f"encoding {place} with the tokenizer and chat template of {folder}"
+        with self._stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
+            ids = told(what, partial(encode_prompt, row, tokenizer, self._config))[1]
+        if self._most_ids and max(ids, default=0) >= self._most_ids:
+            raise ConfigError(
+                f"model.path: the tokenizer of {folder} gives token {max(ids)} for {place}, but its "
+                f"config.json says vocab_size={self._most_ids}. Copy the folder's files again."
+            )
+        return len(ids) <= self._config.data.max_prompt_tokens
+
+
+def _check_files(
+    config: RunConfig, files: tuple[str, ...], tokenizer: Tokenizer | None, stages: Stages
+) -> list[str]:
+    """Checks every row, and the lengths of some; returns notes.
+
+    Raises:
+        ConfigError: a file or row cannot be used, no row has a ground truth, or every prompt is too long.
+    """
+    prompts = _Prompts(config, tokenizer, stages)
+    counts = check_rows(files, config.data, prompts.look)
+    notes = [*_truth_notes(config, files, counts), *_length_notes(config, files, prompts, counts.rows)]
+    return notes
+
+
+def _truth_notes(config: RunConfig, files: tuple[str, ...], counts: RowCounts) -> Iterator[str]:
+    key, named = config.data.ground_truth_key, ", ".join(files)
+    if not key or not counts.without_truth or not _needs_truth(config):
+        return
+    if counts.without_truth == counts.rows:
+        raise ConfigError(
+            f"data.ground_truth_key: no row of {named} has a column '{key}', "
+            "which reward functions and templates get as ground_truth; name the right column, or write "
+            "ground_truth_key: '' if there is none."
+        )
+    yield f"{counts.without_truth} of {counts.rows} rows of {named} have no '{key}': its value is None."
+
+
+def _needs_truth(config: RunConfig) -> bool:
+    return (
+        any(reward.style == "verl" for reward in config.rewards)
+        or any(genrm.pairs == "ground_truth" and genrm.judging == "pairwise" for genrm in config.genrms)
+        or any(genrm.path for genrm in config.genrms)
+        or any("{ground_truth}" in genrm.template for genrm in config.genrms)
+    )
+
+
+def _length_notes(
+    config: RunConfig, files: tuple[str, ...], prompts: _Prompts, num_rows: int
+) -> Iterator[str]:
+    named, limit = ", ".join(files), config.data.max_prompt_tokens
+    seen, long = prompts.num_seen, prompts.num_too_long
+    if not seen or long <= MANY_TOO_LONG * seen:
+        return
+    if long == seen and num_rows <= MOST_ROWS and not (num_rows > seen and prompts.any_fits(files)):
+        raise ConfigError(
+            f"data.max_prompt_tokens: every prompt of {named} is longer than {limit} tokens; raise it."
+        )
+    yield (
+        f"data.max_prompt_tokens: {long} of {seen} prompts of {named} that were looked at are longer than "
+        f"{limit} tokens and will be skipped."
+    )
+
+
+def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stages) -> list[str]:
+    """Loads a GenRM's tokenizer and encodes an empty question; returns notes.
+
+    Raises:
+        ConfigError: it cannot be used, or a question does not fit into the GenRM's context.
+    """
+    folder = genrm.model
+    tokenizer = _tokenizer(config, folder)
+    if genrm.chat and not tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{key}.chat: {folder} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); add one, or write chat: false."
+        )
+    if genrm.template:
+        try:
+            check_template(genrm.template, key, genrm.judging)
+        except ConfigError:
+            return []  # told by another check
+    what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
+    with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
+        num_tokens = told(what, lambda: len(_question(genrm, tokenizer)))
+    return list(context_notes(config, genrm, key, num_tokens))
+
+
+def _tokenizer(config: RunConfig, folder: str) -> Tokenizer:
+    tokenizer = Tokenizer(folder, config.data.template_time)
+    tokenizer.check_vocabulary()
+    return tokenizer
+
+
+def _question(genrm: GenRMSection, tokenizer: Tokenizer) -> list[int]:
+    """A question of the GenRM whose prompt and completions are one letter each."""
+    shown = Shown(
+        prompt="a", ground_truth="a", data_source="a", completion="a", completion_a="a", completion_b="a",
+        completions="a",
+    )  # fmt: skip
+    parts = [TextPart(text, is_own) for text, is_own in render(genrm.template or "{completion}", shown)]
+    if not genrm.chat:
+        return tokenizer.encode_parts(parts, adds_special=True)
+    return tokenizer.encode_chat([{"role": "user", "content": parts}])
+
+
+def _policy_tokenizer(config: RunConfig, stages: Stages) -> Tokenizer | None:
+    """The policy's tokenizer; None if there is no folder, which another check tells.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    folder = config.model.path
+    if not Path(folder).is_dir():
+        return None
+    what = f"model.path: the tokenizer of {folder}"
+    with stages.doing(what):
+        tokenizer = told(what, partial(_tokenizer, config, folder))
+    if config.environment.path and tokenizer.has_chat_template:
+        what = f"model.path: encoding an answer with the tokenizer and chat template of {folder}"
+        with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
+            told(what, partial(tokenizer.encode_answer, config.environment.role, "an answer"))
+    return tokenizer
+
+
+def check_text(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]:
+    """Checks the files of a config that is given as text; returns mistakes and notes."""
+    config = parse_resolved(text)
+    faults: list[ConfigError] = []
+    notes: list[str] = []
+    tokenizer = None
+    try:
+        tokenizer = _policy_tokenizer(config, stages)
+    except ConfigError as error:
+        faults.append(error)
+    for what, check in _parts(config, tokenizer, stages):
+        try:
+            with stages.doing(what):
+                notes += told(what, check)
+        except ConfigError as error:
+            faults.append(error)
+    return faults, notes
+
+
+def _parts(
+    config: RunConfig, tokenizer: Tokenizer | None, stages: Stages
+) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    for files in filter(None, (config.data.train_files, config.data.val_files)):
+        yield f"reading {', '.join(files)}", partial(_check_files, config, files, tokenizer, stages)
+    for index, genrm in enumerate(config.genrms):
+        if genrm.has_engine and Path(genrm.model).is_dir():
+            key = f"genrms[{index}]"
+            what = f"{key}.model: the tokenizer of {genrm.model}"
+            yield what, partial(_check_judge, config, genrm, key, stages)
+
+
+def _vocab_size(folder: str) -> int:
+    """The vocabulary's size by config.json; 0 if it is not known."""
+    try:
+        values = read_config(folder)
+    except ConfigError:
+        return 0  # told by another check
+    found = values.get("vocab_size")
+    return found if type(found) is int else 0
+
+
+if __name__ == "__main__":
+    answer_watched(check_text)
