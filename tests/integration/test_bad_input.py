@@ -127,6 +127,43 @@ def test_a_template_with_an_unknown_field_is_named_before_anything_starts(good: 
     assert "genrms[0].template: unknown field {answer}; known are {prompt}, {completion}" in said
 
 
+def test_damaged_files_of_a_judge_are_named_beside_each_other(good: RunFile, tmp_path: Path) -> None:
+    judge = tmp_path / "judge"
+    shutil.copytree(good.folder / "policy", judge)
+    weights = judge / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    (judge / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(judge / "generation_config.json")
+    said = refused(good, genrm(model=str(judge), template="{completion}", max_model_tokens=256))
+    assert f"genrms[0].model: {weights} has a header that cannot be read" in said
+    assert f"{judge / 'generation_config.json'} cannot be read: is not a regular file" in said
+    (judge / "generation_config.json").unlink()
+    weights.write_bytes(whole)
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (judge / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = refused(good, genrm(model=str(judge), template="{completion}", max_model_tokens=256))
+    assert "promises model.norm.weight in model-00002-of-00002.safetensors, but it is in model" in said
+
+
+def test_a_judge_whose_heads_its_tp_size_does_not_divide_is_named(good: RunFile, tmp_path: Path) -> None:
+    judge = tmp_path / "judge"
+    shutil.copytree(good.folder / "policy", judge)
+    values = json.loads((judge / "config.json").read_text())
+    (judge / "config.json").write_text(json.dumps(values | {"num_attention_heads": 3}))
+    said = refused(
+        good, genrm(model=str(judge), template="{completion}", max_model_tokens=256, tp_size=2),
+        "launch.gpus_per_node=2", "trainer.tensor_model_parallel_size=2",
+    )  # fmt: skip
+    assert f"genrms[0].tp_size 2 does not divide the 3 heads of {judge}; write a divisor" in said
+
+
+def test_reward_functions_that_cannot_be_called_are_named(good: RunFile) -> None:
+    (good.folder / "other.py").write_text("def compute_score(data_source, solution, ground_truth): ...\n")
+    said = refused(good, f"rewards=[{{name: mine, path: {good.folder / 'other.py'}}}]")
+    assert "rewards[mine].function: compute_score of " in said and "has no parameter solution_str" in said
+
+
 def test_a_verdict_pattern_without_a_group_is_named(good: RunFile) -> None:
     said = refused(good, genrm(model=str(good.folder / "policy"), verdict={"pattern": "Y|N"}))
     assert "genrms[0].verdict.pattern: 'Y|N' has no group" in said

@@ -6,6 +6,7 @@ and a value that YAML cannot read is reported like any other mistake.
 """
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ MAX_VALUES = 50_000
 
 UNREADABLE: Final = object()
 """Placeholder for a value whose mistake is already reported."""
+
+_KEY = re.compile(r"(?!.*\.(ya?ml|json)$)[a-z][a-z0-9_]*([.\[][a-z0-9_]+\]?)+")
+"""What looks like a config key: words with dots."""
 
 _SCALAR_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 """Errors of PyYAML's constructors for texts that do not fit their tag."""
@@ -46,7 +50,10 @@ def read_tree(path: Path, faults: list[str]) -> YamlNode:
     try:
         data = _read_regular(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check the path.") from error
+        says = f"{path}: cannot be read ({error.strerror})."
+        if isinstance(error, FileNotFoundError) and _KEY.fullmatch(str(path)):
+            raise ConfigError(f"{says} It is no file; did you mean {path}=VALUE?") from error
+        raise ConfigError(f"{says} Check the path.") from error
     except ValueError as error:
         raise ConfigError(f"{printable(str(path))}: {error}") from error
     try:
@@ -207,24 +214,54 @@ def _short(text: object, most: int = 60) -> str:
     return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
-def merge(base: YamlNode, over: YamlNode) -> YamlNode:
-    """Merges two trees: `over` wins; sections are merged key by key, lists and scalars are replaced."""
+def merge(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
+    """Merges two trees: `over` wins; sections are merged key by key, lists and scalars are replaced.
+
+    A section whose keys are numbers is merged into the items of a list, from 0.
+
+    Args:
+        key: the key of both, for messages.
+
+    Raises:
+        ConfigError: the list has no item of a number.
+    """
+    if isinstance(base.value, list) and isinstance(over.value, dict) and all(map(_is_index, over.value)):
+        return _merged_items(base.value, over, base.at, key)
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
-    for key, node in over.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
+    for name, node in over.value.items():
+        inner = f"{key}.{name}" if key else name
+        merged[name] = merge(merged[name], node, inner) if name in merged else node
     return YamlNode(merged, base.at)
 
 
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _merged_items(items: list[YamlNode], over: YamlNode, at: str, key: str) -> YamlNode:
+    merged = list(items)
+    for name, node in over.value.items():
+        if int(name) >= len(merged):
+            has = f"its last one is {len(merged) - 1}" if merged else "it is empty"
+            raise ConfigError(
+                f"{node.at}: {key} has no item {name}; {has}. To add one, write the whole list."
+            )
+        merged[int(name)] = merge(merged[int(name)], node, f"{key}.{name}")
+    return YamlNode(merged, at)
+
+
 def argument_tree(argument: str, faults: list[str]) -> YamlNode:
-    """Parses one ``a.b=c`` argument into a tree; c is YAML.
+    """Parses one ``a.b=c`` argument into a tree; c is YAML. A number selects an item of a list, from 0:
+    ``rewards.0.path=c`` or, as in messages, ``rewards[0].path=c``.
 
     Raises:
         ConfigError: no '=' in it, an empty key, or a value that is not YAML.
     """
     path, sign, text = argument.partition("=")
     shown = f"{path}=..." if is_secret_name(path.rpartition(".")[2]) else redacted(argument)
+    path = re.sub(r"\[([0-9]{1,6})\]", r".\1", path)
     if not sign or not all(path.split(".")) or path.count(".") > MAX_DEPTH:
         raise ConfigError(f"argument '{shown}': write section.key=value.")
     at = f"argument '{shown}'"

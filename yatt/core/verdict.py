@@ -68,7 +68,7 @@ def check_template(template: str, key: str, judging: str) -> None:
                 "Write {{ and }} for braces that are text."
             )
     missing = [name for name in COMPLETIONS[judging] if name not in {part[1] for part in parts}]
-    if missing and judging != "pointwise":
+    if missing:
         raise ConfigError(f"{key}: {{{missing[0]}}} is missing; {judging} judging shows it to the GenRM.")
 
 

@@ -7,6 +7,7 @@ from yatt.config.schema import AlgorithmSection, GenRMSection, RewardSection, Ru
 from yatt.errors import ConfigError
 from yatt.records.episode import ENVIRONMENT
 from yatt.reward.functions import is_builtin, load_reward
+from yatt.reward.signature import EPISODE, expected_call
 from yatt.reward.trial import try_function
 
 
@@ -15,11 +16,10 @@ def check_function(config: RunConfig, section: RewardSection | GenRMSection) -> 
     if isinstance(section, RewardSection) and is_builtin(section.path):
         load_reward(section)
         return
-    is_genrm = isinstance(section, GenRMSection)
+    key = "genrms" if isinstance(section, GenRMSection) else "rewards"
     try_function(
-        Path(section.path).absolute(), section.function,
-        f"{'genrms' if is_genrm else 'rewards'}[{section.name}]",
-        must_be_async=is_genrm, limit_s=config.launch.start_timeout_s,
+        Path(section.path).absolute(), section.function, f"{key}[{section.name}]",
+        expected_call(config, section), limit_s=config.launch.start_timeout_s,
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def check_environment(config: RunConfig) -> None:
     """
     section = config.environment
     try_function(
-        Path(section.path).absolute(), section.function, ENVIRONMENT, must_be_async=False,
+        Path(section.path).absolute(), section.function, ENVIRONMENT, EPISODE,
         limit_s=config.launch.start_timeout_s,
     )  # fmt: skip
 

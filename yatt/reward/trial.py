@@ -2,26 +2,37 @@
 
 from pathlib import Path
 
+from yatt.adapters.data_rows import raw_rows
 from yatt.adapters.trial import answer_trial, run_trial
+from yatt.errors import ConfigError
 from yatt.reward.functions import load_function
+from yatt.reward.signature import ExpectedCall, check_parameters
 
 
-def try_function(path: Path, name: str, key: str, *, must_be_async: bool, limit_s: float) -> None:
-    """Loads the function in a child process.
+def try_function(path: Path, name: str, key: str, call: ExpectedCall, *, limit_s: float) -> None:
+    """Loads the function in a child process, and checks that it can be called.
 
     Args:
         key: key of the run file's entry, for messages.
         limit_s: longest time for loading.
 
     Raises:
-        ConfigError: as in `load_function` and `run_trial`.
+        ConfigError: as in `load_function`, `check_parameters` and `run_trial`.
     """
-    arguments = [str(path), name, key, must_be_async]
+    arguments = [str(path), name, key, call.is_async, list(call.given), call.columns_of]
     run_trial("yatt.reward.trial", arguments, path=path, key=f"{key}.path", limit_s=limit_s)
 
 
-def _check(path: str, name: str, key: str, must_be_async: bool) -> None:
-    load_function(Path(path), name, key, must_be_async=must_be_async)
+def _check(path: str, name: str, key: str, is_async: bool, given: list[str], columns_of: str) -> None:
+    function = load_function(Path(path), name, key, must_be_async=is_async)
+    columns = []
+    if columns_of:
+        try:
+            row = next((raw for raw, _ in raw_rows(Path(columns_of))), {})
+        except (ConfigError, OSError):
+            return  # told by another check
+        columns = [name for name in row if name not in (*given, "prompt", "completion")]
+    check_parameters(function, [*given, *columns], f"{key}.function: {name} of {path}")
 
 
 if __name__ == "__main__":

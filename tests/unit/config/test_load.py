@@ -1,12 +1,13 @@
 """What a person sees when the run file is wrong."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from yatt.config.load import config_hash, load, load_resolved, resolved_text, samples_hash
+from yatt.config.load import config_hash, load, load_command, load_resolved, resolved_text, samples_hash
 from yatt.errors import ConfigError
 
 GOOD = """\
@@ -377,6 +378,46 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("argument", ["rollout.n", "=3", "rollout..n=3"])
 def test_an_argument_without_key_or_value_is_refused(tmp_path: Path, argument: str) -> None:
     assert "write section.key=value" in mistakes(tmp_path, GOOD, argument)
+
+
+def test_a_key_without_value_is_not_taken_for_a_file(tmp_path: Path) -> None:
+    run = write(tmp_path, GOOD)
+    for word in ("rollout.n", "genrms.0.model", "rewards[0].path"):
+        with pytest.raises(ConfigError, match=rf"did you mean {re.escape(word)}=VALUE\?"):
+            load_command(run, [word])
+    for word in ("overlay.yaml", "over/lay.n", "rollout", "Rollout.n"):
+        with pytest.raises(ConfigError) as caught:
+            load_command(run, [word])
+        assert "did you mean" not in str(caught.value) and "Check the path" in str(caught.value)
+
+
+def test_an_argument_changes_an_item_of_a_list(tmp_path: Path) -> None:
+    text = GOOD + "- {name: other, path: 'builtin:exact', weight: 2.0}\n"
+    run = write(tmp_path, text)
+    for argument in ("rewards.1.weight=3.0", "rewards[1].weight=3.0"):
+        rewards = load([run], [argument]).rewards
+        assert [(r.name, r.weight) for r in rewards] == [("rule", 1.0), ("other", 3.0)]
+    assert load([run], ["data.train_files.0=b.jsonl"]).data.train_files == ("b.jsonl",)
+    both = load([run], ["rewards.0.name=first", "rewards.1.name=second"]).rewards
+    assert [r.name for r in both] == ["first", "second"]
+    overlay = write(tmp_path, "rewards: {0: {weight: 5.0}}\n", "overlay.yaml")
+    assert load([run, overlay], []).rewards[0].weight == 5.0
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("rewards.1.weight=3.0", "rewards has no item 1; its last one is 0"),
+        ("rewards[7]={name: a}", "rewards has no item 7; its last one is 0"),
+        ("genrms.0.model=/m", "genrms"),
+        ("rewards.0.wight=3.0", "wight: no such key"),
+        ("rewards.-1.weight=3.0", "rewards: a section is not a list"),
+        ("rollout.0=1", "rollout.0: no such key"),
+    ],
+)
+def test_an_item_that_is_not_there_is_refused(tmp_path: Path, argument: str, says: str) -> None:
+    said = mistakes(tmp_path, GOOD, argument)
+    assert says in said and "argument '" in said
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -82,6 +82,15 @@ def test_a_lone_brace_is_refused_with_the_cure(template):
         check_template(template, "genrms[0].template", "pointwise")
 
 
+@pytest.mark.parametrize(
+    ("judging", "missing"),
+    [("pointwise", "completion"), ("pairwise", "completion_a"), ("listwise", "completions")],
+)
+def test_a_template_that_does_not_show_the_completion_is_refused(judging, missing):
+    with pytest.raises(ConfigError, match=rf"genrms\[0\].template: {{{missing}}} is missing"):
+        check_template("Is this good? {prompt} {{completion}}", "genrms[0].template", judging)
+
+
 def test_a_good_template_passes():
     check_template("Q {prompt} A {completion} {{json}}", "k", "pointwise")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from yatt.errors import ConfigError
+from yatt.reward.signature import ExpectedCall
 from yatt.reward.trial import try_function
 
 GOOD = "def compute_score(**_): return 1.0\n"
@@ -15,9 +16,8 @@ GOOD = "def compute_score(**_): return 1.0\n"
 
 def tried(folder: Path, code: str, limit_s: float = 30.0, *, must_be_async: bool = False) -> None:
     (folder / "mine.py").write_text(code)
-    try_function(
-        folder / "mine.py", "compute_score", "rewards[mine]", must_be_async=must_be_async, limit_s=limit_s
-    )
+    call = ExpectedCall(given=("data_source",), is_async=must_be_async)
+    try_function(folder / "mine.py", "compute_score", "rewards[mine]", call, limit_s=limit_s)
 
 
 def test_a_file_that_can_be_loaded_passes(tmp_path: Path) -> None:
