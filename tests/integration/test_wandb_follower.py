@@ -186,6 +186,20 @@ def test_a_run_folder_that_fails_for_a_while_costs_the_follower_time(tmp_path):
     assert [step for _, step in logged_steps(paths)] == [1, 2, 3, 4, 5]
 
 
+def test_values_of_storage_options_are_not_told(tmp_path):
+    options = {"endpoint_url": "https://store.internal", "profile": "hidden-profile"}
+    origin = {"url": "s3://b/x", "storage_options": options}
+    paths = make_run(
+        tmp_path,
+        checkpoint={"url": "s3://b/y", "storage_options": options},
+        run={"dir": str(tmp_path / "run"), "from_checkpoint": origin},
+    )
+    paths.wandb.mkdir()
+    told = settings_of(paths, load_resolved(paths.config))["config"]
+    assert told["checkpoint"]["storage_options"] == {"endpoint_url": "***", "profile": "***"}
+    assert "internal" not in repr(told) and "hidden-profile" not in repr(told)
+
+
 def test_the_webhooks_url_is_not_told(tmp_path):
     paths = make_run(tmp_path, logging={"wandb_project": "p", "webhook_url": "https://chat/services/secret"})
     paths.wandb.mkdir()

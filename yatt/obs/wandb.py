@@ -28,6 +28,7 @@ from yatt.adapters.run_config import load_run
 from yatt.adapters.stack_dump import answer_stack_requests
 from yatt.config.load import without_secrets
 from yatt.config.schema import RunConfig
+from yatt.credentials import HIDDEN
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED
 from yatt.obs.metrics import STEP, as_row
 from yatt.paths import RunPaths
@@ -74,9 +75,18 @@ def settings_of(paths: RunPaths, config: RunConfig) -> dict[str, Any]:
         "id": run_id(paths),
         "dir": str(paths.root),
         "mode": mode,
-        "config": asdict(without_secrets(config)),
+        "config": shown_config(config),
         "resume": "allow" if mode == "online" else None,
     }
+
+
+def shown_config(config: RunConfig) -> dict[str, Any]:
+    """Returns what the tracker may know of the config: of `storage_options` only the names, because a driver
+    may have a credential under any name."""
+    shown = asdict(without_secrets(config))
+    for section in (shown["checkpoint"], shown["run"]["from_checkpoint"]):
+        section["storage_options"] = dict.fromkeys(section["storage_options"], HIDDEN)
+    return shown
 
 
 def run_id(paths: RunPaths) -> str:
