@@ -67,6 +67,8 @@ MISTAKES = (
     run("1e-6", "optimizer.lr=1e-6", "'1e-6' is not a number. YAML reads 1e-6 as text; write 1.0e-06"),
     run("no list", "data.train_files=x.jsonl", "is not a list. Write [x.jsonl]."),
     run("yes", "run.dir=yes", "YAML reads yes, no, on and off as true or false; put it in quotes."),
+    run("no value", "rollout.n", "did you mean rollout.n=VALUE"),
+    run("item", "rewards.7.weight=1", "rewards"),
     # keys and sizes
     run("section", "rolout.n=3", "rolout: no such key. Did you mean 'rollout'?"),
     run("key", "rollout.temprature=3", "no such key. Did you mean 'temperature'?"),
@@ -120,6 +122,7 @@ MISTAKES = (
         "data.ground_truth_key=answer|" + 'rewards=[{"name":"a","path":"builtin:exact"}]',
         "no row of",
     ),
+    run("all too long", "data.max_prompt_tokens=1", "is longer than 1 tokens; raise it."),
     # functions and judges
     run("no file", 'rewards=[{"name": "mine", "path": "/none.py"}]', "/none.py"),
     run(
@@ -133,6 +136,9 @@ MISTAKES = (
         "no built-in 'math'; there are exact, gsm8k",
     ),
     run("syntax", 'rewards=[{"name": "mine", "path": "{dir}/syntax.py"}]', "syntax.py"),
+    run("arguments", 'rewards=[{"name": "mine", "path": "{dir}/arguments.py"}]', "arguments.py"),
+    run("no completion", judge(template="{prompt}"), "{completion}"),
+    run("chat", judge(model="{dir}/bare", chat=True), "has no chat template"),
     run("template field", judge(template="{prompt}{answer}"), "unknown field {answer}; known are"),
     run("pattern", judge(verdict={"pattern": "Y/N"}), "'Y/N' has no group"),
     run("regular expression", judge(verdict={"pattern": "([YN"}), "genrms[0].verdict.pattern"),
@@ -159,6 +165,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name in ("weightless", "cut", "bert"):
         shutil.copytree(policy, folder / name)
     (folder / "weightless" / "model.safetensors").unlink()
+    shutil.copytree(folder / "judge", folder / "bare")
+    named = folder / "bare" / "tokenizer_config.json"
+    settings = json.loads(named.read_text())
+    del settings["chat_template"]
+    named.write_text(json.dumps(settings))
     weights = (policy / "model.safetensors").read_bytes()
     (folder / "cut" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     config = json.loads((policy / "config.json").read_text())

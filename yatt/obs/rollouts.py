@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from yatt.adapters.lines import Record, accept_all, is_number, lines_of, open_regular, parsed, read_records
+from yatt.adapters.lines import Record, accept_all, is_number, lines_of, parsed, read_records
 from yatt.obs.metrics import STEP, of_iteration
 from yatt.obs.samples import as_sample
 from yatt.paths import RunPaths
+from yatt.plain_files import open_regular
 
 HEAD, SAMPLE, JUDGED = "iteration", "sample", "judged"
 _NAME = re.compile(r"([0-9]{6,12})\.([0-9]{1,6})\.jsonl\.gz")
