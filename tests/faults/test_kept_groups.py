@@ -13,7 +13,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import NUM_PROMPTS, RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.adapters.record_file import RecordReader
 from yatt.control.rollouts.kept_files import LINE, kept_files
-from yatt.core.prompts import row_order
+from yatt.core.prompts import RowSource, row_order
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -41,7 +41,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
 
-ORDER = row_order(NUM_PROMPTS, seed=0, data_epoch=0, shuffle=True)
+ORDER = row_order([RowSource(NUM_PROMPTS)], seed=0, data_epoch=0, shuffle=True)
 
 
 class HeldRun(RunFile):

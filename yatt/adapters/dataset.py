@@ -192,6 +192,9 @@ class RowFiles(RowReader):
             self._offsets.append(offsets)
             digests.append(digest)
         self._ends = list(accumulate(counts))
+        self.counts = tuple(counts)
+        """Number of rows of each file."""
+
         self.fingerprint = hashlib.sha256(b"".join(digests)).hexdigest()
         """SHA-256 of all files in order: if it is equal, rows with the same number are the same rows."""
 

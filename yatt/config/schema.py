@@ -53,10 +53,22 @@ class DataSection:
     """Prompts: verl's parquet and JSONL unchanged, or any JSONL by naming its columns."""
 
     train_files: tuple[Annotated[str, FILE], ...]
-    """JSONL or parquet files."""
+    """JSONL or parquet files, patterns of them (`data/*.jsonl`), or data sets of the Hugging Face hub:
+    `hf:REPOSITORY:SPLIT` or `hf:REPOSITORY:CONFIG:SPLIT`, fetched once when the run is started."""
 
     val_files: tuple[Annotated[str, FILE], ...] = ()
-    """Held-out prompts, scored by `validation`."""
+    """Held-out prompts, scored by `validation`; written like train_files."""
+
+    weights: dict[str, Annotated[float, between(0, 1000)]] = field(default_factory=dict)
+    """Weight of an entry of train_files; 1 if not written. With 2, a data epoch has each of its rows twice;
+    with 0.25, a quarter of them, another one each time."""
+
+    map: Annotated[str, FILE] = ""
+    """Python file with a function over rows, applied once when the run is started, before all else:
+    `map_row(row)` returns a row, a list of rows, or None to leave it out."""
+
+    map_function: Annotated[str, LINE] = "map_row"
+    """Name of the function in that file."""
 
     prompt_key: Annotated[str, LINE] = "prompt"
     """Column of the prompt: text, or a list of chat messages."""
@@ -98,6 +110,10 @@ class DataSection:
 
     def __post_init__(self) -> None:
         rule(len(self.train_files) >= 1, "train_files is empty; write at least one file.")
+        unknown = [name for name in self.weights if name not in self.train_files]
+        rule(not unknown, f"weights: {unknown[:1]} is no entry of train_files; write it as it is there.")
+        weights = [self.weights.get(name, 1.0) for name in self.train_files]
+        rule(any(weights), "weights: all are 0; leave one above 0.")
         rule(
             _is_time(self.template_time or "2026-01-31"),
             f"template_time {self.template_time!r} is not a time; write it as 2026-01-31T12:00:00.",

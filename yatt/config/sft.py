@@ -88,7 +88,8 @@ class SftConfig:
     """Hugging Face folder to write. Training is skipped if it was made from the same file and data."""
 
     train_file: Annotated[str, FILE]
-    """JSONL with prompt and completion."""
+    """JSONL or parquet. A row has `prompt` and `completion` as text or chat messages, or `messages`, the last
+    of them the assistant's."""
 
     start: Annotated[str, FILE] = ""
     """Hugging Face folder to start from; empty: make the model of `new`."""
@@ -124,6 +125,15 @@ def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:
     """Yields every mistake between keys."""
     if not config.start and len(set(config.new.characters)) < 2:
         yield "new.characters", "without `start`, the new model needs a vocabulary: write its characters."
+    new = config.new
+    if not config.start and new.num_attention_heads % new.num_key_value_heads:
+        yield (
+            "new.num_key_value_heads",
+            f"{new.num_key_value_heads} does not divide num_attention_heads {new.num_attention_heads}; write "
+            "a divisor.",
+        )
+    if not config.start and new.head_dim % 2:
+        yield "new.head_dim", f"{new.head_dim} is odd, but rotary positions need pairs; write an even number."
     if len(set(config.new.characters)) != len(config.new.characters):
         yield "new.characters", "a character is written twice; write each one once."
     for key, path in (("train_file", config.train_file), ("validation.file", config.validation.file)):

@@ -1,19 +1,46 @@
 """The order of prompts, and the number of prompt groups to open. Pure, and the same after every resume.
 
-Prompts are numbered from 0 over the whole run; number i is row ``order[i % rows]`` of data epoch
-``i // rows``. Data shard k of N has the numbers with ``i % N == k``.
+Prompts are numbered from 0 over the whole run; number i is row ``order[i % N]`` of data epoch ``i // N``, of
+N prompts each. Data shard k of N has the numbers with ``i % N == k``.
 """
 
 import heapq
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
-def row_order(num_rows: int, *, seed: int, data_epoch: int, shuffle: bool) -> list[int]:
-    """Returns the rows in the order of one data epoch."""
-    order = list(range(num_rows))
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """A data file: its number of rows, and how often a data epoch has each of them."""
+
+    num_rows: int
+    weight: float = 1.0
+
+    @property
+    def num_extra(self) -> int:
+        """Rows that a data epoch has once more often than the others."""
+        return round(self.num_rows * (self.weight - int(self.weight)))
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of a data epoch."""
+        return self.num_rows * int(self.weight) + self.num_extra
+
+
+def row_order(sources: Sequence[RowSource], *, seed: int, data_epoch: int, shuffle: bool) -> list[int]:
+    """Returns the rows in the order of one data epoch. The rows of all sources are numbered one after the
+    other."""
+    order: list[int] = []
+    first = 0
+    for number, source in enumerate(sources):
+        rows = range(first, first + source.num_rows)
+        order += list(rows) * int(source.weight)
+        if source.num_extra:
+            draw = random.Random(f"weights/{seed}/{data_epoch}/{number}")
+            order += sorted(draw.sample(rows, source.num_extra))
+        first += source.num_rows
     if shuffle:
         random.Random(f"prompts/{seed}/{data_epoch}").shuffle(order)
     return order

@@ -20,6 +20,7 @@ from yatt.config.site import SiteConfig, load_site, with_settings
 from yatt.errors import ConfigError
 from yatt.launch.checking import CheckResult, check_run
 from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
 from yatt.launch.executor import HetJob
 from yatt.launch.opened import Run
 from yatt.launch.start import start_run
@@ -98,7 +99,7 @@ def submit(config: FilePath, site: FilePath, *more: str, **sbatch: Value) -> Het
     """
     run = load_command(Path(config), more)
     where = with_settings(load_site(Path(site)), [_setting(key, value) for key, value in sbatch.items()])
-    job = submit_job(with_store(completed(run), where), where)
+    job = submit_job(with_store(with_made_data(completed(run)), where), where)
     if job is None:
         raise ConfigError(f"{run.run.dir} is finished: nothing was queued.")
     return job

@@ -11,6 +11,7 @@ from yatt.config.schema import FromCheckpointSection, RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
 from yatt.launch.executor import template_of
 from yatt.launch.folder import check_folder
 from yatt.launch.plan import Resized, effective
@@ -98,7 +99,7 @@ def check_run(
 def _ready(config: RunConfig, site: SiteConfig | None) -> tuple[RunConfig, list[str]]:
     """Returns the config as a start would have it, and mistakes."""
     try:
-        config = completed(config)
+        config = with_made_data(completed(config))
         if site is not None:
             config = effective(with_store(config, site), site, Resized())
             template_of(site)

@@ -9,6 +9,7 @@ from yatt.adapters.run_config import load_run
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.data_files import with_files
 from yatt.launch.model_check import model_limit
 from yatt.paths import RunPaths
 
@@ -17,10 +18,12 @@ def completed(config: RunConfig) -> RunConfig:
     """Returns the config with absolute paths, model limits, run id and time: the same on every node.
 
     Raises:
-        ConfigError: the name of the working folder cannot be written into a batch script.
+        ConfigError: the name of the working folder cannot be written into a batch script; or no file fits a
+            pattern.
     """
     if wrong := FILE.fault(str(Path.cwd())):
         raise ConfigError(f"the working folder {str(Path.cwd())!r} {wrong}; run yatt in another folder.")
+    config = with_files(config)
     folder, origin = _absolute(config.run.dir), config.run.from_checkpoint
     paths = RunPaths(Path(folder))
     known = config_of(paths) if paths.config.is_file() else None
@@ -36,8 +39,7 @@ def completed(config: RunConfig) -> RunConfig:
             config.data,
             template_time=config.data.template_time
             or (known.data.template_time if known else clock.wall_iso()),
-            train_files=tuple(map(_absolute, config.data.train_files)),
-            val_files=tuple(map(_absolute, config.data.val_files)),
+            map=_absolute_or_none(config.data.map),
             media_root=_absolute_or_none(config.data.media_root),
         ),
         model=replace(

@@ -11,6 +11,7 @@ from yatt.launch.attempts import Attempts
 from yatt.launch.backends.local import ENDING, LocalBackend
 from yatt.launch.changed import with_changes
 from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
 from yatt.launch.device import device_of
 from yatt.launch.folder import check_folder, open_existing, open_folder
 from yatt.launch.folder_wait import FolderWait
@@ -32,7 +33,7 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     Raises:
         ConfigError: the user has to change something; nothing was started.
     """
-    config = completed(config)
+    config = with_made_data(completed(config))
     preflight(config)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     show_doubts(config)

@@ -24,6 +24,7 @@ from yatt.config.site import SiteConfig, keeps_job
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.asking import HOLD_SIGNALS, more_options, resources, setup_lines
 from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
 from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
 from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
@@ -53,7 +54,7 @@ def submit_run(
     Raises:
         ConfigError: the run file, the site file or the cluster does not fit; nothing was queued.
     """
-    config = with_store(completed(config), site)
+    config = with_store(with_made_data(completed(config)), site)
     if dry_run:
         return show_job(config, _checked(config, site), after)
     submit_job(config, site, take_over=take_over, after=after)
@@ -90,7 +91,7 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     Raises:
         ConfigError: see `submit_run`.
     """
-    config = with_store(completed(config), site)
+    config = with_store(with_made_data(completed(config)), site)
     name = f"yatt-{config.run.id}"
     plan = msgspec.structs.replace(_checked(config, site), by_hand=name)
     paths = open_folder(config, starts_now=False)

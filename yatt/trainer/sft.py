@@ -34,10 +34,8 @@ from yatt.trainer.device import prepare_process
 from yatt.trainer.hf_folder import copy_side_files, export_hf
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
+from yatt.trainer.sft_rows import Example
 from yatt.weights.convert import HFTensors
-
-Example = tuple[list[int], list[int]]
-"""Prompt and completion ids; only the completion has a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

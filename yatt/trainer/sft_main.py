@@ -14,7 +14,9 @@ from yatt.config.load import load_as
 from yatt.config.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
 from yatt.models.families import FAMILIES
-from yatt.trainer.sft import Example, SftModel, SftSettings, train_sft
+from yatt.models.model import read_config
+from yatt.trainer.sft import SftModel, SftSettings, train_sft
+from yatt.trainer.sft_rows import Example, read_examples
 
 
 def main() -> int:
@@ -33,13 +35,16 @@ def train(config: SftConfig) -> None:
     if not config.start:
         write_character_tokenizer(config.new.characters, output)
     tokenizer = Tokenizer(config.start or config.output)
-    examples = read_examples(Path(config.train_file), tokenizer)
+    folder = config.start or config.output
+    limit = longest_sequence(config)
+    examples = read_examples(Path(config.train_file), tokenizer, folder, limit)
     settings = SftSettings(
         max_steps=config.max_steps, lr=config.lr, warmup_steps=config.warmup_steps,
         weight_decay=config.weight_decay, clip_grad=config.clip_grad,
         seed=config.seed, threads=config.threads,
     )  # fmt: skip
-    held_out = read_examples(Path(config.validation.file), tokenizer) if config.validation.file else []
+    file = config.validation.file
+    held_out = read_examples(Path(file), tokenizer, folder, limit) if file else []
     evaluation = Evaluation(config, held_out[: config.validation.max_prompts])
     start = config.start or new_config(config.new)
     result = train_sft(start, batches(examples, config), output, settings, evaluation)
@@ -81,23 +86,16 @@ class Evaluation:
         return sum(ids[: len(right)] == right for ids, (_, right) in zip(sampled, group, strict=True))
 
 
-def read_examples(path: Path, tokenizer: Tokenizer) -> list[Example]:
-    """Prompt and completion ids of each row.
+def longest_sequence(config: SftConfig) -> int:
+    """Returns the model's context length in tokens; 0 if its config does not have it.
 
     Raises:
-        ConfigError: a row lacks one of them; the message names file and row.
+        ConfigError: the folder to start from has no readable config.json.
     """
-    examples: list[Example] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            prompt, completion = str(row["prompt"]), str(row["completion"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}: row {number} needs 'prompt' and 'completion' ({error!r}): {line[:120]}"
-            ) from error
-        examples.append((tokenizer.encode(prompt), tokenizer.encode_rendered(completion)))
-    return examples
+    if not config.start:
+        return config.new.max_position_embeddings
+    limit = read_config(config.start).get("max_position_embeddings", 0)
+    return limit if type(limit) is int else 0
 
 
 def batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example]]:

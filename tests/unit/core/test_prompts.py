@@ -13,6 +13,7 @@ from yatt.core.prompts import (
     Acceptance,
     InOrder,
     Quota,
+    RowSource,
     first_number,
     num_extra,
     opening_limit,
@@ -39,15 +40,17 @@ def test_the_first_number_of_a_node_is_its_own_and_the_smallest(nodes: int, at_l
 
 @given(st.integers(1, 50), st.integers(0, 3))
 def test_every_row_comes_once_a_data_epoch(num_rows: int, data_epoch: int) -> None:
-    order = row_order(num_rows, seed=1, data_epoch=data_epoch, shuffle=True)
+    order = row_order([RowSource(num_rows)], seed=1, data_epoch=data_epoch, shuffle=True)
     assert sorted(order) == list(range(num_rows))
-    assert order == row_order(num_rows, seed=1, data_epoch=data_epoch, shuffle=True)
+    assert order == row_order([RowSource(num_rows)], seed=1, data_epoch=data_epoch, shuffle=True)
 
 
 def test_data_epochs_and_seeds_differ_in_order() -> None:
-    orders = {tuple(row_order(20, seed=s, data_epoch=e, shuffle=True)) for s in (0, 1) for e in (0, 1)}
+    orders = {
+        tuple(row_order([RowSource(20)], seed=s, data_epoch=e, shuffle=True)) for s in (0, 1) for e in (0, 1)
+    }
     assert len(orders) == 4
-    assert row_order(3, seed=0, data_epoch=0, shuffle=False) == [0, 1, 2]
+    assert row_order([RowSource(3)], seed=0, data_epoch=0, shuffle=False) == [0, 1, 2]
 
 
 def test_seeds_of_samples_differ() -> None:
@@ -206,3 +209,37 @@ def test_groups_in_order_are_those_with_no_unfinished_one_below(story):
         if what == "ask":
             lowest = min(unfinished, default=1000)
             assert groups.num_in_order() == sum(number < lowest for number in accepted)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.floats(0, 3)), min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_a_data_epoch_has_each_row_as_often_as_its_source_weighs(sources, data_epoch, shuffle):
+    found = [RowSource(num_rows, weight) for num_rows, weight in sources]
+    order = row_order(found, seed=3, data_epoch=data_epoch, shuffle=shuffle)
+    assert len(order) == sum(source.num_prompts for source in found)
+    times, first = Counter(order), 0
+    for source in found:
+        rows = [times[row] for row in range(first, first + source.num_rows)]
+        whole = int(source.weight)
+        assert all(count in (whole, whole + 1) for count in rows)
+        assert sum(count - whole for count in rows) == source.num_extra
+        assert abs(sum(rows) - source.num_rows * source.weight) <= 0.5 + 1e-9
+        first += source.num_rows
+    assert set(order) <= set(range(first))
+
+
+def test_another_part_of_a_source_is_drawn_in_each_data_epoch_and_the_same_after_a_resume():
+    source = [RowSource(10), RowSource(40, 0.25)]
+    drawn = [row_order(source, seed=0, data_epoch=epoch, shuffle=True) for epoch in range(4)]
+    parts = [frozenset(row for row in order if row >= 10) for order in drawn]
+    assert len(set(parts)) > 1 and all(len(part) == 10 for part in parts)
+    assert all(set(range(10)) <= set(order) for order in drawn)
+    assert drawn[2] == row_order(source, seed=0, data_epoch=2, shuffle=True)
+
+
+def test_without_weights_the_order_is_that_of_one_file():
+    whole = row_order([RowSource(30)], seed=5, data_epoch=1, shuffle=True)
+    assert whole == row_order([RowSource(10), RowSource(20)], seed=5, data_epoch=1, shuffle=True)

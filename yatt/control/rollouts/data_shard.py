@@ -7,7 +7,7 @@ from yatt.adapters.dataset import Row, RowFiles, prompt_text
 from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.rollouts.groups import PromptGroup, new_group
-from yatt.core.prompts import row_order
+from yatt.core.prompts import RowSource, row_order
 from yatt.errors import ConfigError
 from yatt.records.message import RowRef
 
@@ -17,23 +17,31 @@ class DataShard:
 
     Args:
         rows: every row of the training files; only this node's share is ever read.
+
+    Raises:
+        ConfigError: a data epoch has no prompt.
     """
 
     def __init__(self, config: RunConfig, rows: RowFiles, tokenizer: Tokenizer) -> None:
         self._config, self._rows, self._tokenizer = config, rows, tokenizer
+        weights = (config.data.weights.get(file, 1.0) for file in config.data.train_files)
+        self._sources = tuple(map(RowSource, rows.counts, weights))
+        self._num_prompts = sum(source.num_prompts for source in self._sources)
+        if not self._num_prompts:
+            raise ConfigError("data.weights: with these, a data epoch has no prompt; raise them.")
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard per process)
     def _order(self, data_epoch: int) -> "array[int]":
         section = self._config.data
         order = row_order(
-            len(self._rows), seed=self._config.run.seed, data_epoch=data_epoch, shuffle=section.shuffle
+            self._sources, seed=self._config.run.seed, data_epoch=data_epoch, shuffle=section.shuffle
         )
         return array("Q", order)
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of a data epoch, over all nodes."""
-        return len(self._rows)
+        """Number of prompts of a data epoch, over all nodes."""
+        return self._num_prompts
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -77,7 +85,7 @@ class DataShard:
         Raises:
             WorkerFailed: as `row`.
         """
-        data_epoch, position = divmod(number, len(self._rows))
+        data_epoch, position = divmod(number, self._num_prompts)
         index = self._order(data_epoch)[position]
         row = self._rows.row(index)
         text, ids = encode_prompt(row, self._tokenizer, self._config)

@@ -1,0 +1,150 @@
+"""Patterns, data sets of the hub (a local one, by the real library), `data.map`, and weights of sources."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.obs_runs import make_run
+from yatt.config.load import load, load_resolved
+from yatt.errors import ConfigError
+from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
+
+
+def rows_in(path: str) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.fixture
+def config_of(tmp_path: Path):
+    config = load_resolved(make_run(tmp_path).config)
+
+    def made(**data):
+        (tmp_path / "run").rename(tmp_path / "unused") if (tmp_path / "run").exists() else None
+        return completed(replace(config, data=replace(config.data, **data)))
+
+    for name, count in (("a", 3), ("b", 2)):
+        lines = (json.dumps({"question": f"{name}{i}", "n": i}) + "\n" for i in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    return made
+
+
+def test_a_pattern_becomes_its_files_in_order_with_its_weight(tmp_path, config_of):
+    pattern = f"{tmp_path}/*.jsonl"
+    config = config_of(train_files=(pattern,), val_files=(f"{tmp_path}/b*.jsonl",), weights={pattern: 0.5})
+    files = (f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl")
+    assert config.data.train_files == files and config.data.val_files == files[1:]
+    assert config.data.weights == dict.fromkeys(files, 0.5)
+    assert with_made_data(config) == config and not Path(f"{config.run.dir}.data").exists()
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path, config_of):
+    odd = tmp_path / "a[1].jsonl"
+    odd.write_text('{"question": "x"}\n')
+    assert config_of(train_files=(str(odd),)).data.train_files == (str(odd),)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{}/none-*.jsonl", "data.train_files: no file fits the pattern"),
+        ("hf:openai/gsm8k", "write hf:REPOSITORY:SPLIT or hf:REPOSITORY:CONFIG:SPLIT"),
+        ("hf:a/b/c:train", "write hf:REPOSITORY:SPLIT"),
+    ],
+)
+def test_an_entry_that_names_nothing_is_refused(tmp_path, config_of, entry, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        config_of(train_files=(entry.format(tmp_path),))
+
+
+MAP = """
+def map_row(row):
+    if row["n"] == 1:
+        return None
+    return [{"prompt": row["question"] + suffix} for suffix in ("?", "!")]
+"""
+
+
+def test_rows_are_mapped_once_and_again_if_source_or_function_change(tmp_path, config_of, capsys):
+    function = tmp_path / "rows.py"
+    function.write_text(MAP)
+    config = config_of(train_files=(f"{tmp_path}/[ab].jsonl",), map=str(function), weights={})
+    made = with_made_data(config)
+    first, second = made.data.train_files
+    assert Path(first).parent == Path(f"{config.run.dir}.data")
+    assert [row["prompt"] for row in rows_in(first)] == ["a0?", "a0!", "a2?", "a2!"]
+    assert [row["prompt"] for row in rows_in(second)] == ["b0?", "b0!"]
+    assert capsys.readouterr().err.count("yatt: making ") == 2
+    assert with_made_data(config) == made and with_made_data(made) == made
+    assert capsys.readouterr().err == ""
+    function.write_text(MAP.replace('"!"', '"."'))
+    other = with_made_data(config).data.train_files
+    assert other != made.data.train_files and rows_in(other[1])[1]["prompt"] == "b0."
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "def map_row(row):\n    return row if row['n'] < 2 else 1 / 0\n",
+            r"rows.py:2: map_row failed on .*a.jsonl: row 3: Zero",
+        ),
+        ("def map_row(row):\n    return 'x'\n", "returned str for .*a.jsonl: row 1; return a dict"),
+        ("def map_row(row):\n    return {'x': float('nan')}\n", "what JSON does not have"),
+        ("def map_row(row):\n    return {'x': object()}\n", "what JSON does not have"),
+        ("def map_row(row):\n    return None\n", "left out every row"),
+        ("def other(row):\n    return row\n", "has no function 'map_row'"),
+        ("def map_row(row:\n", r"rows.py:1"),
+        ("import os\nos._exit(3)\n", r"the process ended \(exit code 3\)"),
+        ("def map_row(row):\n    raise SystemExit(0)\n", "SystemExit"),
+        (None, "rows.py cannot be read"),
+    ],
+)
+def test_a_function_that_fails_is_one_sentence_and_leaves_no_file(tmp_path, config_of, code, says):
+    function = tmp_path / "rows.py"
+    if code is not None:
+        function.write_text(code)
+    config = config_of(train_files=(f"{tmp_path}/a.jsonl",), map=str(function))
+    with pytest.raises(ConfigError, match=says):
+        with_made_data(config)
+    folder = Path(f"{config.run.dir}.data")
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_data_set_is_fetched_once(tmp_path, config_of, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for split, count in (("train", 4), ("test", 2)):
+        lines = (json.dumps({"prompt": f"{split} {i}", "answer": {"value": i}}) + "\n" for i in range(count))
+        (repository / f"{split}.jsonl").write_text("".join(lines))
+    entry = f"hf:{repository}:train"
+    config = config_of(train_files=(entry,), val_files=(f"hf:{repository}:test",), weights={entry: 2.0})
+    made = with_made_data(config)
+    (path,) = made.data.train_files
+    import pyarrow.parquet as parquet
+
+    assert parquet.read_table(path).to_pylist()[3] == {"prompt": "train 3", "answer": {"value": 3}}
+    assert made.data.weights == {path: 2.0} and len(parquet.read_table(made.data.val_files[0])) == 2
+    (repository / "train.jsonl").unlink()
+    assert with_made_data(config) == made
+    with pytest.raises(ConfigError, match=r"hf:/.*none: cannot be fetched"):
+        with_made_data(config_of(train_files=(f"hf:{tmp_path}/none:train",)))
+
+
+def test_weights_name_entries_and_are_not_all_zero(tmp_path):
+    file = Path("configs/quickstart.yaml")
+    with pytest.raises(
+        ConfigError, match="'other.jsonl' is no entry of train_files|is no entry of train_files"
+    ):
+        load([file], ["data.weights={other.jsonl: 2.0}"])
+    entry = "runs/quickstart/data/train.jsonl"
+    with pytest.raises(ConfigError, match="weights: all are 0"):
+        load([file], [f"data.weights={{{entry}: 0}}"])
+    with pytest.raises(ConfigError, match=re.escape(f"data.weights.{entry} is -1")):
+        load([file], [f"data.weights={{{entry}: -1}}"])

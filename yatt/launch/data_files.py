@@ -1,0 +1,141 @@
+"""Entries of `data.train_files` and `val_files`: patterns become files, hub data sets and mapped rows are
+made.
+
+What is made lies beside the run folder, in ``RUN.data``: on the filesystem that all nodes share, and is made
+once. A made file is named by a digest of what it is made from, so a start with the same sources finds it, and
+one with others makes another. A run's config names the made files.
+"""
+
+import glob
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from yatt.adapters.files import make_private
+from yatt.adapters.trial import raise_found, trial_process
+from yatt.config.schema import DataSection, RunConfig
+from yatt.core.exits import describe_exit
+from yatt.errors import ConfigError
+
+HUB = "hf:"
+_HUB_ENTRY = re.compile(
+    r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?|/[^:]+)(?::(?P<config>[^:]+))?:(?P<split>[^:]+)"
+)
+CHILD = "yatt.launch.making_data"
+
+
+def with_files(config: RunConfig) -> RunConfig:
+    """Returns the config with absolute paths in place of patterns; entries of the hub stay.
+
+    Raises:
+        ConfigError: no file fits a pattern, or an entry of the hub is not complete.
+    """
+    return _with_entries(config, _files_of)
+
+
+def _files_of(entry: str, key: str) -> list[str]:
+    if entry.startswith(HUB):
+        if not _HUB_ENTRY.fullmatch(entry):
+            raise ConfigError(f"{key}: {entry}: write hf:REPOSITORY:SPLIT or hf:REPOSITORY:CONFIG:SPLIT.")
+        return [entry]
+    path = str(Path(entry).expanduser().absolute())
+    if not glob.has_magic(path) or Path(path).exists():
+        return [path]
+    if found := sorted(glob.glob(path, recursive=True)):
+        return found
+    raise ConfigError(f"{key}: no file fits the pattern {path}.")
+
+
+def _with_entries(config: RunConfig, made: Callable[[str, str], list[str]]) -> RunConfig:
+    """Returns the config with other entries; an entry's weight is that of all that it became.
+
+    Args:
+        made: returns what an entry of that key becomes.
+    """
+    data = config.data
+    train = {entry: made(entry, "data.train_files") for entry in data.train_files}
+    weights = {path: weight for entry, weight in data.weights.items() for path in train[entry]}
+    section = replace(
+        data, weights=weights,
+        train_files=tuple(dict.fromkeys(path for paths in train.values() for path in paths)),
+        val_files=tuple(path for entry in data.val_files for path in made(entry, "data.val_files")),
+    )  # fmt: skip
+    return replace(config, data=section)
+
+
+def needs_making(data: DataSection) -> bool:
+    """Whether some of the files have to be made."""
+    return any(entry.startswith(HUB) for entry in (*data.train_files, *data.val_files)) or bool(data.map)
+
+
+def with_made_data(config: RunConfig) -> RunConfig:
+    """Returns the config with files that were made from the hub and by `data.map`; makes those that are not
+    there.
+
+    Args:
+        config: a config returned by `completed`.
+
+    Raises:
+        ConfigError: a data set cannot be fetched, or the function failed.
+    """
+    if not needs_making(config.data):
+        return config
+    folder = Path(f"{config.run.dir}.data")
+    limit_s = config.launch.phase_timeout_s
+    config = _with_entries(config, partial(_fetched, folder, limit_s))
+    return _with_entries(config, partial(_mapped, folder, config)) if config.data.map else config
+
+
+def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
+    if not entry.startswith(HUB):
+        return [entry]
+    parts = _HUB_ENTRY.fullmatch(entry)
+    assert parts is not None, "checked by `with_files`"
+    target = folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', entry)}.parquet"
+    arguments = [parts["repository"], parts["config"] or "", parts["split"]]
+    _make("fetch", arguments, target, f"{key}: {entry}", limit_s)
+    return [str(target)]
+
+
+def _mapped(folder: Path, config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
+    path, name = Path(config.data.map), config.data.map_function
+    if Path(source).parent == folder and Path(source).name.startswith("mapped-"):
+        return [source]  # of a config that was made before
+    try:
+        of_source = Path(source).stat()
+        code = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"data.map: {error.filename} cannot be read ({error.strerror}).") from error
+    made_from = f"{source}\0{of_source.st_size}\0{of_source.st_mtime_ns}\0{name}\0".encode() + code
+    digest = hashlib.sha256(made_from).hexdigest()[:16]
+    target = folder / f"mapped-{Path(source).stem[:40]}-{digest}.jsonl"
+    _make("map", [source, str(path), name], target, f"data.map: {path}", config.launch.phase_timeout_s)
+    return [str(target)]
+
+
+def _make(kind: str, arguments: list[str], target: Path, about: str, limit_s: float) -> None:
+    """Makes a file in another process, unless it is there.
+
+    Raises:
+        ConfigError: it could not be made; `about` begins the message.
+    """
+    if target.is_file():
+        return
+    make_private(target.parent)
+    sys.stderr.write(f"yatt: making {target} ({about})\n")
+    with trial_process(CHILD, [about, str(target), kind, str(target), *arguments]) as trial:
+        try:
+            how = describe_exit(trial.process.wait(limit_s))
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{about}: was not done within {limit_s:g} s (launch.phase_timeout_s)."
+            ) from None
+        trial.end()
+        if not trial.found.exists():
+            raise ConfigError(f"{about}: the process ended ({how}){trial.last_words()}.")
+        raise_found(trial.found)

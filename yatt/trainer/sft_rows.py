@@ -1,0 +1,85 @@
+"""Rows of supervised fine-tuning as token ids: prompt and completion as text, or chat messages."""
+
+import itertools
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from yatt.adapters.data_rows import raw_rows
+from yatt.adapters.tokenizer import Tokenizer, eos_ids
+from yatt.errors import ConfigError
+
+Example = tuple[list[int], list[int]]
+"""Prompt and completion ids; only the completion has a loss."""
+
+MARK = "yatt-answer-of-the-assistant"
+FORMS = (
+    "'prompt' and 'completion' as text; 'prompt' as messages with 'completion' as text or one message of the "
+    "assistant; or 'messages', the last of them the assistant's"
+)
+
+
+def read_examples(path: Path, tokenizer: Tokenizer, folder: str, limit: int) -> list[Example]:
+    """Returns prompt and completion ids of each row of a JSONL or parquet file. A completion in a chat ends
+    as the model's template ends a turn.
+
+    Args:
+        folder: model folder of the tokenizer.
+        limit: longest sequence of the model, in tokens; 0: not known.
+
+    Raises:
+        ConfigError: the file cannot be read, a row has another form or is too long; names file and row.
+        OSError: a transient error of the filesystem.
+    """
+    ends = eos_ids(folder)
+    examples = []
+    for raw, place in raw_rows(path):
+        prompt, completion = _ids_of(raw, place, tokenizer, ends)
+        size = len(prompt) + len(completion)
+        if limit and size > limit:
+            raise ConfigError(
+                f"{place} has {size} tokens, but {folder} takes {limit} at most (max_position_embeddings); "
+                "shorten or remove it."
+            )
+        if not prompt or not completion:
+            raise ConfigError(f"{place}: its prompt or its completion is empty; remove the row.")
+        examples.append((prompt, completion))
+    if not examples:
+        raise ConfigError(f"{path}: no rows.")
+    return examples
+
+
+def _ids_of(raw: dict[str, Any], place: str, tokenizer: Tokenizer, ends: tuple[int, ...]) -> Example:
+    prompt, completion = raw.get("prompt"), raw.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return tokenizer.encode(prompt), tokenizer.encode_rendered(completion)
+    messages = raw.get("messages")
+    if messages is None and isinstance(prompt, list):
+        answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        messages = [*prompt, *answer] if isinstance(answer, list) else None
+    if not _is_chat(messages):
+        raise ConfigError(f"{place} needs {FORMS}; it has {', '.join(map(repr, raw)) or 'no column'}.")
+    ids = tokenizer.encode_plain(messages[-1]["content"])
+    return tokenizer.encode_chat(messages[:-1]), ids + _end_of_turn(tokenizer, ends)
+
+
+def _is_chat(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether these are messages of text, the last of them the assistant's, after another one."""
+    return (
+        isinstance(messages, list) and len(messages) > 1
+        and all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
+        and messages[-1]["role"] == "assistant"
+    )  # fmt: skip
+
+
+def _end_of_turn(tokenizer: Tokenizer, ends: tuple[int, ...]) -> list[int]:
+    """Returns the ids with which the template ends the assistant's turn, up to the first that ends a
+    completion."""
+    rendered = tokenizer.render_chat(
+        [{"role": "user", "content": "."}, {"role": "assistant", "content": MARK}],
+        add_generation_prompt=False,
+    )
+    tail = tokenizer.encode_rendered(rendered.rpartition(MARK)[2])
+    before = list(itertools.takewhile(lambda token: token not in ends, tail))
+    if len(before) < len(tail):
+        return [*before, tail[len(before)]]
+    return [ends[0]] if ends else []
