@@ -37,6 +37,16 @@ def words_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be had ({type(another).__name__})"
 
 
+MOST_WORDS = 800
+
+
+def line_of(error: BaseException) -> str:
+    """Type and text of any exception in one line, cut in the middle if it is long."""
+    line = " ".join(words_of(error).split())
+    half = MOST_WORDS // 2
+    return line if len(line) <= MOST_WORDS else f"{line[:half]} ... {line[-half:]}"
+
+
 class YattError(Exception):
     """Base class, so that one ``except`` in a process's main function can distinguish ours from a bug."""
 

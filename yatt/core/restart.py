@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from yatt.core.first_use import is_lasting, likeness
 from yatt.errors import (
     EXIT_DO_NOT_RESTART,
     EXIT_FAILED,
@@ -23,6 +24,7 @@ class AttemptEnd:
 
     exit_code: int | None
     committed: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: i
     or stopped count too, with a higher limit: otherwise a job whose time limit is too short for the next
     checkpoint would restart forever.
 
+    Two attempts in a row that ended with the same exception about what was asked for are enough.
+
     Args:
         ends: ends of the attempts of this submission, oldest first.
         committed: the newest committed iteration now.
@@ -53,7 +57,9 @@ def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: i
             break
         crashed += end.exit_code not in (None, EXIT_WILL_CONTINUE)
         stopped += end.exit_code in (None, EXIT_WILL_CONTINUE)
-    if crashed >= max_without_progress:
+    if crashed > 1 and _is_same_mistake(ends[-2:]):
+        reason = f"2 attempts in a row failed alike without a checkpoint after iteration {committed}"
+    elif crashed >= max_without_progress:
         reason = f"{crashed} attempts in a row failed without a checkpoint after iteration {committed}"
     elif crashed + stopped >= CUT_OFF_FACTOR * max_without_progress:
         reason = (
@@ -64,3 +70,10 @@ def may_begin(ends: list[AttemptEnd], *, committed: int, max_without_progress: i
     else:
         return Decision(again=True, num_in_vain=crashed + stopped)
     return Decision(again=False, num_in_vain=crashed + stopped, exit_code=EXIT_DO_NOT_RESTART, reason=reason)
+
+
+def _is_same_mistake(ends: list[AttemptEnd]) -> bool:
+    """Whether attempts ended with equal exceptions that other nodes would raise too."""
+    texts = {likeness(end.reason) for end in ends}
+    crashed = all(end.exit_code not in (None, EXIT_WILL_CONTINUE) for end in ends)
+    return crashed and len(texts) == 1 and is_lasting(ends[-1].reason)

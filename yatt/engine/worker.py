@@ -20,7 +20,7 @@ from yatt.adapters.patience import is_passing
 from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
 from yatt.engine.published import tensors_taken
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed, line_of
 from yatt.records import message as m
 from yatt.records.load import StepSums
 
@@ -203,7 +203,7 @@ def failure(order: m.Message, error: Exception) -> m.Message:
         return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
     is_users = isinstance(error, ConfigError) and not is_passing(error)
     return m.Failed(
-        error=f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else str(error),
+        error=line_of(error) if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),
         exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
     )

@@ -199,7 +199,10 @@ class Attempts:
         """
         mine = [a for a in attempts(self.paths) if a.started.get("submission") == self.backend.submission]
         found = [*(int(a.started["committed"]) for a in mine[1:]), committed][: len(mine)]
-        ends = [AttemptEnd(a.ended.get("exit_code"), after) for a, after in zip(mine, found, strict=True)]
+        ends = [
+            AttemptEnd(a.ended.get("exit_code"), after, str(a.ended.get("reason", "")))
+            for a, after in zip(mine, found, strict=True)
+        ]
         limit = self.config.run.max_attempts_without_progress
         last = str(mine[-1].ended.get("reason", "cut off")) if mine else ""
         return may_begin(ends, committed=committed, max_without_progress=limit), last

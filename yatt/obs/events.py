@@ -42,6 +42,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "engine.unfit": {"slab": str, "holder": str, "error": str},
     "worker.start": {"worker": str, "pid": int},
     "worker.end": {"worker": str, "how": str},
+    "worker.failed": {"worker": str, "error": str},
     "worker.delay": {"worker": str, "error": str},
     "ckpt.begin": {"iteration": int, "size_bytes": int},
     "ckpt.commit": {"iteration": int, "size_bytes": int},

@@ -90,6 +90,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "lease.quarantine": lambda event: f"slab {event['slab']} is quarantined: {event['cause']}",
     "node.joined": lambda event: f"node{event['node']} takes part again",
     "node.lost": _node_lost,
+    "worker.failed": lambda event: f"{event['worker']} failed: {' '.join(str(event['error']).split())}",
     "worker.start": _restarted,
     "split.choose": _split,
     "engine.unfit": _unfit,

@@ -24,7 +24,7 @@ from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_link import Heartbeat, WorkerLink
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import open_run_store
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, line_of
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -100,7 +100,7 @@ def failure(_: m.Message, error: Exception) -> m.Message:
     """The answer to an order that raised this error."""
     is_users = isinstance(error, ConfigError) and not is_passing(error)
     return m.Failed(
-        error=str(error) or type(error).__name__,
+        error=str(error) if isinstance(error, YattError) else line_of(error),
         trace="".join(traceback.format_exception(error)),
         exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
     )

@@ -14,10 +14,11 @@ from yatt.control.gpus.publications import LocalPublication, Publications
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.worker_plan import Worker
-from yatt.control.gpus.workers import MAX_WAKE_FAILURES, MOST_DEATHS, Workers
+from yatt.control.gpus.workers import MOST_DEATHS, Workers
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
+from yatt.core.first_use import MAX_WAKE_FAILURES
 from yatt.core.placement import ROLLOUT, TRAINER, place
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
 from yatt.obs.events import EventLog

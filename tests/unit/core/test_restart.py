@@ -20,6 +20,21 @@ def test_a_start_counts_the_failures_of_the_starts_before_it():
     assert may_begin(ends((1, 2), (1, 4), (1, 4)), committed=4, max_without_progress=3).again
 
 
+def test_two_attempts_with_the_same_exception_about_what_was_asked_for_are_enough():
+    def decided(*reasons, codes=(1, 1)):
+        found = [AttemptEnd(code, 4, reason) for code, reason in zip(codes, reasons, strict=True)]
+        return may_begin(found, committed=4, max_without_progress=3)
+
+    same = decided("trainer-n0r0: TypeError: no pid 12", "trainer-n0r0: TypeError: no pid 13")
+    assert (same.again, same.exit_code) == (False, 93)
+    assert "2 attempts in a row failed alike without a checkpoint after iteration 4" in same.reason
+    assert decided("a: TypeError: x", "a: TypeError: y").again
+    assert decided("a: RuntimeError: x", "a: RuntimeError: x").again, "a machine may be the cause"
+    assert decided("a: TypeError: x", "a: TypeError: x", codes=(1, 75)).again
+    moved = [AttemptEnd(1, 3, "a: TypeError: x"), AttemptEnd(1, 4, "a: TypeError: x")]
+    assert may_begin(moved, committed=4, max_without_progress=3).again, "there was progress between"
+
+
 def test_what_was_stopped_from_outside_counts_less():
     stopped = ends(*[(75, 4)] * 4, *[(None, 4)] * 4)
     assert may_begin(stopped, committed=4, max_without_progress=3).again

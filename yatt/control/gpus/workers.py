@@ -20,14 +20,14 @@ from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
+from yatt.core.first_use import WakeFailures
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, SyncMismatch, WorkerFailed
+from yatt.errors import EXIT_FAILED, DeadlineExceeded, SyncMismatch, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import message as m
 from yatt.records.message import unpack_floats
 
 A = TypeVar("A", bound=m.Message)
-MAX_WAKE_FAILURES = 3
 MOST_DEATHS = 8
 """Ends of an engine in a row without one completion: more than chance and a few harmful prompts explain."""
 
@@ -78,7 +78,7 @@ class Workers:
         self._tokens: dict[str, int] = {}
         self._granted: dict[Slab, tuple[str, int]] = {}  # role and token; ("", 0) once it is taken back
         self._waking: set[str] = set()  # names of workers that are being started or woken
-        self._failures: dict[str, int] = {}
+        self._failures = WakeFailures()
         self._deaths: Counter[str] = Counter()  # by name: ends in a row
         self._died_s: dict[str, float] = {}
 
@@ -264,7 +264,7 @@ class Workers:
         except WorkerFailed:
             if self._is_granted(worker, token):  # else it was ordered to sleep meanwhile, and refuses
                 raise
-        self._failures.pop(worker.name, None)
+        self._failures.worked(worker.name)
 
     async def _equip(self, worker: Worker, token: int) -> None:
         """Loads the newest weights into an engine that is awake, and lets it take requests."""
@@ -293,8 +293,7 @@ class Workers:
                     self._supervisor.end(worker)
                 return
             is_own = not self._supervisor.was_killed(address)  # else `forget` counts the failure
-            count = self._failures[worker.name] = self._failures.get(worker.name, 0) + is_own
-            if error.exit_code == EXIT_USER_MISTAKE or count >= MAX_WAKE_FAILURES:
-                self._failed(str(error), error.exit_code)
+            if end := self._failures.failed(worker.name, error, is_own=is_own):
+                self._failed(*end)
             elif worker.child is not None and worker.address == address:  # else a later start has replaced it
                 self._supervisor.end(worker)
