@@ -105,8 +105,10 @@ def run_watched(module: str, arguments: list[Any], limit_s: float) -> list[str]:
     with trial_process(module, [limit_s, memory_limit(), *arguments], SINGLE_THREADED) as trial:
         how = describe_exit(_wait(trial, limit_s))
         if not trial.found.exists():
-            what = _stage(trial)[0] or "reading the run's files"
-            raise ConfigError(f"{what} ended the process that checks it ({how}){trial.last_words()}. {CURE}")
+            what, cure = _stage(trial)[0], f" {CURE}"
+            if not what:  # nothing of a stranger was read yet
+                what, cure = "reading the run's files", ""
+            raise ConfigError(f"{what} ended the process that checks it ({how}){trial.last_words()}.{cure}")
         raise_found(trial.found)
         notes = trial.folder / "notes"
         return list(json.loads(notes.read_text())) if notes.exists() else []
@@ -137,7 +139,10 @@ def answer_watched(check: Callable[..., tuple[list[ConfigError], list[str]]]) ->
     folder, (limit_s, memory_bytes, *arguments) = read_arguments()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    faults, notes = check(Stages(folder, limit_s), *arguments)
+    try:
+        faults, notes = check(Stages(folder, limit_s), *arguments)
+    except ConfigError as error:
+        faults, notes = [error], []
     cause = faults[0].__cause__ if faults and all(map(is_passing, faults)) else None
     number = cause.errno if isinstance(cause, OSError) else None
     (folder / "notes").write_text(json.dumps(notes))
