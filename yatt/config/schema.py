@@ -110,8 +110,9 @@ class DataSection:
 
     def __post_init__(self) -> None:
         rule(len(self.train_files) >= 1, "train_files is empty; write at least one file.")
-        unknown = [name for name in self.weights if name not in self.train_files]
-        rule(not unknown, f"weights: {unknown[:1]} is no entry of train_files; write it as it is there.")
+        for name in self.weights:
+            known = name in self.train_files
+            rule(known, f"weights: {name!r} is no entry of train_files; write it as it is there.")
         weights = [self.weights.get(name, 1.0) for name in self.train_files]
         rule(any(weights), "weights: all are 0; leave one above 0.")
         rule(
