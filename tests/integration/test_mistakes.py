@@ -145,6 +145,7 @@ MISTAKES = (
     run("no judge", judge(model="/nowhere/judge"), "genrms[0].model: there is no folder /nowhere/judge"),
     run("judge's context", judge(model="{policy}", max_model_tokens=4096), "takes 512 tokens at most"),
     # places
+    run("other keys for a run", "run.dir={done}|optimizer.lr=0.5", "contains a run with another config:"),
     run("a file in the way", "run.dir={dir}/mine.py/run", "cannot be used as a folder of the run"),
     run("somebody's folder", "run.dir={dir}/judge", "is not a run folder and is not empty"),
     run("a disk for weights", "launch.shm_dir={dir}", "is not a memory filesystem"),

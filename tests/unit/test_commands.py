@@ -202,6 +202,17 @@ def test_init_writes_a_file_that_loads(tmp_path, rows, more, call):
     assert code == 2 and f"{path} exists" in err and path.read_text() == before
 
 
+def test_init_takes_lengths_that_the_model_has(tmp_path, rows, call):
+    model = tmp_path / "model"
+    model.mkdir()
+    for limit, lengths in ((64, (32, 32)), (1 << 17, (1024, 1024)), (None, (1024, 1024))):
+        (model / "config.json").write_text(json.dumps({"max_position_embeddings": limit} if limit else {}))
+        path = tmp_path / f"{limit}.yaml"
+        assert call("init", path, "--model", model, "--data", rows, "--reward", "builtin:exact")[0] == 0
+        config = load([path], [])
+        assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == lengths
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

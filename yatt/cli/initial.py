@@ -14,6 +14,7 @@ import yaml
 from yatt.adapters.data_rows import raw_rows
 from yatt.config.load import load
 from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.launch.model_check import model_limit
 from yatt.printable import printable
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "input", "instruction")
@@ -45,11 +46,11 @@ data:
   train_files: $train
 ${columns}\
   # Longer prompts are skipped and counted, in tokens.
-  max_prompt_tokens: 1024
+  max_prompt_tokens: $prompt
 rollout:
   # Completions per prompt, and their maximum length in tokens.
   n: 8
-  max_response_tokens: 1024
+  max_response_tokens: $response
 ${small}\
 ${scores}\
 ${validation}\
@@ -171,6 +172,7 @@ def _complete(arguments: argparse.Namespace) -> None:
 
 def _page(arguments: argparse.Namespace) -> str:
     file: Path = arguments.file
+    prompt, response = _lengths(arguments.model)
     return PAGE.substitute(
         file=printable(str(file)),
         dir=_flow(arguments.dir or f"runs/{file.stem}"),
@@ -180,10 +182,24 @@ def _page(arguments: argparse.Namespace) -> str:
         dtype="float32" if arguments.cpu else "bfloat16",
         train=_flow(arguments.data),
         columns="".join(_columns(Path(arguments.data[0]), arguments.val)),
+        prompt=prompt,
+        response=response,
         small=SMALL if arguments.cpu else "",
         scores=_judge(arguments) + _rewards(arguments.reward),
         validation=_validation(arguments),
     )
+
+
+LENGTHS = (1024, 1024)
+"""Tokens of a prompt and a completion, for models whose context is long enough or not known."""
+
+
+def _lengths(model: str) -> tuple[int, int]:
+    """Returns tokens of a prompt and a completion that fit the model's context."""
+    limit = model_limit(str(Path(model).expanduser()))
+    if not limit or limit >= sum(LENGTHS):
+        return LENGTHS
+    return max(1, limit // 2), max(1, limit - limit // 2)
 
 
 def _columns(data: Path, val_files: list[str]) -> Iterator[str]:

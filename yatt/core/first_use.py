@@ -20,13 +20,22 @@ LASTING = (
 OTHERS_MEMORY = "Free memory on device"
 """In vLLM's ValueError about a GPU that another process uses."""
 
+_RUNTIME = re.compile(r"(?:^|[:;] )RuntimeError: ")
+_MACHINES = re.compile(
+    r"cuda|hip\b|cublas|cudnn|nccl|gloo|memory|alloc|mmap|shm|time[ds]? ?out|connect|socket|address|device|"
+    r"driver|resource|fork|process|thread|file|permission|root cause", re.IGNORECASE,
+)  # fmt: skip
+"""Words of a RuntimeError that a machine may have caused."""
+
 _LASTING = re.compile(rf"(?:^|[:;] )(?:{'|'.join(LASTING)}): ")
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def is_lasting(error: str) -> bool:
     """Whether an error's text says that the cause is in what was asked for."""
-    return _LASTING.search(error) is not None and OTHERS_MEMORY not in error
+    if _LASTING.search(error):
+        return OTHERS_MEMORY not in error
+    return _RUNTIME.search(error) is not None and _MACHINES.search(error) is None
 
 
 def likeness(error: str) -> str:

@@ -76,7 +76,7 @@ def check_run(
         config, urls = _without_stores(config)
         absent = list(_absent(config))
         skipped = [f"{url} is not asked from this machine" for url in urls]
-    config, failures = _ready(config, site)
+    config, failures = _ready(config, site, elsewhere=elsewhere)
     is_here = site is None and not elsewhere
     if is_here:
         failures += _shm_failures(config)
@@ -96,16 +96,20 @@ def check_run(
     ]
 
 
-def _ready(config: RunConfig, site: SiteConfig | None) -> tuple[RunConfig, list[str]]:
+def _ready(config: RunConfig, site: SiteConfig | None, *, elsewhere: bool) -> tuple[RunConfig, list[str]]:
     """Returns the config as a start would have it, and mistakes."""
     try:
         config = with_made_data(completed(config))
         if site is not None:
             config = effective(with_store(config, site), site, Resized())
             template_of(site)
-        check_folder(config)
     except ConfigError as error:
         return config, _lines(error)
+    try:
+        if not elsewhere:
+            check_folder(config)
+    except ConfigError as error:  # its lines belong together
+        return config, [" ".join(map(str.strip, str(error).splitlines()))]
     return config, []
 
 

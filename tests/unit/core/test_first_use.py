@@ -23,6 +23,10 @@ def test_a_second_equal_exception_ends_the_run_with_its_own_words() -> None:
     [
         "a: OutOfMemoryError: CUDA out of memory", "a: RuntimeError: NCCL", "a ended: killed by SIGKILL",
         "a: ValueError: Free memory on device (3.1/79.2 GiB) on startup is less than desired",
+        "a: RuntimeError: CUDA error: an illegal access",
+        "a: RuntimeError: [enforce fail] DefaultCPUAllocator",
+        "a: RuntimeError: Engine core initialization failed. See root cause above.",
+        "a: RuntimeError: The server socket has failed to listen", "a: RuntimeError: can't start new thread",
         "a: OSError: Stale file handle", "a: ConnectionError: refused", "a: MyValueErrors: odd",
     ],
 )  # fmt: skip
@@ -53,3 +57,9 @@ def test_kills_do_not_count_and_a_users_mistake_ends_at_once() -> None:
 def test_numbers_and_addresses_do_not_make_a_difference() -> None:
     assert likeness("pid 12 at 0x7F: 3.5") == likeness("pid 9 at 0xab: 12.25")
     assert likeness("a b") != likeness("a c")
+
+
+def test_a_runtime_error_about_the_model_is_lasting() -> None:
+    assert is_lasting(
+        "a: RuntimeError: Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0"
+    )
