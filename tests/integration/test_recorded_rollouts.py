@@ -11,6 +11,7 @@ import pytest
 
 from tests.runs import RunFile, killed_when, rows, yatt
 from tests.tiny_models import make_scripted_model
+from yatt import open_run
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration
 from yatt.paths import RunPaths
 
@@ -73,6 +74,8 @@ def check_what_is_shown(run: RunFile, one: dict[str, Any]) -> None:
     verdicts = [each["score"] for each in full["judged"] if each["is_readable"]]
     if verdicts:
         assert full["sample"]["scores"]["judge"] == pytest.approx(np.mean(verdicts))
+    whole = {each["sample"]: each for each in open_run(run.run_dir).samples(4)}
+    assert len(whole) == 16 and whole[one["sample"]] == full["sample"]
     text = yatt("show", str(run.run_dir), "4", str(one["sample"])).stdout
     assert "prompt of GenRM judge" in text and "advantage" in text
 

@@ -92,6 +92,8 @@ def call(cluster: Cluster, environment: Path, tmp_path: Path) -> Call:
 
 def test_a_run_from_the_login_node(run: SubmittedRun, call: Call, tmp_path: Path) -> None:
     root, given = str(run.paths.root), (str(run.config), "--site", str(run.site))
+    checked = call("check", *given)
+    assert checked.returncode == 0 and "run.yaml: ok" in checked.stdout, checked.stdout + checked.stderr
     shown = call("submit", *given, "--dry-run")
     assert shown.returncode == 0 and "#SBATCH" in shown.stdout, shown.stderr
     assert sys.executable in shown.stdout and not run.paths.root.exists()

@@ -13,6 +13,7 @@ from yatt.launch.cancel import cancel
 from yatt.launch.summary import Summary
 from yatt.obs.events import as_event
 from yatt.obs.metrics import STEP, read_rows
+from yatt.obs.rollouts import whole_samples
 from yatt.obs.samples import as_sample
 from yatt.paths import RunPaths
 
@@ -75,9 +76,16 @@ class Run:
         for batch in SegmentTail(self._paths.events, as_event).batches():
             yield from batch
 
-    def samples(self) -> list[dict[str, Any]]:
-        """Returns the completions that are kept for the report, with scores and verdicts."""
-        return read_records(self._paths.samples, as_sample)[0]
+    def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
+        """Returns completions with their prompts, scores and verdicts.
+
+        Args:
+            iteration: all of this iteration, if `logging.rollouts` is all, else some; None: those that are
+                kept for the report, of all iterations.
+        """
+        if iteration is None:
+            return read_records(self._paths.samples, as_sample)[0]
+        return list(whole_samples(self._paths, iteration))
 
     def stop(self, *, now: bool = False) -> str:
         """Lets the run save a checkpoint and stop, as `yatt cancel` does; returns what was done.

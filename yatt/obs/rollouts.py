@@ -99,6 +99,23 @@ def read_iteration(paths: RunPaths, iteration: int, sample: int | None = None) -
     return found or _from_sample_lines(paths, iteration, sample)
 
 
+def whole_samples(paths: RunPaths, iteration: int) -> Iterator[Record]:
+    """Yields the samples of an iteration with their texts: every one if they were recorded, else those of
+    `samples.jsonl`."""
+    found = _from_files(paths, iteration, -1)
+    if found is None:
+        of_report, _ = read_records(paths.samples, as_sample)
+        yield from (sample for sample in of_report if sample[STEP] == iteration)
+        return
+    for path in iterations_of(paths.rollouts)[iteration]:
+        attempt = None
+        for record in _records(path, RecordedIteration(iteration)):
+            if record.get("kind") == HEAD:
+                attempt = record.get("attempt")
+            elif record.get("kind") == SAMPLE and attempt == found.attempt and as_recorded(record):
+                yield record
+
+
 def _from_files(paths: RunPaths, iteration: int, sample: int | None) -> RecordedIteration | None:
     files = [_one_file(path, iteration, sample) for path in iterations_of(paths.rollouts).get(iteration, [])]
     newest = max((file.attempt for file in files), default=0)
