@@ -108,8 +108,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused(cluster: Cluster, tmp_pat
     (tmp_path / "file").touch()
     run = SubmittedRun(cluster, tmp_path, {"run": {"dir": str(tmp_path / "file" / "run")}})
     says = run.refused()
-    assert f"{tmp_path / 'file' / 'run'}: cannot be used as a folder of the run (Not a directory)" in says
-    assert "Write another one in run.dir." in says
+    assert f"run.dir: {tmp_path / 'file' / 'run'}: cannot be used as a folder of the run" in says
+    assert f"{tmp_path / 'file'} is no folder that you may write to. Write another one." in says
 
 
 def test_a_controller_that_is_down_is_said_at_once(cluster: Cluster, tmp_path: Path) -> None:
