@@ -23,7 +23,7 @@ def slow_run(cluster: Cluster, folder: Path, settings: dict[str, Any] | None = N
     """The run of the reference, with a reward that takes its time over the same result."""
     folder.mkdir(exist_ok=True)
     lines = REWARD.strip().splitlines()
-    slow = ["import time", "", *lines[:2], "    time.sleep(0.06)", *lines[2:]]
+    slow = ["import time", "", *lines[:2], "    time.sleep(0.1)", *lines[2:]]
     (folder / "reward.py").write_text("\n".join(slow) + "\n")
     return SubmittedRun(cluster, folder, settings)
 
@@ -58,11 +58,11 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert watch.stdout.readline() == "waiting: Resources: waits until enough nodes are free\n"
     cluster.call("scancel", str(blocker))
     run.wait_step(2)
+    check_stacks(run, job_id, monkeypatch)  # first: on a busy machine the run may end meanwhile
     during = status(run)
     assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
     assert set(during["holders"].values()) == {"trainer", "rollout"}
     assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
-    check_stacks(run, job_id, monkeypatch)
     listed = run.yatt("list").stdout.splitlines()
     assert listed[1].split()[:2] == [job_id, "RUNNING"]
     assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
