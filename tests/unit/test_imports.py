@@ -10,6 +10,7 @@ LIGHT = (
     "yatt.cli",
     "yatt.launch",
     "yatt.control",
+    "yatt.evaluation",
     "yatt.config",
     "yatt.core",
     "yatt.records",

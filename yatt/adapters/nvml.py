@@ -60,6 +60,10 @@ class Nvml:
         self._names = tuple(devices)
         self._handles = [self._handle(name) for name in devices]
 
+    def count(self) -> int:
+        """Returns the number of devices of the machine."""
+        return int(self._nvml.nvmlDeviceGetCount())
+
     def occupancy(self, gpus: Sequence[int]) -> Occupancy:
         """Returns the bytes in use on the devices at these positions, and their compute processes.
 
@@ -172,6 +176,17 @@ def visible_devices(inherited: str | None, count: int) -> tuple[str, ...]:
             f"'{inherited}'. Request more from Slurm, or write launch.gpus_per_node: {max(1, len(names))}."
         )
     return names[:count]
+
+
+def visible_count(inherited: str | None) -> int:
+    """Returns the number of devices of the inherited CUDA_VISIBLE_DEVICES; None: of this machine.
+
+    Raises:
+        ConfigError: NVML cannot be used.
+    """
+    if inherited is None:
+        return Nvml(()).count()
+    return sum(bool(name.strip()) for name in inherited.split(","))
 
 
 def sees_host_pids() -> bool:

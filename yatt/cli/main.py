@@ -13,6 +13,7 @@ from yatt.adapters.patience import is_passing
 from yatt.cli.check import add_check
 from yatt.cli.ckpt import add_ckpt, add_convert
 from yatt.cli.config import add_config
+from yatt.cli.eval import add_eval
 from yatt.cli.finding import run_folder
 from yatt.cli.init import add_init
 from yatt.cli.logs import add_logs
@@ -111,6 +112,7 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_running(commands)
     add_ckpt(commands)
     add_convert(commands)
+    add_eval(commands)
     _add_looking(commands)
     add_show(commands)
     add_check(commands)

@@ -33,6 +33,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "yatt convert runs/one model",
         "yatt convert hf-model --to-checkpoint s3://bucket/start",
     ),
+    "eval": (
+        "yatt eval runs/one --n 8 --k 1,8",
+        "yatt eval models/qwen3 test.jsonl --reward builtin:gsm8k --temperature 0 --out results/qwen3",
+    ),
     "status": ("yatt status runs/one", "yatt status run.yaml --json"),
     "watch": ("yatt watch runs/one",),
     "report": ("yatt report runs/one --out one.html", "yatt report runs/one runs/two --out both.html"),

@@ -120,10 +120,10 @@ class Controller:
             worker for worker in self._parts.supervisor.workers.values()
             if worker.slab is None or worker.role in placement.first_roles_of(worker.slab)
         ]  # fmt: skip
-        await asyncio.gather(*(self._first_start(worker) for worker in workers))
+        await asyncio.gather(*(self.first_start(worker) for worker in workers))
         return m.Done()
 
-    async def _first_start(self, worker: Worker) -> None:
+    async def first_start(self, worker: Worker) -> None:
         """Starts a worker and waits until it accepts orders. An engine or reward process that is killed
         meanwhile is started again, as at any later start.
 

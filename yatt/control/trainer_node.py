@@ -10,21 +10,19 @@ from functools import partial
 from typing import Any
 
 from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.tokenizer import TextPart
 from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.run_store import Stores
-from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
+from yatt.control.rollouts.asking import answered
 from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
 from yatt.control.rollouts.groups import NodeState
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, CheckpointError, WorkerFailed, YattError
+from yatt.errors import CheckpointError, WorkerFailed
 from yatt.records import cluster as c, message as m
-from yatt.records.judged import REFUSED
 
 Answer = Awaitable[m.Message | None]
 
@@ -58,21 +56,7 @@ class TrainerNode:
 
     async def asked(self, ask: m.Ask) -> m.Message:
         """Handles a request of a reward function's GenRM client."""
-        genrm = next((g for g in self._node.config.genrms if g.name == ask.genrm), None)
-        if genrm is None:
-            return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", exit_code=EXIT_USER_MISTAKE)
-        try:
-            # The function's text contains a completion, so it must not become control tokens.
-            said = await self._judge.ask(genrm, ask, [TextPart(ask.text, False)])
-        except YattError as error:
-            return m.Failed(error=str(error))
-        if said.finish_reason in (REFUSED, ABORTED):
-            is_refused = said.finish_reason == REFUSED
-            return m.Failed(
-                error=said.error or "the GenRM was interrupted",
-                exit_code=EXIT_USER_MISTAKE if is_refused else EXIT_FAILED,
-            )
-        return m.Answered(text=said.text, finish_reason=said.finish_reason)
+        return await answered(self._judge, self._node.config, ask)
 
     async def _build(self, order: c.BuildTrainer) -> m.Message:
         await self.training.build(order)

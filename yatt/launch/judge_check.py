@@ -18,21 +18,35 @@ def check_judge(genrm: GenRMSection, key: str) -> None:
         ConfigError: it is not a Hugging Face model, a file of it is damaged, or `tp_size` does not divide its
             attention heads.
     """
-    values = check_model(genrm.model, f"{key}.model", has_weights=genrm.engine != "scripted")
-    if genrm.engine == "scripted":
+    check_engine_model(genrm.model, key, genrm.engine, genrm.tp_size)
+
+
+def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None:
+    """Checks the folder of a model that an engine samples.
+
+    Args:
+        key: section of the config that names it: `genrms[0]`, `model`.
+
+    Raises:
+        ConfigError: as in `check_judge`.
+    """
+    is_policy = key == "model"
+    place = f"{key}.path" if is_policy else f"{key}.model"
+    tp_key = "rollout.tp_size" if is_policy else f"{key}.tp_size"
+    values = check_model(folder, place, has_weights=engine != "scripted")
+    if engine == "scripted":
         return  # has no weights
     text = values.get("text_config", values)
     sizes = text if isinstance(text, dict) else values
-    places, faults = tensors_of(genrm.model, f"{key}.model")
+    places, faults = tensors_of(folder, place)
     if not places and not faults:
         faults = ["has no tensor"]
     if faults:
-        raise ConfigError("\n".join(f"{key}.model: {genrm.model} {fault}." for fault in faults))
+        raise ConfigError("\n".join(f"{place}: {folder} {fault}." for fault in faults))
     heads = sizes.get("num_attention_heads")
-    if isinstance(heads, int) and heads % genrm.tp_size:
+    if isinstance(heads, int) and heads % tp_size:
         raise ConfigError(
-            f"{key}.tp_size {genrm.tp_size} does not divide the {heads} heads of {genrm.model}; "
-            "write a divisor."
+            f"{tp_key} {tp_size} does not divide the {heads} heads of {folder}; write a divisor."
         )
 
 

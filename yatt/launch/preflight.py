@@ -5,7 +5,8 @@ Every check raises ConfigError; the errors are collected, so that one attempt sh
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
 from yatt.errors import ConfigError, StoreUnreachable
 from yatt.launch.input_trial import check_inputs
-from yatt.launch.judge_check import check_judge
+from yatt.launch.judge_check import check_engine_model, check_judge
 from yatt.launch.model_check import check_length, check_model
 from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.policy_check import check_policy
@@ -48,9 +49,36 @@ def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bo
     """
     checks = list(_checks(config))
     if engines_are_here:
-        checks.append(partial(_engines_installed, config))
+        checks += [partial(_engines_installed, config), _trainer_installed]
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
+    _refuse_faults(checks)
+
+
+def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:
+    """Checks what an evaluation needs: as `preflight`, without what only training needs.
+
+    Args:
+        has_weights: the folder `model.path` is sampled; else only its tokenizer is used.
+
+    Raises:
+        ConfigError: see `preflight`.
+    """
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    keys = "data.max_prompt_tokens + rollout.max_response_tokens"
+    engine, tp_size, path = config.rollout.engine, config.rollout.tp_size, config.model.path
+    folder: Callable[[], object] = partial(check_model, path, "model.path")
+    if has_weights:
+        folder = partial(check_engine_model, path, "model", engine, tp_size)
+    _refuse_faults([
+        folder, partial(check_length, path, keys, longest),
+        partial(check_inputs, replace(config, data=replace(config.data, val_files=()))),
+        *_judges_and_user_code(config), partial(_engines_installed, config),
+    ])  # fmt: skip
+
+
+def _refuse_faults(checks: Iterable[Callable[[], object]]) -> None:
+    """Raises ConfigError with the mistakes that the checks find, one per line."""
     faults = [fault for check in checks if (fault := _fault(check)) is not None]
     if faults:
         listed = "\n".join(f"  {_cut(line)}" for fault in faults for line in str(fault).splitlines())
@@ -202,5 +230,8 @@ def _engines_installed(config: RunConfig) -> None:
     for engine, module in (("vllm", "vllm"), ("transformers", "transformers"), ("auto", "transformers")):
         if engine in wanted and importlib.util.find_spec(module) is None:
             raise ConfigError(f"rollout.engine: '{engine}' needs {module}; pip install 'yatt[engine]'.")
+
+
+def _trainer_installed() -> None:
     if importlib.util.find_spec("megatron") is None:
         raise ConfigError("training needs megatron-core; pip install 'yatt[trainer]'.")

@@ -61,6 +61,11 @@ class OrphanWatch:
             kill_orphan(pid)
         self._known = {each.pid for each in found}.difference(ending)
 
-    async def close(self) -> None:
-        """Ends all orphans; called when every worker has ended or cannot be ended."""
-        await call_in_thread(partial(end_orphans, frozenset(self._living()), END_S))
+    async def close(self, *, only_marked: bool = False) -> None:
+        """Ends all orphans; called when every worker has ended or cannot be ended.
+
+        Args:
+            only_marked: only those with a worker's mark: this process may have other children.
+        """
+        living = frozenset(self._living())
+        await call_in_thread(partial(end_orphans, living, END_S, only_marked=only_marked))

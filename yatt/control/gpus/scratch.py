@@ -47,7 +47,7 @@ def create(node: Node) -> None:
 def remove(node: Node) -> None:
     """Removes this node's own folders. It needs no record, since the run folder may have been deleted."""
     for folder in (node.scratch, node.weights_root):
-        _remove(folder)
+        remove_one(folder)
 
 
 def remove_checkpoint_files(node: Node) -> None:
@@ -69,18 +69,18 @@ def tidy(paths: RunPaths, attempt: int, index: int, life: int = 1) -> None:
     """Removes the folders that one life of a node of one attempt has left on this machine."""
     noted = unsealed_any(read_or_none(paths.local(attempt, index, life))) or {}
     for folder in noted.get("folders", []):
-        _remove(Path(folder))
+        remove_one(Path(folder))
 
 
 def sweep(roots: Iterable[Path]) -> list[Path]:
     """Removes folders that dead processes of this user left in these folders; returns the removed ones."""
     removed = [folder for root in dict.fromkeys(roots) for folder in local_folder.dead(root)]
     for folder in removed:
-        _remove(folder)
+        remove_one(folder)
     return removed
 
 
-def _remove(folder: Path) -> None:
+def remove_one(folder: Path) -> None:
     """Removes a folder. If its notes name shared memory that is still in use, it stays for the next sweep."""
     if local_folder.is_ours(folder) and remove_noted(folder):
         local_folder.remove(folder)

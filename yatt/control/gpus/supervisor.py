@@ -214,13 +214,17 @@ class Supervisor:
         if worker.child is not None:
             worker.child.signal_group(signal.SIGKILL)
 
-    async def close(self, grace_s: float) -> None:
-        """Ends every worker: END, then KILL after `grace_s`. Waits for their end; removes their leftovers."""
+    async def close(self, grace_s: float, *, only_marked: bool = False) -> None:
+        """Ends every worker: END, then KILL after `grace_s`. Waits for their end; removes their leftovers.
+
+        Args:
+            only_marked: see `OrphanWatch.close`.
+        """
         self._closing = True
         await self.shared_memory.look()
         await self._end_all(grace_s)
         with contextlib.suppress(OSError):  # no thread is available: the launcher does it
-            await self.orphans.close()
+            await self.orphans.close(only_marked=only_marked)
         await self.shared_memory.close()
 
     async def _end_all(self, grace_s: float) -> None:

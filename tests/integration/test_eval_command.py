@@ -1,0 +1,313 @@
+"""`yatt eval` as a user types it, with real engines, real functions that misbehave, and real kills."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.runs import RunFile, command, environment, kill, wait_for, yatt
+from tests.tiny_models import make_qwen3
+from tests.unit.adapters.test_judge_api import Service, says
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
+REWARD = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """How many letters of the first half of the alphabet."""
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+'''
+
+
+class Evaluation:
+    """A model, data, a reward function and a folder for sockets of its own."""
+
+    def __init__(self, folder: Path, reward: str = REWARD, prompts: int = 6) -> None:
+        self.folder, self.model = folder, folder / "policy"
+        make_qwen3(self.model, tied=True, seed=0)
+        self.data = folder / "test.jsonl"
+        rows = [
+            {"prompt": f"{i} plus {i % 7} is", "data_source": "odd" if i % 2 else "even",
+             "reward_model": {"ground_truth": str(i + i % 7)}}
+            for i in range(prompts)
+        ]  # fmt: skip
+        self.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "reward.py").write_text(reward)
+        self.scratch = RunFile(folder).scratch
+        self.out = folder / "out"
+
+    def words(self, *more: str, engine: str = "transformers") -> list[str]:
+        return [
+            "eval", str(self.model), str(self.data), "--reward", str(self.folder / "reward.py"),
+            "--max-tokens", "8", "--device", "cpu", "--out", str(self.out), "model.dtype=float32",
+            "data.max_prompt_tokens=32", f"rollout.engine={engine}", "rollout.enforce_eager=true",
+            f"rollout.kv_cache_bytes={32 << 20}", f"launch.scratch_dir={self.scratch}",
+            "launch.reward_processes=1", *more,
+        ]  # fmt: skip
+
+    def run(self, *more: str, engine: str = "transformers", code: int = 0) -> str:
+        done = yatt(*self.words(*more, engine=engine))
+        assert done.returncode == code, done.stdout + done.stderr
+        assert self.leftovers() == []
+        return done.stdout + done.stderr
+
+    def leftovers(self) -> list[str]:
+        return [path.name for path in self.scratch.glob("yatt-*")]
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.out / "samples.jsonl").read_text().splitlines()]
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "result.json").read_text())
+        return found
+
+
+def greedy(model: Path, prompts: list[str], max_tokens: int) -> list[str]:
+    """What transformers itself completes, one prompt at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    texts = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        done = policy.generate(ids, max_new_tokens=max_tokens, do_sample=False)
+        texts.append(tokenizer.decode(done[0, ids.shape[1] :], skip_special_tokens=True))
+    return texts
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_greedy_samples_are_those_of_transformers_and_the_mean_is_that_by_hand(
+    tmp_path: Path, engine: str
+) -> None:
+    one = Evaluation(tmp_path)
+    printed = one.run("--temperature", "0", "--json", engine=engine)
+    samples = one.samples()
+    assert [each["completion"] for each in samples] == greedy(one.model, [s["prompt"] for s in samples], 8)
+    by_hand = [sum(c in "abcdefghijklm" for c in each["completion"]) / 8 for each in samples]
+    assert [each["scores"]["reward"] for each in samples] == by_hand
+    result = json.loads(printed.splitlines()[0])
+    assert result == one.result()
+    assert result["overall"]["rewards"]["reward"]["mean"] == pytest.approx(sum(by_hand) / len(by_hand))
+    assert result["sources"]["even"]["prompts"] == 3 and result["settings"]["n"] == 1
+
+
+def test_an_evaluation_repeated_is_equal_in_deterministic_mode_and_another_seed_is_not(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for index, seed in enumerate((3, 3, 4)):
+        one = Evaluation(tmp_path / str(index)) if (tmp_path / str(index)).mkdir() is None else None
+        assert one is not None
+        one.run("--n", "3", "--seed", str(seed), "run.deterministic=true")
+        found.append([(s["prompt_number"], s["sample_number"], s["completion"]) for s in one.samples()])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+BAD_REWARD = '''
+import ctypes, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """One prompt hangs, one crashes the process, one raises; the others have a score."""
+    number = int(ground_truth)
+    if number == 4:
+        time.sleep(3600)
+    if number == 6:
+        ctypes.string_at(0)
+    if number == 8:
+        raise ValueError("no score for this one")
+    return 0.5
+'''
+
+
+def test_calls_that_hang_crash_or_raise_cost_their_own_samples(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path, BAD_REWARD)
+    like = tmp_path / "like.yaml"
+    like.write_text(yaml.safe_dump({
+        "run": {"dir": str(tmp_path / "none")}, "model": {"path": str(one.model), "dtype": "float32"},
+        "data": {"train_files": [str(one.data)]}, "rollout": {"n": 2},
+        "rewards": [
+            {"name": "bad", "path": str(tmp_path / "reward.py"), "timeout_s": 1.0},
+            {"name": "exact", "path": "builtin:exact"},
+        ],
+        "optimizer": {"lr": 0.1},
+        "trainer": {"total_iterations": 1, "train_batch_size": 1, "mini_batch_size": 1},
+    }))  # fmt: skip
+    words = [word for word in one.words("--like", str(like)) if word not in ("--reward",)]
+    words.remove(str(tmp_path / "reward.py"))
+    done = yatt(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    truths = {s["ground_truth"]: s for s in one.samples()}
+    assert "took longer than its timeout_s 1" in truths["4"]["no_score"]["bad"]
+    assert "ended its process each time" in truths["6"]["no_score"]["bad"]
+    assert "ValueError: no score for this one" in truths["8"]["no_score"]["bad"]
+    assert {t for t, s in truths.items() if s["scores"].get("bad") == 0.5} == {"0", "2", "10"}
+    assert all("exact" in sample["scores"] for sample in truths.values()), "other scores are not lost"
+    bad = one.result()["overall"]["rewards"]["bad"]
+    assert (bad["mean"], bad["scored"], bad["failed"]) == (0.5, 6, 6)
+    assert "6 samples have no score of 'bad'; the first:" in done.stderr
+    assert one.leftovers() == []
+
+
+def children(pid: int, module: str) -> list[int]:
+    """Descendants that run this module."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += children(child, module)
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            found += [child] if module.encode() in words else []
+    return found
+
+
+SLOW_ENGINE = ("--n", "64", "rollout.max_num_seqs=4")
+
+
+def begun(one: Evaluation, *more: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(*one.words(*more)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def engine_of(process: "subprocess.Popen[str]") -> list[int]:
+    try:
+        return children(process.pid, "yatt.evaluation.engine")
+    except OSError:
+        return []
+
+
+def is_sampling(process: "subprocess.Popen[str]") -> bool:
+    """Whether its engine has used some seconds of CPU: it has loaded its libraries and the model."""
+    for pid in engine_of(process):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 5.0
+    return False
+
+
+@pytest.mark.faults
+def test_a_killed_engine_is_started_again_and_changes_no_result(tmp_path: Path) -> None:
+    (tmp_path / "calm").mkdir()
+    calm = Evaluation(tmp_path / "calm")
+    calm.run(*SLOW_ENGINE, "run.deterministic=true")
+    (tmp_path / "killed").mkdir()
+    killed = Evaluation(tmp_path / "killed")
+    process = begun(killed, *SLOW_ENGINE, "run.deterministic=true")
+    try:
+        wait_for(lambda: is_sampling(process), timeout_s=60, what="an engine at work")
+        assert kill(engine_of(process)[0])
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "it is started again" in errors
+    assert [s["completion"] for s in killed.samples()] == [s["completion"] for s in calm.samples()]
+    assert killed.leftovers() == []
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path)
+    process = begun(one, *SLOW_ENGINE)
+    try:
+        wait_for(lambda: bool(engine_of(process)), timeout_s=60, what="an engine")
+        engines = engine_of(process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+    assert one.leftovers() == [] and not one.out.exists()
+
+
+@pytest.mark.faults
+def test_a_killed_evaluation_takes_its_processes_with_it_and_clean_removes_the_folder(
+    tmp_path: Path,
+) -> None:
+    one = Evaluation(tmp_path)
+    process = begun(one, *SLOW_ENGINE)
+    wait_for(lambda: bool(engine_of(process)), timeout_s=60, what="an engine")
+    engines = engine_of(process)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_for(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), timeout_s=30, what="their end"
+    )
+    assert one.leftovers() != []
+    assert yatt("clean", str(one.scratch)).returncode == 0
+    assert one.leftovers() == []
+
+
+def test_an_engine_that_cannot_run_ends_the_evaluation_with_its_own_words(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path)
+    config = json.loads((one.model / "config.json").read_text())
+    (one.model / "config.json").write_text(json.dumps(config | {"hidden_size": 96}))
+    said = one.run(code=1)
+    assert "rollout-n0s0: RuntimeError: You set" in said and "it is started again" in said
+    assert "ignore_mismatched_sizes" in said.splitlines()[-1], "the last line of the log"
+    assert not one.out.exists()
+
+
+def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for words, says_so in (
+        (["eval", str(tmp_path / "none")], "is neither a run nor a model folder: there is no such folder"),
+        (["eval", str(tmp_path / "empty")], "is neither a run folder"),
+        (one.words("--iteration", "3"), "--iteration: "),
+        (one.words("--k", "1,x"), "--k 1,x: write numbers"),
+        (one.words("rollout.topp=1"), "rollout.topp"),
+        (one.words(str(tmp_path / "missing.jsonl")), "missing.jsonl"),
+        ([*one.words(), "--reward", "builtin:nothing"], "no built-in 'nothing'"),
+    ):
+        done = yatt(*words)
+        assert done.returncode == 2, (words, done.stdout + done.stderr)
+        assert says_so in done.stderr, (words, done.stderr)
+        assert not one.out.exists() and one.leftovers() == []
+
+
+def test_a_run_is_evaluated_by_its_checkpoint_and_its_judges(tmp_path: Path) -> None:
+    service = Service(lambda _: says("I think it is fine. score: 1"))
+    judge = {
+        "name": "judge", "model": make_qwen3(tmp_path / "judge", tied=False, seed=1), "dtype": "float32",
+        "template": "{prompt}{completion_a}{completion_b}", "judging": "pairwise", "max_tokens": 6,
+        "verdict": {"pattern": "([a-z])", "scores": {"a": 1.0, "e": 0.0}}, "engine": "transformers",
+        "on_unparsable": "score",
+    }  # fmt: skip
+    remote = {
+        "name": "remote", "model": "m", "api": {"url": service.url}, "template": "{completion}",
+        "verdict": {"pattern": "score: ([0-9])"},
+    }  # fmt: skip
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False}, "rollout": {"engine": "transformers"},
+        "genrms": [judge, remote], "trainer": {"total_iterations": 2}, "data": {"val_files": []},
+    })  # fmt: skip
+    file = run.write()
+    held_out = tmp_path / "train.jsonl"
+    try:
+        trained = yatt("run", str(file))
+        assert trained.returncode == 0, trained.stderr
+        words = ["eval", str(run.run_dir), str(held_out), "--limit", "4", "--json"]
+        last = yatt(*words, "--out", str(tmp_path / "last"))
+        assert last.returncode == 0, last.stdout + last.stderr
+        first = yatt(*words, "--iteration", "1", "--out", str(tmp_path / "first"))
+        assert first.returncode == 0, first.stdout + first.stderr
+    finally:
+        service.close()
+    newest, older = json.loads(last.stdout), json.loads(first.stdout)
+    assert newest["model"].endswith("finished") and older["model"].endswith("iteration 1")
+    for result in (newest, older):
+        rewards = result["overall"]["rewards"]
+        assert rewards["remote"]["mean"] == 1.0 and rewards["remote"]["scored"] == 16
+        assert rewards["judge"]["mean"] == pytest.approx(0.5), "wins and losses of a group cancel"
+        assert rewards["digits"]["scored"] == 16 and result["settings"]["n"] == 4
+    assert (tmp_path / "first/samples.jsonl").read_text() != (tmp_path / "last/samples.jsonl").read_text()
+    assert run.leftovers() == []

@@ -1,0 +1,122 @@
+"""The result of an evaluation: numbers by source, the table, the files."""
+
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from yatt.control.rollouts.scoring import NOT_APPLICABLE
+from yatt.errors import ConfigError
+from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
+from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_files
+from yatt.evaluation.samples import EvaluatedSample, EvaluatedSamples
+
+
+def sample(prompt: int, index: int, source: str = "s", **values: object) -> EvaluatedSample:
+    filled = {
+        "prompt": "p", "ground_truth": "", "completion": "c", "finish_reason": "stop", "num_tokens": 4,
+        "scores": {}, "no_score": {}, "extras": {}, "verdicts": {}, **values,
+    }  # fmt: skip
+    return EvaluatedSample(prompt_number=prompt, sample_number=index, data_source=source, **filled)  # type: ignore[arg-type]
+
+
+def settings(n: int = 2) -> EvalSettings:
+    bare = BareModel(rewards=("builtin:exact", "builtin:gsm8k"))
+    options = EvalOptions(data=("/d.jsonl",), n=n)
+    return settings_of(bare_config(Path("/m"), bare, options.data), options, (), Path("/m"), 0)
+
+
+SAMPLES = [
+    sample(0, 0, "math", scores={"exact": 1.0, "gsm8k": 1.0}),
+    sample(0, 1, "math", scores={"exact": 0.0}, no_score={"gsm8k": "it crashed"}, finish_reason="length",
+           num_tokens=8),
+    sample(1, 0, "math", scores={"exact": 0.0}, no_score={"gsm8k": NOT_APPLICABLE}),
+    sample(1, 1, "math", failed="too long", finish_reason=""),
+    sample(2, 0, "code", scores={"exact": 1.0, "gsm8k": 0.0}),
+    sample(2, 1, "code", scores={"exact": 1.0, "gsm8k": 0.0}),
+]  # fmt: skip
+
+
+def found() -> EvalResult:
+    return result_of(settings(), EvaluatedSamples(samples=SAMPLES, too_long=3), "m")
+
+
+def test_means_failures_and_pass_rates_are_those_of_their_source() -> None:
+    result = found()
+    math = result.sources["math"].rewards
+    assert math["exact"].mean == pytest.approx(1 / 3) and math["exact"].scored == 3
+    assert (math["exact"].failed, math["exact"].not_applicable) == (1, 0)
+    assert (math["gsm8k"].failed, math["gsm8k"].not_applicable) == (2, 1)
+    assert math["exact"].pass_at["1"].mean == pytest.approx((0.5 + 0.0) / 2)
+    assert math["exact"].pass_at["2"].mean == pytest.approx(1.0), "only prompt 0 has two scores"
+    assert math["exact"].pass_at["2"].prompts == 1
+    assert result.sources["code"].rewards["exact"].pass_at["2"].mean == 1.0
+    assert result.overall.rewards["exact"].mean == pytest.approx(3 / 5)
+
+
+def test_lengths_are_those_of_completions_that_exist() -> None:
+    math = found().sources["math"]
+    assert (math.prompts, math.samples, math.failed) == (2, 4, 1)
+    assert math.truncated == pytest.approx(1 / 3) and math.mean_tokens == pytest.approx(16 / 3)
+
+
+def test_the_table_fits_into_80_columns_and_names_every_source_and_reward() -> None:
+    lines = table(found())
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines[1:7]] == [
+        ["code", "exact"], ["code", "gsm8k"], ["math", "exact"], ["math", "gsm8k"],
+        ["overall", "exact"], ["overall", "gsm8k"],
+    ]  # fmt: skip
+    assert lines[3].split() == ["math", "exact", "0.3333", "0.2222", "1", "0.2500", "1.0000"]
+    assert lines[-2].split() == ["math", "2", "4", "1", "0.3333", "5.3"]
+
+
+def test_long_names_are_cut_and_numbers_are_not() -> None:
+    long = [sample(0, i, "openai/gsm8k/main/test/of/2021/and/later", scores={"exact": 1.0}) for i in (0, 1)]
+    lines = table(result_of(settings(), EvaluatedSamples(samples=long), "m"))
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("openai/gsm8k") and "~" in lines[1]
+    assert lines[1].split()[2] == "1.0000"
+
+
+def test_a_single_source_has_no_second_row_with_the_same_numbers() -> None:
+    lines = table(result_of(settings(), EvaluatedSamples(samples=SAMPLES[4:]), "m"))
+    assert not any(line.startswith("overall") for line in lines)
+
+
+def test_nothing_scored_is_shown_as_nothing_not_as_zero() -> None:
+    lost = [sample(0, i, failed="engine") for i in (0, 1)]
+    result = result_of(settings(), EvaluatedSamples(samples=lost), "m")
+    assert result.overall.rewards["exact"].mean is None
+    assert table(result)[1].split() == ["s", "exact", "-", "-", "2", "-", "-"]
+
+
+def test_files_have_every_sample_and_the_result_as_printed(tmp_path: Path) -> None:
+    write_files(tmp_path / "out", found(), SAMPLES)
+    lines = (tmp_path / "out/samples.jsonl").read_text().splitlines()
+    assert [(json.loads(line)["prompt_number"], json.loads(line)["sample_number"]) for line in lines] == [
+        (each.prompt_number, each.sample_number) for each in SAMPLES
+    ]
+    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(encoded(found()))
+
+
+def test_a_folder_with_an_earlier_result_is_not_touched(tmp_path: Path) -> None:
+    write_files(tmp_path / "out", found(), SAMPLES)
+    with pytest.raises(ConfigError, match="exists already and is not an empty folder"):
+        write_files(tmp_path / "out", found(), SAMPLES[:1])
+    assert len((tmp_path / "out/samples.jsonl").read_text().splitlines()) == len(SAMPLES)
+
+
+def test_a_full_disk_leaves_no_half_folder(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+        with pytest.raises(OSError, match="File too large"):
+            write_files(tmp_path / "out", found(), SAMPLES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert list(tmp_path.iterdir()) == []
