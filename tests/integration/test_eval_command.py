@@ -1,7 +1,6 @@
 """`yatt eval` as a user types it, with real engines, real functions that misbehave, and real kills."""
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.runs import RunFile, command, environment, kill, wait_for, yatt
+from tests.runs import RunFile, command, environment, kill, rows, wait_for, yatt
 from tests.tiny_models import make_qwen3
 from tests.unit.adapters.test_judge_api import Service, says
 
@@ -31,24 +30,41 @@ class Evaluation:
         self.folder, self.model = folder, folder / "policy"
         make_qwen3(self.model, tied=True, seed=0)
         self.data = folder / "test.jsonl"
-        rows = [
+        listed = [
             {"prompt": f"{i} plus {i % 7} is", "data_source": "odd" if i % 2 else "even",
              "reward_model": {"ground_truth": str(i + i % 7)}}
             for i in range(prompts)
         ]  # fmt: skip
-        self.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.data.write_text("".join(json.dumps(row) + "\n" for row in listed))
         (folder / "reward.py").write_text(reward)
         self.scratch = RunFile(folder).scratch
         self.out = folder / "out"
 
-    def words(self, *more: str, engine: str = "transformers") -> list[str]:
+    @property
+    def own(self) -> str:
+        """The file of functions."""
+        return str(self.folder / "reward.py")
+
+    def words(
+        self, *more: str, engine: str = "transformers", like: dict[str, Any] | None = None
+    ) -> list[str]:
+        scores = ["--reward", self.own] if like is None else ["--like", str(self.like(like))]
         return [
-            "eval", str(self.model), str(self.data), "--reward", str(self.folder / "reward.py"),
-            "--max-tokens", "8", "--device", "cpu", "--out", str(self.out), "model.dtype=float32",
-            "data.max_prompt_tokens=32", f"rollout.engine={engine}", "rollout.enforce_eager=true",
-            f"rollout.kv_cache_bytes={32 << 20}", f"launch.scratch_dir={self.scratch}",
-            "launch.reward_processes=1", *more,
+            "eval", str(self.model), str(self.data), *scores, "--max-tokens", "8", "--device", "cpu",
+            "--out", str(self.out), "model.dtype=float32", "data.max_prompt_tokens=32",
+            f"rollout.engine={engine}", "rollout.enforce_eager=true", f"rollout.kv_cache_bytes={32 << 20}",
+            f"launch.scratch_dir={self.scratch}", "launch.reward_processes=1", *more,
         ]  # fmt: skip
+
+    def like(self, sections: dict[str, Any]) -> Path:
+        """A run file with these sections."""
+        path = self.folder / "like.yaml"
+        path.write_text(yaml.safe_dump({
+            "run": {"dir": str(self.folder / "none")}, "model": {"path": str(self.model)},
+            "data": {"train_files": [str(self.data)]}, "optimizer": {"lr": 0.1},
+            "trainer": {"total_iterations": 1, "train_batch_size": 1, "mini_batch_size": 1}, **sections,
+        }))  # fmt: skip
+        return path
 
     def run(self, *more: str, engine: str = "transformers", code: int = 0) -> str:
         done = yatt(*self.words(*more, engine=engine))
@@ -103,8 +119,8 @@ def test_an_evaluation_repeated_is_equal_in_deterministic_mode_and_another_seed_
 ) -> None:
     found = []
     for index, seed in enumerate((3, 3, 4)):
-        one = Evaluation(tmp_path / str(index)) if (tmp_path / str(index)).mkdir() is None else None
-        assert one is not None
+        (tmp_path / str(index)).mkdir()
+        one = Evaluation(tmp_path / str(index))
         one.run("--n", "3", "--seed", str(seed), "run.deterministic=true")
         found.append([(s["prompt_number"], s["sample_number"], s["completion"]) for s in one.samples()])
     assert found[0] == found[1]
@@ -129,20 +145,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def test_calls_that_hang_crash_or_raise_cost_their_own_samples(tmp_path: Path) -> None:
     one = Evaluation(tmp_path, BAD_REWARD)
-    like = tmp_path / "like.yaml"
-    like.write_text(yaml.safe_dump({
-        "run": {"dir": str(tmp_path / "none")}, "model": {"path": str(one.model), "dtype": "float32"},
-        "data": {"train_files": [str(one.data)]}, "rollout": {"n": 2},
-        "rewards": [
-            {"name": "bad", "path": str(tmp_path / "reward.py"), "timeout_s": 1.0},
-            {"name": "exact", "path": "builtin:exact"},
-        ],
-        "optimizer": {"lr": 0.1},
-        "trainer": {"total_iterations": 1, "train_batch_size": 1, "mini_batch_size": 1},
-    }))  # fmt: skip
-    words = [word for word in one.words("--like", str(like)) if word not in ("--reward",)]
-    words.remove(str(tmp_path / "reward.py"))
-    done = yatt(*words)
+    rewards = [
+        {"name": "bad", "path": one.own, "timeout_s": 1.0}, {"name": "exact", "path": "builtin:exact"},
+    ]  # fmt: skip
+    done = yatt(*one.words(like={"rollout": {"n": 2}, "rewards": rewards}))
     assert done.returncode == 0, done.stdout + done.stderr
     truths = {s["ground_truth"]: s for s in one.samples()}
     assert "took longer than its timeout_s 1" in truths["4"]["no_score"]["bad"]
@@ -152,7 +158,40 @@ def test_calls_that_hang_crash_or_raise_cost_their_own_samples(tmp_path: Path) -
     assert all("exact" in sample["scores"] for sample in truths.values()), "other scores are not lost"
     bad = one.result()["overall"]["rewards"]["bad"]
     assert (bad["mean"], bad["scored"], bad["failed"]) == (0.5, 6, 6)
-    assert "6 samples have no score of 'bad'; the first:" in done.stderr
+    assert "6 samples without a score of 'bad'; the first:" in done.stderr
+    assert one.leftovers() == []
+
+
+FUNCTIONS = """
+def step(text, episode):
+    return "go on"
+
+def trl(prompts, completions, **columns):
+    assert len(completions) == 3, "the whole group"
+    return [float(rank) for rank, _ in enumerate(completions)]
+
+async def ask(data_source, solution_str, ground_truth, extra_info, prompt, client):
+    return 1.0 if await client.complete("is it right? " + solution_str) else 0.0
+"""
+
+
+def test_environments_group_functions_and_genrm_clients_work_on_several_engines(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path, FUNCTIONS)
+    make_qwen3(tmp_path / "judge", tied=True, seed=1)
+    like = {
+        "rollout": {"n": 3}, "environment": {"path": one.own, "max_turns": 2},
+        "rewards": [{"name": "ranks", "path": one.own, "function": "trl", "style": "trl"}],
+        "genrms": [{"name": "asked", "model": str(tmp_path / "judge"), "engine": "scripted",
+                    "path": one.own, "function": "ask", "max_tokens": 4}],
+    }  # fmt: skip
+    words = one.words("--max-tokens", "64", "launch.gpus_per_node=2", engine="scripted", like=like)
+    done = yatt(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = one.samples()
+    assert [s["scores"]["ranks"] for s in samples] == [0.0, 1.0, 2.0] * 6
+    assert all(s["scores"]["asked"] == 1.0 for s in samples)
+    assert any("\n\n" in s["completion"] for s in samples), "two turns of the policy"
+    assert one.result()["overall"]["rewards"]["ranks"]["mean"] == 1.0
     assert one.leftovers() == []
 
 
@@ -184,12 +223,13 @@ def engine_of(process: "subprocess.Popen[str]") -> list[int]:
         return []
 
 
-def is_sampling(process: "subprocess.Popen[str]") -> bool:
-    """Whether its engine has used some seconds of CPU: it has loaded its libraries and the model."""
-    for pid in engine_of(process):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 5.0
-    return False
+NOTED_REWARD = """
+import pathlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    pathlib.Path(__file__).with_name("scored").touch()
+    return 0.5
+"""
 
 
 @pytest.mark.faults
@@ -198,10 +238,10 @@ def test_a_killed_engine_is_started_again_and_changes_no_result(tmp_path: Path) 
     calm = Evaluation(tmp_path / "calm")
     calm.run(*SLOW_ENGINE, "run.deterministic=true")
     (tmp_path / "killed").mkdir()
-    killed = Evaluation(tmp_path / "killed")
+    killed = Evaluation(tmp_path / "killed", NOTED_REWARD)
     process = begun(killed, *SLOW_ENGINE, "run.deterministic=true")
     try:
-        wait_for(lambda: is_sampling(process), timeout_s=60, what="an engine at work")
+        wait_for((tmp_path / "killed/scored").exists, timeout_s=60, what="a sample")
         assert kill(engine_of(process)[0])
         _, errors = process.communicate(timeout=300)
     finally:
@@ -272,6 +312,25 @@ def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
         assert done.returncode == 2, (words, done.stdout + done.stderr)
         assert says_so in done.stderr, (words, done.stderr)
         assert not one.out.exists() and one.leftovers() == []
+
+
+def test_the_mean_is_that_of_the_runs_own_validation(tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    listed = [{"prompt": f"{i} minus {i % 5} is", "data_source": "minus"} for i in range(5)]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in listed))
+    run = RunFile(tmp_path, {
+        "rollout": {"engine": "transformers"}, "data": {"val_files": [str(held_out)]},
+        "validation": {"reward": "digits", "n": 4}, "trainer": {"total_iterations": 2},
+    })  # fmt: skip
+    assert yatt("run", str(run.write())).returncode == 0
+    last = rows(run.run_dir / "metrics.jsonl")[-1]
+    (validated,) = (value for key, value in last.items() if key.startswith("val-core/"))
+    found = yatt("eval", str(run.run_dir), "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["overall"]["rewards"]["digits"]["mean"] == pytest.approx(validated)
+    exported = yatt("eval", str(run.run_dir), "--iteration", "2", "--json")
+    assert exported.returncode == 0, exported.stderr
+    assert json.loads(exported.stdout)["overall"] == json.loads(found.stdout)["overall"]
 
 
 def test_a_run_is_evaluated_by_its_checkpoint_and_its_judges(tmp_path: Path) -> None:

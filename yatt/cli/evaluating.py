@@ -63,6 +63,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     source = _source(arguments, options)
     device = device_of(_wanted_device(source.config, options))
     gpus = visible_count(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else 0
+    if device == "cuda" and not gpus:
+        raise ConfigError("CUDA_VISIBLE_DEVICES is empty: no GPU may be used; set it, or write --device cpu.")
     settings = settings_of(source.config, options, words, source.model, gpus)
     check_evaluation(settings.config, has_weights=source.run is None)
     shown = Shower(is_quiet=arguments.json)
@@ -106,14 +108,18 @@ def _show_failures(settings: EvalSettings, sampled: EvaluatedSamples) -> None:
     """Tells the first reason of each kind of failure."""
     if sampled.too_long:
         limit = settings.config.data.max_prompt_tokens
-        _say(f"{sampled.too_long} prompts are longer than data.max_prompt_tokens {limit}: not used")
+        _say(f"{_counted(sampled.too_long, 'prompt')} longer than data.max_prompt_tokens {limit}: not used")
     failed = [sample.failed for sample in sampled.samples if sample.failed]
     if failed:
-        _say(f"{len(failed)} samples have no completion; the first: {failed[0]}")
+        _say(f"{_counted(len(failed), 'sample')} without a completion; the first: {failed[0]}")
     for name in settings.names:
         lost = [s.no_score[name] for s in sampled.samples if s.has_failed_score(name)]
         if lost:
-            _say(f"{len(lost)} samples have no score of '{name}'; the first: {lost[0]}")
+            _say(f"{_counted(len(lost), 'sample')} without a score of '{name}'; the first: {lost[0]}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _say(text: str) -> None:

@@ -27,6 +27,13 @@ BUILTIN = "builtin:"
 NOWHERE = "-"
 """Run folder of a config before its processes have one."""
 
+WITHOUT_EFFECT = (
+    "run.dir", "run.id", "run.from_checkpoint", "model.path", "data.train_files", "launch.nodes",
+    "optimizer.", "trainer.", "placement.", "algorithm.", "checkpoint.", "validation.",
+    "sync.", "logging.", "profile.",
+)  # fmt: skip
+"""Beginnings of keys that an evaluation does not use."""
+
 MOST_TEMPERATURE = 100.0
 MOST_KS = 6
 """Most values of k; the table has a column for each."""
@@ -142,6 +149,9 @@ def settings_of(
     Raises:
         ConfigError: a value is impossible; names it and what to write.
     """
+    if unused := next((word for word in words if word.startswith(WITHOUT_EFFECT)), ""):
+        key = unused.partition("=")[0]
+        raise ConfigError(f"{key} has no effect in an evaluation; remove it.")
     base = replace(base, model=replace(base.model, path=str(model)))
     config = _without_training(load_over(base, list(words), lambda _: ()), options)
     config = _sampled(config, options)

@@ -11,6 +11,7 @@ from yatt.checkpoint.hf_folder import whole_folder
 from yatt.evaluation.estimates import Estimate, mean_of, pass_rate
 from yatt.evaluation.request import EvalSettings
 from yatt.evaluation.samples import EvaluatedSample, EvaluatedSamples
+from yatt.printable import printable
 
 OVERALL = "overall"
 SAMPLES_NAME, RESULT_NAME = "samples.jsonl", "result.json"
@@ -144,7 +145,7 @@ def _write(path: Path, parts: "Sequence[bytes] | Any") -> None:
 
 def table(result: EvalResult, width: int = WIDTH) -> list[str]:
     """Returns the lines of the table: one row per data source and reward, then lengths per data source."""
-    sources = [*result.sources.items(), (OVERALL, result.overall)]
+    sources = [*((printable(name), one) for name, one in result.sources.items()), (OVERALL, result.overall)]
     if len(result.sources) == 1:
         sources = sources[:1]
     ks = next(iter(result.overall.rewards.values())).pass_at

@@ -5,9 +5,10 @@ Then each GenRM with engines gets the GPUs. A score that fails costs that score:
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from yatt.core.placement import ROLLOUT, genrm_role
 from yatt.errors import ConfigError
 from yatt.evaluation.host import Served
 
+INCOMPLETE = "another sample of its prompt has no completion, so they cannot be compared"
 LEAST_GROUPS = 8
 """Prompts in progress at least; more if the engines have room."""
 
@@ -108,82 +110,103 @@ class Evaluator:
             ConfigError: no prompt is short enough.
             WorkerFailed: a row cannot be read any more; or a sample was lost, in deterministic mode.
         """
-        await self._served.use(ROLLOUT)
-        roles = (ROLLOUT,)
-        await self._each(range(self._num_rows), partial(self._sample, roles=roles), "sampled")
+        served = self._served
+        await served.use(ROLLOUT)
+        names = list(served.scorer.names((ROLLOUT,)))
+        done = set(names)
+        sample = partial(self._sample, self._room(ROLLOUT), names)
+        await self._each(range(self._num_rows), sample, "sampled")
         if not self._groups:
             raise ConfigError(
-                f"no prompt has at most data.max_prompt_tokens={self._served.config.data.max_prompt_tokens} "
-                "tokens; write a larger number."
+                "every prompt is longer than data.max_prompt_tokens "
+                f"{served.config.data.max_prompt_tokens}; write a larger number."
             )
-        done = set(self._served.scorer.names(roles))
-        for genrm in self._served.config.engine_genrms:
+        for genrm in served.config.engine_genrms:
             role = genrm_role(genrm.name)
-            await self._served.use(role)
-            names = [n for n in self._served.scorer.names((role,)) if n not in done]
+            await served.use(role)
+            names = [name for name in served.scorer.names((role,)) if name not in done]
             done |= set(names)
-            await self._each(sorted(self._groups), partial(self._score_again, names), f"by {genrm.name}")
+            judge = partial(self._score_again, self._room(role), names)
+            await self._each(sorted(self._groups), judge, f"judged by {genrm.name}")
         samples = [each for number in sorted(self._groups) for each in _records(self._groups[number])]
         return EvaluatedSamples(samples=samples, too_long=self._too_long)
 
-    async def _each(self, numbers: Iterable[int], work: "Callable[[int], object]", what: str) -> None:
-        """Runs `work` for prompts, as many at once as keep the engines busy."""
+    def _room(self, role: str) -> asyncio.Semaphore:
+        """Returns room for as many prompts at once as keep the role's engines busy."""
         config = self._served.config
-        engines = config.launch.gpus_per_node
-        most = max(LEAST_GROUPS, 2 * engines * engine_room(config, ROLLOUT) // config.rollout.n)
-        room, crowd, count = asyncio.Semaphore(most), Crowd(), 0
+        requests = 2 * config.launch.gpus_per_node * engine_room(config, role)
+        return asyncio.Semaphore(max(LEAST_GROUPS, requests // config.rollout.n))
 
-        async def one(number: int) -> None:
-            async with room:
-                await work(number)  # type: ignore[misc]  # partial objects of coroutine functions
-
-        listed = list(numbers)
-        for number in listed:
-            crowd.start(one(number))
+    async def _each(
+        self, numbers: Sequence[int], work: Callable[[int], Coroutine[Any, Any, None]], what: str
+    ) -> None:
+        """Runs `work` for each prompt."""
+        crowd, count = Crowd(), 0
+        for number in numbers:
+            crowd.start(work(number))
         try:
             while crowd:
                 await crowd.one_end()
                 count += 1
-                self._say(f"{what}: {count} of {len(listed)} prompts")
+                self._say(f"{what}: {count} of {len(numbers)} prompts")
         finally:
             await crowd.cancel()
 
-    async def _sample(self, number: int, roles: tuple[str, ...]) -> None:
+    async def _sample(self, room: asyncio.Semaphore, names: list[str], number: int) -> None:
+        """Samples one prompt and scores its samples. Scores take no room: slow ones must not idle engines."""
+        try:
+            async with asyncio.TaskGroup() as tasks, room:
+                group = await self._opened(number)
+                if group is None:
+                    return
+                extends = [tasks.create_task(self._extend(each)) for each in group.subjects]
+                for extend, subject in zip(extends, group.subjects, strict=True):
+                    tasks.create_task(self._score_after(extend, group, subject, names))
+                await asyncio.wait(extends)
+        except ExceptionGroup as error:
+            raise error.exceptions[0] from error
+        await self._score_together(group, names)
+
+    async def _opened(self, number: int) -> _Group | None:
+        """Reads and encodes a prompt; None if it is too long."""
         served = self._served
-        ref, n = served.rows.ref(number), served.config.rollout.n
         row = await call_in_thread(partial(served.rows.row, number))
-        text, ids = await call_in_thread(
-            partial(encode_prompt, row, served.episodes.tokenizer, served.config)
-        )
+        encode = partial(encode_prompt, row, served.episodes.tokenizer, served.config)
+        text, ids = await call_in_thread(encode)
         if len(ids) > served.config.data.max_prompt_tokens:
             self._too_long += 1
-            return
-        group = new_group(number, number, text, ids, n)
+            return None
+        group = new_group(number, number, text, ids, served.config.rollout.n)
         group.media = row.media
-        subjects = [
+        ref = served.rows.ref(number)
+        found = self._groups[number] = _Group([
             Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)
             for sample in group.samples
-        ]
-        found = self._groups[number] = _Group(subjects)
-        names = list(served.scorer.names(roles))
-        await asyncio.gather(*(self._complete(found, subject, names) for subject in subjects))
-        await self._score_together(found, names)
+        ])  # fmt: skip
+        return found
 
-    async def _complete(self, group: _Group, subject: Subject, names: list[str]) -> None:
+    async def _extend(self, subject: Subject) -> None:
         sample, episodes = subject.sample, self._served.episodes
         await episodes.extend(subject, lambda: True)
         if not sample.finish_reason and not sample.failed:
             sample.fail(ABORTED)
         if not sample.failed:
             sample.text = episodes.text_of(sample)
+
+    async def _score_after(
+        self, extend: "asyncio.Task[None]", group: _Group, subject: Subject, names: list[str]
+    ) -> None:
+        await asyncio.wait({extend})
+        if not subject.sample.failed:
             await self._score_alone(group, subject, names)
 
-    async def _score_again(self, names: list[str], number: int) -> None:
+    async def _score_again(self, room: asyncio.Semaphore, names: list[str], number: int) -> None:
         group = self._groups[number]
-        await asyncio.gather(
-            *(self._score_alone(group, each, names) for each in group.subjects if not each.sample.failed)
-        )
-        await self._score_together(group, names)
+        async with room:
+            await asyncio.gather(
+                *(self._score_alone(group, each, names) for each in group.subjects if not each.sample.failed)
+            )
+            await self._score_together(group, names)
 
     async def _score_alone(self, group: _Group, subject: Subject, names: list[str]) -> None:
         scorer, whole = self._served.scorer, self._served.episodes.with_turns(subject)
@@ -194,12 +217,14 @@ class Evaluator:
 
     async def _score_together(self, group: _Group, names: list[str]) -> None:
         scorer = self._served.scorer
-        subjects = [self._served.episodes.with_turns(s) for s in group.subjects if not s.sample.failed]
-        for name in names:
-            if subjects and scorer.is_of_groups(name):
-                await scorer.score_together(name, subjects)
-                for subject in subjects:
-                    _take_failure(group, subject.sample, name)
+        there = [self._served.episodes.with_turns(s) for s in group.subjects if not s.sample.failed]
+        for name in filter(scorer.is_of_groups, names):
+            if len(there) == len(group.subjects):
+                await scorer.score_together(name, there)
+            for subject in there:
+                if len(there) < len(group.subjects):
+                    subject.sample.fail(INCOMPLETE)
+                _take_failure(group, subject.sample, name)
 
 
 def _take_failure(group: _Group, sample: SampleState, name: str) -> None:

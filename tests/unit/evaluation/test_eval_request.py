@@ -130,6 +130,12 @@ def test_data_and_rewards_must_be_named(tmp_path: Path) -> None:
         settings_of(without, EvalOptions(), (), MODEL, 0)
 
 
+@pytest.mark.parametrize("word", ["trainer.total_iterations=3", "model.path=/x", "launch.nodes=2"])
+def test_words_that_could_have_no_effect_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"{word.partition('=')[0]} has no effect in an evaluation"):
+        of_model(word)
+
+
 def test_a_mistyped_word_is_told_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.top_pp"):
         of_model("rollout.top_pp=1")
