@@ -296,6 +296,14 @@ def test_an_engine_that_cannot_run_ends_the_evaluation_with_its_own_words(tmp_pa
     assert not one.out.exists()
 
 
+def test_functions_that_never_work_are_told_and_end_in_a_failure(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path, "def compute_score(*_, **__):\n    raise KeyError('never')\n")
+    said = one.run(engine="scripted", code=1)
+    assert "6 samples without a score of 'reward'; the first: reward 'reward', prompt 0, sample 0" in said
+    assert "KeyError: 'never'" in said
+    assert one.result()["overall"]["rewards"]["reward"]["mean"] is None
+
+
 def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
     one = Evaluation(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -362,7 +370,8 @@ def test_a_run_is_evaluated_by_its_checkpoint_and_its_judges(tmp_path: Path) -> 
     finally:
         service.close()
     newest, older = json.loads(last.stdout), json.loads(first.stdout)
-    assert newest["model"].endswith("finished") and older["model"].endswith("iteration 1")
+    assert (newest["iteration"], older["iteration"]) == (2, 1)
+    assert newest["source"] == older["source"] == str(run.run_dir)
     for result in (newest, older):
         rewards = result["overall"]["rewards"]
         assert rewards["remote"]["mean"] == 1.0 and rewards["remote"]["scored"] == 16

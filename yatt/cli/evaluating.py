@@ -39,13 +39,16 @@ class EvalSource:
 
     Attributes:
         model: Hugging Face folder; of a checkpoint, that of the policy at the start of the run.
+        shown: the folder that was named.
         run: run folder of the checkpoint to export; None: `model` itself is sampled.
+        iteration: of the run whose policy `model` is.
     """
 
     config: RunConfig
     model: Path
     shown: str
     run: Path | None = None
+    iteration: int | None = None
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -69,12 +72,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
     check_evaluation(settings.config, has_weights=source.run is None)
     shown = Shower(is_quiet=arguments.json)
     with private_folder(settings.config) as folder, _model_of(source, arguments.iteration, folder) as found:
-        model, what = found
+        model, iteration = found
         config = replace(settings.config, model=replace(settings.config.model, path=str(model)))
         settings = replace(settings, config=config)
         sampled = evaluated(settings, folder, device, shown)
     shown.clear()
-    result = result_of(settings, sampled, what)
+    result = result_of(settings, sampled, source.shown, iteration)
     return _told(arguments, settings, result, sampled)
 
 
@@ -85,7 +88,7 @@ def _told(
     if arguments.json:
         sys.stdout.write(encoded(result).decode() + "\n")
     else:
-        sys.stdout.write(printable(f"{result.model}: {_in_words(settings)}") + "\n\n")
+        sys.stdout.write(printable(f"{_place(result)}: {_in_words(settings)}") + "\n\n")
         sys.stdout.writelines(f"{printable(line)}\n" for line in table(result))
     sys.stdout.flush()
     _show_failures(settings, sampled)
@@ -94,6 +97,10 @@ def _told(
         sys.stderr.write(printable(f"yatt: {arguments.out} has the samples and the result") + "\n")
     has_some = any(found.scored for found in result.overall.rewards.values())
     return EXIT_FINISHED if has_some else EXIT_FAILED
+
+
+def _place(result: EvalResult) -> str:
+    return result.source if result.iteration is None else f"{result.source}, iteration {result.iteration}"
 
 
 def _in_words(settings: EvalSettings) -> str:
@@ -208,7 +215,8 @@ def _source_of_run(arguments: argparse.Namespace, run: Path) -> EvalSource:
     config = load([arguments.like], []) if arguments.like else own
     config = _with_length(config, arguments)
     if not arguments.iteration and paths.finished.exists() and (paths.model / CONFIG).is_file():
-        return EvalSource(config=config, model=paths.model, shown=f"{run}, finished")
+        total = own.trainer.total_iterations
+        return EvalSource(config=config, model=paths.model, shown=str(run), iteration=total)
     return EvalSource(config=config, model=Path(own.model.path), shown=str(run), run=run)
 
 
@@ -239,10 +247,10 @@ def _wanted_device(config: RunConfig, options: EvalOptions) -> str:
 
 
 @contextmanager
-def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Gives the model folder to sample, and its name for people; exports the checkpoint of a run."""
+def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tuple[Path, int | None]]:
+    """Gives the model folder to sample, and the iteration of its run; exports the checkpoint of a run."""
     if source.run is None:
-        yield source.model.absolute(), source.shown
+        yield source.model.absolute(), source.iteration
         return
     where = run_source(source.run)
     name = chosen(where, iteration)
@@ -252,4 +260,4 @@ def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tupl
         export(where.checkpoints, name, model_folder(where, None, None), target, progress.tick)
     finally:
         progress.clear()
-    yield target, f"{source.shown}, iteration {commit_of(name).iteration}"
+    yield target, commit_of(name).iteration

@@ -55,9 +55,17 @@ class SourceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an evaluation."""
+    """The result of an evaluation.
 
-    model: str
+    Attributes:
+        source: run folder or model folder.
+        iteration: of the run whose policy it is; None: no run's.
+        settings: how the samples were made.
+        too_long: number of prompts that were not used.
+    """
+
+    source: str
+    iteration: int | None
     data: tuple[str, ...]
     settings: dict[str, Any]
     too_long: int
@@ -65,12 +73,10 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, SourceResult]
 
 
-def result_of(settings: EvalSettings, sampled: EvaluatedSamples, model: str) -> EvalResult:
-    """Returns the estimates.
-
-    Args:
-        model: what was sampled, for people.
-    """
+def result_of(
+    settings: EvalSettings, sampled: EvaluatedSamples, source: str, iteration: int | None = None
+) -> EvalResult:
+    """Returns the estimates; source and iteration as in `EvalResult`."""
     config = settings.config
     by_source: dict[str, list[EvaluatedSample]] = {}
     for sample in sampled.samples:
@@ -81,8 +87,8 @@ def result_of(settings: EvalSettings, sampled: EvaluatedSamples, model: str) -> 
         "seed": config.run.seed, "pass_at": settings.pass_at, "deterministic": config.run.deterministic,
     }  # fmt: skip
     return EvalResult(
-        model=model, data=config.data.val_files, settings=chosen, too_long=sampled.too_long,
-        overall=_source(settings, sampled.samples),
+        source=source, iteration=iteration, data=config.data.val_files, settings=chosen,
+        too_long=sampled.too_long, overall=_source(settings, sampled.samples),
         sources={name: _source(settings, by_source[name]) for name in sorted(by_source)},
     )  # fmt: skip
 
