@@ -97,14 +97,17 @@ class RunPaths:
         return self.root / "report.html"
 
     @property
-    def wandb(self) -> Path:
-        """The wandb follower's run id, and wandb's own files."""
-        return self.root / "wandb"
+    def trackers(self) -> Path:
+        """Folders of the trackers (`yatt.obs.trackers`)."""
+        return self.root / "trackers"
 
-    @property
-    def wandb_log(self) -> Path:
-        """Output of the wandb follower."""
-        return self.wandb / "follower.log"
+    def tracker(self, name: str) -> Path:
+        """A tracker's folder: what its follower keeps, and files of its library. wandb names its own."""
+        return self.root / name if name == "wandb" else self.trackers / name
+
+    def tracker_log(self, name: str) -> Path:
+        """Output of a tracker's follower."""
+        return self.tracker(name) / "follower.log"
 
     @property
     def model(self) -> Path:

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from tests.runs import ROOT, RunFile, rows, yatt
 from tests.tiny_models import make_phi3
 from yatt.adapters.model_family import model_of_run
-from yatt.config.schema import AlgorithmSection, ModelSection
+from yatt.config.schema import AlgorithmSection, LoggingSection, ModelSection
 from yatt.errors import ConfigError
-from yatt.launch.user_code import check_algorithm
+from yatt.launch.user_code import check_algorithm, check_trackers
+from yatt.obs.metrics import STEP
 
 PAGE = ROOT / "docs" / "extending.md"
 pytestmark = pytest.mark.timeout(600)
@@ -48,6 +49,8 @@ def written(folder: Path) -> dict[str, Any]:
         reward["path"] = str(folder / reward["path"])
     for section in ("algorithm", "environment"):
         settings[section]["path"] = str(folder / settings[section]["path"])
+    logging = settings["logging"]
+    logging["trackers"] = [str(folder / t) if t.endswith(".py") else t for t in logging["trackers"]]
     return settings
 
 
@@ -63,6 +66,10 @@ def test_its_reward_and_its_algorithm_train(tmp_path: Path) -> None:
     assert all(row["actor/grad_norm"] >= 0 for row in metrics)
     assert all(1 < row["num_turns/mean"] <= 2 for row in metrics)
     assert max(row["environment/steps"] for row in metrics) > 0
+    table = (run.run_dir / "trackers" / "my_tracker" / "rewards.csv").read_text().splitlines()
+    assert table == [f"{row[STEP]},{row['critic/rewards/mean']}" for row in metrics]
+    assert list((run.run_dir / "trackers" / "tensorboard").glob("events.out.tfevents.*"))
+    assert "the run continues without it" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,30 @@ def test_a_mistake_in_the_algorithms_file_is_named_before_anything_starts(
     run = RunFile(tmp_path, {"data": {"ground_truth_key": "prompt"}, **settings})
     done = yatt("run", str(run.write()))
     assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def make_tracker(run)\n", "logging.trackers: .*my_tracker.py: .*expected ':'"),
+        ("class Table: ...\n", "logging.trackers: .*my_tracker.py defines no function make_tracker"),
+        (None, "logging.trackers: .*my_tracker.py: No such file or directory"),
+    ],
+)
+def test_a_mistake_in_the_trackers_file_is_named_before_anything_starts(
+    tmp_path: Path, text: str | None, says: str
+) -> None:
+    settings = written(tmp_path / "mine")
+    file = tmp_path / "mine" / "my_tracker.py"
+    file.unlink() if text is None else file.write_text(text)
+    run = RunFile(tmp_path, {"data": {"ground_truth_key": "prompt"}, **settings})
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
+
+
+def test_the_page_s_other_tracker_is_accepted(tmp_path: Path) -> None:
+    written(tmp_path)
+    check_trackers(LoggingSection(trackers=(str(tmp_path / "my_swanlab.py"),)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "matplotlib", "wandb")
+HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "matplotlib", "wandb", "tensorboard", "mlflow")
 LIGHT = (
     "yatt.cli",
     "yatt.launch",

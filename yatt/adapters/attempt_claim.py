@@ -69,7 +69,9 @@ def remove_leftovers(paths: RunPaths, attempt: int) -> None:
     Raises:
         StaleAttempt: a newer attempt was claimed.
     """
-    found = temporaries(paths.root, skip=(paths.claims.name, paths.wandb.name))
+    found = temporaries(
+        paths.root, skip=(paths.claims.name, paths.tracker("wandb").name, paths.trackers.name)
+    )
     check_newest(paths, attempt)
     for path in found:
         path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ The other sections and the complete config are in `yatt.config.schema`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from yatt.config.ranges import (
@@ -24,6 +25,10 @@ from yatt.config.ranges import (
 from yatt.credentials import CURE, has_secret, secret_option
 
 MOST_MINUTES = 60 * 24 * 365
+
+WANDB = "wandb"
+TRACKERS = ("tensorboard", "mlflow")
+"""Trackers of the package beside wandb, which has keys of its own."""
 
 
 def rule(holds: bool, says: str) -> None:
@@ -48,6 +53,11 @@ def no_credentials(url: str, options: Mapping[str, object], key: str = "url") ->
     rule(not has_secret(url), f"{key} contains a password or a signature; remove it. {CURE}")
     name = secret_option(options)
     rule(not name, f"storage_options.{name} is or contains a credential; remove it. {CURE}")
+
+
+def tracker_name(tracker: str) -> str:
+    """Returns the name of an entry of `logging.trackers`: of a user's file, its name without .py."""
+    return tracker if tracker in TRACKERS else PurePath(tracker).stem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +311,14 @@ class LoggingSection:
     wandb_name: Annotated[str, LINE] = ""
     """Name of the run at Weights & Biases; empty: the run folder's name."""
 
+    trackers: tuple[Annotated[str, FILE], ...] = ()
+    """Send metrics also to: tensorboard (files in the run folder), mlflow (at MLFLOW_TRACKING_URI, else files
+    in the run folder), or a Python file of your own that defines make_tracker. metrics.jsonl is always
+    written."""
+
+    send_samples: bool = False
+    """Send the samples of samples.jsonl too (prompts, completions, scores), as a table, to all trackers."""
+
     webhook_url: Annotated[str, LINE] = ""
     """URL that gets a JSON message by HTTP POST (text, run, id, state) when the run has finished, has given
     up, or restarts repeatedly without progress. Readers of the run folder can see it in config.yaml."""
@@ -325,3 +343,14 @@ class LoggingSection:
     alarm_iterations: Annotated[int, COUNT_OR_NONE] = 5
     """Number of iterations in a row without a learning signal (all rewards or all groups equal, no gradient,
     every completion truncated, loss out of bounds) that raises an alarm; 0 turns alarms off."""
+
+    def __post_init__(self) -> None:
+        for tracker in self.trackers:
+            rule(tracker != WANDB, "trackers: wandb has its own key; write wandb_mode: online or offline.")
+            rule(
+                tracker in TRACKERS or tracker.endswith(".py"),
+                f"trackers: '{tracker}' is unknown; write tensorboard, mlflow, or the path of a .py file.",
+            )
+        names = [WANDB, *map(tracker_name, self.trackers)]
+        twice = next((name for name in names if names.count(name) > 1), "")
+        rule(not twice, f"trackers: two are named {twice}; remove or rename one.")

@@ -31,7 +31,7 @@ from yatt.errors import (
 from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import open_attempt
 from yatt.launch.folder_wait import FolderWait
-from yatt.launch.follower import Follower
+from yatt.launch.follower import Followers
 from yatt.launch.messages import Messages, State
 from yatt.launch.surroundings import surroundings
 from yatt.paths import RunPaths
@@ -76,8 +76,8 @@ class Backend(Protocol):
         """Returns this start's fields of `started.json`."""
         ...
 
-    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
-        """Runs an attempt to its end, checks the follower meanwhile, and leaves no process behind."""
+    def carry_out(self, attempt: int, followers: Followers) -> Outcome:
+        """Runs an attempt to its end, checks the followers meanwhile, and leaves no process behind."""
         ...
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
@@ -108,19 +108,19 @@ class Attempts:
         """Runs attempts until this start is over; returns the exit code.
 
         Args:
-            env: environment of the follower.
+            env: environment of the followers.
 
         Raises:
             CheckpointsMissing, StoreTakenOver: see `await_committed`.
             FolderUnreachable, StoppedWaiting: see `FolderWait`.
             StaleAttempt: a newer attempt was claimed.
         """
-        follower = Follower(self.paths, self.say)
+        followers = Followers(self.paths, self.say)
         if not self.wait(partial(look_whether_finished, self.paths)):
-            follower.start(self.config, env)
+            followers.start(self.config, env)
         try:
             for count in itertools.count():
-                code = self._attempt(follower)
+                code = self._attempt(followers)
                 if code is not None:
                     return code
                 self._pause(min(RETRY_MOST_S, RETRY_FIRST_S * count))
@@ -129,9 +129,9 @@ class Attempts:
             self._send("failed", f"{error} (exit code {exit_code_of(error)})")
             raise
         finally:
-            follower.end()
+            followers.end()
 
-    def _attempt(self, follower: Follower) -> int | None:
+    def _attempt(self, followers: Followers) -> int | None:
         """Runs one attempt; returns None if another has to follow in this start, else the exit code."""
         wait, paths = self.wait, self.paths
         if wait(partial(look_whether_finished, paths)):
@@ -160,7 +160,7 @@ class Attempts:
             "absent": sorted(self.backend.absent), "surroundings": surroundings(self.config.launch.device),
         }  # fmt: skip
         open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
-        return self._after(attempt, self.backend.carry_out(attempt, follower))
+        return self._after(attempt, self.backend.carry_out(attempt, followers))
 
     def _may_begin(self) -> bool:
         """Whether this start may begin another attempt, as far as it can find out."""

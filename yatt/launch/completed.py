@@ -6,6 +6,7 @@ from pathlib import Path
 
 from yatt import clock
 from yatt.adapters.run_config import load_run
+from yatt.config.operation import TRACKERS
 from yatt.config.ranges import FILE
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
@@ -62,6 +63,7 @@ def completed(config: RunConfig) -> RunConfig:
             r if r.path.startswith("builtin:") else replace(r, path=_absolute(r.path)) for r in config.rewards
         ),
         checkpoint=replace(config.checkpoint, url=_absolute_url(config.checkpoint.url)),
+        logging=replace(config.logging, trackers=tuple(map(_absolute_tracker, config.logging.trackers))),
     )
 
 
@@ -76,6 +78,10 @@ def _absolute(path: str) -> str:
 
 def _absolute_or_none(path: str) -> str:
     return _absolute(path) if path else ""
+
+
+def _absolute_tracker(tracker: str) -> str:
+    return tracker if tracker in TRACKERS else _absolute(tracker)
 
 
 def _absolute_url(url: str) -> str:

@@ -1,47 +1,56 @@
-"""Starts and stops the process that sends metrics to wandb. The run never waits for it, except at its end."""
+"""Starts and stops the processes that send metrics to trackers. The run never waits for them, except at its
+end."""
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.files import make_within
 from yatt.adapters.process import log_tail, spawn
+from yatt.config.operation import WANDB, tracker_name
 from yatt.config.schema import RunConfig
 from yatt.core.exits import describe_exit
-from yatt.errors import EXIT_FINISHED
+from yatt.errors import EXIT_FINISHED, YattError
 from yatt.paths import RunPaths
 
 END_S = 30.0
 POLL_S = 0.05
+QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 @dataclass(slots=True)
 class Follower:
-    """The wandb follower process of one run.
+    """The process that sends a run's metrics to one tracker.
 
     Attributes:
+        tracker: its entry in `logging.trackers`, or wandb.
         say: prints one line for the user; used once, if the follower fails.
     """
 
+    tracker: str
     paths: RunPaths
     say: Callable[[str], None]
     process: Any = None
     """The Popen object while the process is supervised, else None."""
 
-    def start(self, config: RunConfig, env: Mapping[str, str]) -> None:
-        """Starts the process, unless logging.wandb_mode is disabled. `check` reports its end."""
-        if config.logging.wandb_mode == "disabled":
-            return
-        argv = [sys.executable, "-P", "-m", "yatt.obs.wandb", "--run", str(self.paths.root)]
-        quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    def start(self, env: Mapping[str, str]) -> None:
+        """Starts the process; `check` reports its end."""
+        root = str(self.paths.root)
+        argv = [
+            sys.executable, "-P", "-m", "yatt.obs.trackers.follow", "--run", root, "--tracker", self.tracker,
+        ]  # fmt: skip
         try:
-            self.process = spawn(argv, env={**env, **quiet}, log=self.paths.wandb_log)
-        except OSError as error:
-            self.say(f"wandb: {self.paths.wandb_log}: {error.strerror} (the run continues without it)")
+            make_within(self.paths.root, self._log.parent)
+            self.process = spawn(argv, env={**env, **QUIET}, log=self._log)
+        except (OSError, YattError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._tell(f"{self._log}: {why} (the run continues without it)")
 
     def check(self) -> None:
         """Reports once if the process ended with an error; the run continues without it."""
@@ -49,20 +58,70 @@ class Follower:
             return
         code, self.process = self.process.returncode, None
         if code != EXIT_FINISHED:
-            last = log_tail(self.paths.wandb_log, lines=1) or describe_exit(code)
-            self.say(f"wandb: {last} (the run continues without it; log: {self.paths.wandb_log})")
+            last = log_tail(self._log, lines=1) or describe_exit(code)
+            self._tell(f"{last} (the run continues without it; log: {self._log})")
 
-    def end(self, limit_s: float = END_S) -> None:
-        """Stops the process once it has logged all metrics; kills its process group after `limit_s`."""
+    def ask_to_end(self) -> None:
+        """Asks the process to log what is left and to end."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self, deadline_s: float, limit_s: float) -> None:
+        """Waits until the process has ended; kills its process group at the deadline."""
         if self.process is None:
             return
-        deadline_s = clock.monotonic_s() + limit_s
-        self.process.send_signal(signal.SIGTERM)
         while self.process.poll() is None and clock.monotonic_s() < deadline_s:
             time.sleep(POLL_S)
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
-            self.say(f"wandb: did not end within {limit_s:g} s and was killed; log: {self.paths.wandb_log}")
+            self._tell(f"did not end within {limit_s:g} s and was killed; log: {self._log}")
         self.check()
+
+    @property
+    def _log(self) -> Path:
+        return self.paths.tracker_log(tracker_name(self.tracker))
+
+    def _tell(self, text: str) -> None:
+        self.say(f"{tracker_name(self.tracker)}: {text}")
+
+
+@dataclass(slots=True)
+class Followers:
+    """The follower processes of one run, one for each tracker."""
+
+    paths: RunPaths
+    say: Callable[[str], None]
+    each: list[Follower] = field(default_factory=list)
+
+    def start(self, config: RunConfig, env: Mapping[str, str]) -> None:
+        """Starts a process for each tracker of the config."""
+        self.each = [Follower(tracker, self.paths, self.say) for tracker in _trackers(config)]
+        for follower in self.each:
+            follower.start(env)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The Popen objects of the supervised processes."""
+        return [follower.process for follower in self.each if follower.process is not None]
+
+    def check(self) -> None:
+        """Reports each process once that ended with an error."""
+        for follower in self.each:
+            follower.check()
+
+    def end(self, limit_s: float = END_S) -> None:
+        """Ends all processes once they have logged all metrics; kills those that take longer than
+        `limit_s`."""
+        deadline_s = clock.monotonic_s() + limit_s
+        for follower in self.each:
+            follower.ask_to_end()
+        for follower in self.each:
+            follower.end(deadline_s, limit_s)
+
+
+def _trackers(config: RunConfig) -> Iterator[str]:
+    if config.logging.wandb_mode != "disabled":
+        yield WANDB
+    yield from config.logging.trackers

@@ -30,7 +30,7 @@ from yatt.launch.judge_check import check_engine_model, check_judge
 from yatt.launch.model_check import check_length, check_model
 from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.policy_check import check_policy
-from yatt.launch.user_code import check_algorithm, check_environment, check_function
+from yatt.launch.user_code import check_algorithm, check_environment, check_function, check_trackers
 from yatt.paths import RunPaths
 
 MAX_SHOWN = 4000
@@ -139,6 +139,7 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
         yield partial(check_environment, config)
     if config.algorithm.path:
         yield partial(check_algorithm, config.algorithm)
+    yield partial(check_trackers, config.logging)
 
 
 def check_structured(genrm: GenRMSection, key: str) -> None:

@@ -3,8 +3,10 @@
 import symtable
 from pathlib import Path
 
-from yatt.config.schema import AlgorithmSection, GenRMSection, RewardSection, RunConfig
+from yatt.config.operation import TRACKERS
+from yatt.config.schema import AlgorithmSection, GenRMSection, LoggingSection, RewardSection, RunConfig
 from yatt.errors import ConfigError
+from yatt.obs.trackers.tracker import FACTORY
 from yatt.records.episode import ENVIRONMENT
 from yatt.reward.functions import is_builtin, load_reward
 from yatt.reward.signature import EPISODE, expected_call
@@ -39,12 +41,29 @@ def check_environment(config: RunConfig) -> None:
 def check_algorithm(section: AlgorithmSection) -> None:
     """Reads the user's file, but does not import it: torch may be missing where a run is submitted."""
     path = Path(section.path).absolute()
+    if section.factory not in _names_of(path, "algorithm.path"):
+        raise ConfigError(f"algorithm.factory: {path} defines no function {section.factory}.")
+
+
+def check_trackers(section: LoggingSection) -> None:
+    """Reads the files of the user's trackers, but does not import them: only the follower needs libraries.
+
+    Raises:
+        ConfigError: one cannot be read, or lacks its function.
+    """
+    for tracker in section.trackers:
+        if tracker not in TRACKERS:
+            path = Path(tracker).absolute()
+            if FACTORY not in _names_of(path, "logging.trackers"):
+                raise ConfigError(f"logging.trackers: {path} defines no function {FACTORY}.")
+
+
+def _names_of(path: Path, key: str) -> set[str]:
+    """Returns the names that a user's file binds at its top level."""
     try:
         names = symtable.symtable(path.read_text(), str(path), "exec").get_symbols()
     except OSError as error:
-        raise ConfigError(f"algorithm.path: {path}: {error.strerror}.") from error
+        raise ConfigError(f"{key}: {path}: {error.strerror}.") from error
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"algorithm.path: {path}: {error}.") from error
-    bound = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
-    if section.factory not in bound:
-        raise ConfigError(f"algorithm.factory: {path} defines no function {section.factory}.")
+        raise ConfigError(f"{key}: {path}: {error}.") from error
+    return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}

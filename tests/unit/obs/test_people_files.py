@@ -18,8 +18,9 @@ from yatt.obs.console import Console, duration
 from yatt.obs.events import reason_of_end
 from yatt.obs.metrics import STEP, RowFile, as_row, read_rows
 from yatt.obs.report import write_report
+from yatt.obs.trackers.follow import new_rows
+from yatt.obs.trackers.state import TrackerState
 from yatt.obs.view import RunView
-from yatt.obs.wandb import last_step, new_rows, run_id
 
 EVENTS = (
     event(0, "attempt.start", nodes=1),
@@ -148,12 +149,13 @@ def test_one_unreadable_config_does_not_hide_other_runs(run, tmp_path, capsys):
     assert "unreadable config.yaml" in said and str(run.root) in said
 
 
-def test_what_wandb_left_is_begun_anew_if_it_cannot_be_read(run):
-    run.wandb.mkdir()
-    (run.wandb / "last_step").write_bytes(b"\xff\0")
-    (run.wandb / "run_id").write_bytes(b"\0\0\0")
-    assert last_step(run) == -1
-    assert len(run_id(run)) == 12
+def test_what_a_tracker_left_is_begun_anew_if_it_cannot_be_read(run):
+    kept = TrackerState(run.tracker("wandb"))
+    kept.folder.mkdir()
+    (kept.folder / "last_step").write_bytes(b"\xff\0")
+    (kept.folder / "run_id").write_bytes(b"\0\0\0")
+    assert kept.last() == -1
+    assert len(kept.run_id()) == 12
 
 
 class Broken(io.StringIO):

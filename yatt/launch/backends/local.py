@@ -29,7 +29,7 @@ from yatt.core.outcome import AttemptFacts, Outcome, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_WILL_CONTINUE, YattError
 from yatt.launch.folder_wait import FolderWait
-from yatt.launch.follower import Follower
+from yatt.launch.follower import Followers
 from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
@@ -100,7 +100,7 @@ class LocalBackend:
         mine = Identity.of(os.getpid())
         return {"launcher": asdict(mine) if mine else {}}
 
-    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, followers: Followers) -> Outcome:
         """Starts the controllers, forwards the first signal to the leader, and waits for their end."""
         children = [self._start(attempt, index) for index in range(self.config.launch.nodes)]
         lives = {
@@ -112,7 +112,7 @@ class LocalBackend:
         deadline_s: float | None = None
         while any(child.poll() is None for child in children):
             self.show()
-            follower.check()
+            followers.check()
             if len(self.signals) > told:
                 told = len(self.signals)
                 self.wait.num_heeded = 1  # a second signal ends waits too
@@ -122,17 +122,17 @@ class LocalBackend:
             ):
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
             if deadline_s is None and not told:
-                self._restart(attempt, children, lives, follower)
+                self._restart(attempt, children, lives, followers)
             if (deadline_s is not None and clock.monotonic_s() > deadline_s) or told > 1:
                 _kill(children)
             time.sleep(POLL_S)
         self.show()
-        self._tidy(attempt, children, lives, follower)
+        self._tidy(attempt, children, lives, followers)
         ended = {index: child.returncode for index, child in enumerate(children)}
         return judge(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
 
     def _restart(
-        self, attempt: int, children: list[Any], lives: dict[int, Lives], follower: Follower
+        self, attempt: int, children: list[Any], lives: dict[int, Lives], followers: Followers
     ) -> None:
         """Starts the controllers of engine nodes again that have ended, when it is time."""
         for index, its in lives.items():
@@ -144,7 +144,7 @@ class LocalBackend:
                 continue
             try:
                 if self.paths.all_endpoints(attempt).exists():
-                    self._end_orphans(children, follower)
+                    self._end_orphans(children, followers)
                     scratch.tidy(self.paths, attempt, index, known.life)
                     children[index] = self._start(attempt, index, known.life + 1)
                     lives[index] = known.started(known.life + 1, clock.monotonic_s())
@@ -177,13 +177,13 @@ class LocalBackend:
         log = self.paths.log(attempt, f"node{index}")
         return f"see {log}, which ends:\n{log_tail(log)}"
 
-    def _end_orphans(self, children: list[Any], follower: Follower) -> None:
-        own = {each.pid for each in (*children, follower.process) if each is not None}
+    def _end_orphans(self, children: list[Any], followers: Followers) -> None:
+        own = {each.pid for each in (*children, *followers.processes)}
         end_orphans(own, ORPHANS_S, only_marked=not self.owns_orphans)
 
-    def _tidy(self, attempt: int, children: list[Any], lives: dict[int, Lives], follower: Follower) -> None:
+    def _tidy(self, attempt: int, children: list[Any], lives: dict[int, Lives], followers: Followers) -> None:
         """Cleans up after killed controllers."""
-        self._end_orphans(children, follower)
+        self._end_orphans(children, followers)
         launch = self.config.launch
         for index in range(launch.nodes):
             life = lives[index].life if index in lives else 1

@@ -18,7 +18,7 @@ from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
 from yatt.launch.backends.images import with_local_image
 from yatt.launch.backends.watch import AttemptWatch, is_preempted
-from yatt.launch.follower import Follower
+from yatt.launch.follower import Followers
 from yatt.launch.plan import Component, JobPlan
 from yatt.paths import RunPaths
 
@@ -93,7 +93,7 @@ class SlurmBackend:
             "submitted": self.submitted,
         }  # fmt: skip
 
-    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, followers: Followers) -> Outcome:
         """Starts the steps, and waits until they have ended."""
         job, about = self.allocation, self.about()
         self.say(f"attempt {attempt} of job {job.job_id}, restart {job.restarts}, on {about['hosts']}")
@@ -102,7 +102,7 @@ class SlurmBackend:
         )
         watch = AttemptWatch(
             self.paths, attempt, self.config, site, self.components, self.allocation, self.absent,
-            self.slurm, self.signals, follower,
+            self.slurm, self.signals, followers,
         )  # fmt: skip
         outcome = watch.run()
         self.absent = place(self.config).with_blocks(self.absent | outcome.gone)

@@ -23,7 +23,7 @@ from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
 from yatt.launch.backends.lost_nodes import LostNodes
-from yatt.launch.follower import Follower
+from yatt.launch.follower import Followers
 from yatt.launch.plan import Component
 from yatt.launch.steps import BLIND, step_orders
 from yatt.obs.events import reason_of_end
@@ -71,7 +71,7 @@ class AttemptWatch:
     absent: frozenset[int]
     slurm: Slurm
     signals: list[int]
-    follower: Follower
+    followers: Followers
     steps: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     records: dict[int, Fields] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class AttemptWatch:
         try:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
                 time.sleep(POLL_S)
-                self.follower.check()
+                self.followers.check()
                 if clock.monotonic_s() - self.looked_s < LOOK_S * max(
                     1.0, self.config.launch.nodes / LOOK_NODES
                 ):

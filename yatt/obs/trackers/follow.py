@@ -1,0 +1,171 @@
+"""Sends a run's metrics to one tracker; a separate process beside the run, one for each tracker.
+
+It only reads ``metrics.jsonl`` and ``samples.jsonl``. If it fails, or if the tracker is slow, missing or
+unreachable, training does not wait for it.
+
+A run keeps one id at the tracker over all its attempts. A resumed attempt repeats the iterations after its
+checkpoint. Steps already logged are not logged again, so a tracker shows the first result of such an
+iteration and the report the last one.
+"""
+
+import argparse
+import importlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from yatt.adapters.files import make_within
+from yatt.adapters.lines import MOST, Record, Tail
+from yatt.adapters.patience import patiently
+from yatt.adapters.run_config import load_run
+from yatt.adapters.stack_dump import answer_stack_requests
+from yatt.adapters.user_module import load_module
+from yatt.config.operation import TRACKERS, WANDB, tracker_name
+from yatt.config.schema import RunConfig
+from yatt.credentials import redacted
+from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, words_of
+from yatt.obs.metrics import STEP, as_row
+from yatt.obs.samples import as_sample
+from yatt.obs.trackers.state import SAMPLES, TrackerState
+from yatt.obs.trackers.tracker import FACTORY, TrackedRun, Tracker, shown_config
+from yatt.paths import RunPaths
+
+POLL_S = 0.25
+
+
+def follow(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
+    """Logs every new row until a signal comes, then the remaining rows.
+
+    Args:
+        tracker: its entry in `logging.trackers`, or wandb.
+        told: signals received so far; the first one ends the logging.
+    """
+    config = patiently(partial(load_run, paths))
+    folder = paths.tracker(tracker_name(tracker))
+    patiently(partial(make_within, paths.root, folder))
+    state = TrackerState(folder)
+    opened = open_tracker(tracker, patiently(partial(tracked_run, paths, config, state)))
+    rows, last = Tail(paths.metrics, as_row), patiently(state.last)
+    samples = Samples(paths.samples, patiently(partial(state.last, SAMPLES)))
+    while True:
+        is_last_turn = bool(told)
+        for row in new_rows(rows.read()[0], last):
+            last = row[STEP]
+            opened.log_row(last, row)
+            state.logged(last)
+        if config.logging.send_samples:
+            for step, found in samples.until(last + is_last_turn):
+                opened.log_samples(step, found)
+                state.logged(step, SAMPLES)
+        if is_last_turn:
+            break
+        time.sleep(POLL_S)
+    opened.close()
+
+
+def tracked_run(paths: RunPaths, config: RunConfig, state: TrackerState) -> TrackedRun:
+    """Returns the run as a tracker sees it."""
+    return TrackedRun(
+        id=state.run_id(), name=paths.root.absolute().name, folder=state.folder.absolute(),
+        last_step=state.last(), config=shown_config(config), logging=config.logging,
+    )  # fmt: skip
+
+
+def open_tracker(tracker: str, run: TrackedRun) -> Tracker:
+    """Returns a tracker of the package, or that of the user's file.
+
+    Raises:
+        ConfigError: the user's file cannot be loaded, or has no function `make_tracker`.
+        ImportError: the tracker's library is missing.
+    """
+    if tracker in (WANDB, *TRACKERS):
+        module: Any = importlib.import_module(f"yatt.obs.trackers.{tracker}")
+    else:
+        module = load_module(Path(tracker).absolute(), "logging.trackers")
+    factory = getattr(module, FACTORY, None)
+    if not callable(factory):
+        raise ConfigError(f"logging.trackers: {tracker} defines no function {FACTORY}(run).")
+    return cast(Tracker, factory(run))
+
+
+def new_rows(rows: Sequence[Record], last: int) -> list[Record]:
+    """Returns the rows above `last`, each step once, without None values."""
+    fresh = []
+    for row in rows:
+        if row[STEP] > last:
+            last = row[STEP]
+            fresh.append({key: value for key, value in row.items() if value is not None})
+    return fresh
+
+
+class Samples:
+    """The samples of each iteration, complete and once.
+
+    They are written before the next iteration's row. So an iteration's samples are complete when a later row
+    is there; at the end, when its own row is.
+
+    Args:
+        last: the highest step whose samples are logged.
+    """
+
+    def __init__(self, path: Path, last: int) -> None:
+        self._tail, self._last = Tail(path, as_sample), last
+        self._waiting: dict[int, list[Record]] = {}
+
+    def until(self, end: int) -> Iterator[tuple[int, list[Record]]]:
+        """Yields step and samples of each iteration before `end` that was not yielded, of its newest
+        attempt."""
+        found, is_anew = self._tail.read()
+        if is_anew:
+            self._waiting.clear()
+        for record in found:
+            if record[STEP] > self._last:
+                self._waiting.setdefault(record[STEP], []).append(record)
+        for step in sorted(step for step in self._waiting if step < end):
+            self._last, waiting = step, self._waiting.pop(step)
+            newest = max(map(_attempt, waiting))
+            yield step, [each for each in waiting if _attempt(each) == newest]
+
+
+def _attempt(record: Record) -> int:
+    attempt = record.get("attempt")
+    return attempt if type(attempt) is int and abs(attempt) < MOST else 0
+
+
+def main() -> int:
+    """Sends metrics until SIGTERM; the last line of the log names an error."""
+    parser = argparse.ArgumentParser(prog="yatt.obs.trackers.follow")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--tracker", required=True)
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: told.append(received))
+    arguments = parser.parse_args()
+    paths, tracker = RunPaths(arguments.run), arguments.tracker
+    answer_stack_requests(paths.root, tracker_name(tracker))
+    try:
+        follow(paths, tracker, told)
+    except ImportError as error:
+        sys.stderr.write(f"{error}; {_cure(tracker)}\n")
+        return EXIT_FAILED
+    except Exception as error:  # noqa: BLE001 - main of the process: logs the error and exits
+        said = str(error) if isinstance(error, ConfigError) else words_of(error)
+        sys.stderr.write(f"{redacted(' '.join(said.split()))}\n")
+        return EXIT_FAILED
+    return EXIT_FINISHED
+
+
+def _cure(tracker: str) -> str:
+    if tracker == WANDB:
+        return "pip install 'yatt[wandb]', or write logging.wandb_mode: disabled"
+    if tracker in TRACKERS:
+        return f"pip install 'yatt[{tracker}]', or take {tracker} out of logging.trackers"
+    return f"install it, or take {tracker} out of logging.trackers"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
