@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier
@@ -114,7 +116,11 @@ class TrainerNode:
 
     async def _train(self, order: c.TrainOrder) -> m.Message:
         numbers = {fact.prompt_group for fact in order.facts}
-        return await self.training.train(order, self._sampler.groups_of(numbers))
+        answer = await self.training.train(order, self._sampler.groups_of(numbers))
+        if not isinstance(answer, c.TrainedNode):
+            return answer
+        epoch = self._sampler.shard.data_epoch(max(numbers))
+        return structs.replace(answer, metrics={**answer.metrics, "training/epoch": epoch})
 
     async def _commit(self, order: c.CommitNotice) -> m.Message:
         self._sampler.record(set(order.numbers), order.iteration, self.training.advantages)

@@ -69,6 +69,25 @@ def update_metrics_of(
     return metrics
 
 
+def per_token_ms(timing_s: Mapping[str, float], *, num_sampled: int, num_tokens: int) -> dict[str, float]:
+    """Milliseconds per token of the parts of an iteration, with verl's names.
+
+    Args:
+        timing_s: seconds by part.
+        num_sampled: tokens that the policy sampled; `gen` counts only these.
+        num_tokens: of the batch, prompts included.
+    """
+    numbers = {
+        "gen": num_sampled,
+        **dict.fromkeys(("old_log_prob", "ref", "adv", "update_actor"), num_tokens),
+    }
+    return {
+        f"timing_per_token_ms/{name}": timing_s[name] * 1000 / number
+        for name, number in numbers.items()
+        if name in timing_s and number
+    }
+
+
 def engine_metrics(tokens: Mapping[str, int], gpu_s: Mapping[str, float]) -> dict[str, float]:
     """Tokens per second and GPU of each engine role, for the time in which it held GPUs.
 

@@ -9,7 +9,7 @@ import math
 import sys
 from typing import Any, TextIO
 
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, is_validation
 from yatt.obs.view import RunView
 from yatt.printable import printable, printable_lines
 
@@ -80,7 +80,7 @@ def row_line(row: dict[str, Any], total: int) -> str:
         f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
     ]
     for key, value in row.items():
-        if key.startswith("val-core/") and value is not None:
+        if is_validation(key) and value is not None:
             source = key.removeprefix("val-core/").rsplit("/", 2)[0]  # may have slashes of its own
             parts.append(f"{source} {value:.3f}")
     return "  ".join(parts)

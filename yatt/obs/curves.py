@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from yatt.obs.charts import Series, finite, line_chart
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, is_validation
 
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
         size: width and height in pixels; text keeps its proportion to them.
     """
     reward = values_of([row for row in rows if row[STEP]], REWARD)
-    keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
+    keys = sorted({key for row in rows for key in row if is_validation(key)})
     curves = {key: values_of(rows, key) for key in keys}
     apart = _differ_in_size(reward, [point for points in curves.values() for point in points])
     series = [Series(name="reward (training)", points=reward, colour="c1")]
@@ -81,7 +81,7 @@ def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
 def verdict_on_curves(rows: Sequence[Row]) -> tuple[str, bool]:
     """Returns one sentence that compares reward and validation, and whether it is a warning."""
     reward = trend(values_of([row for row in rows if row[STEP]], REWARD))
-    keys = sorted({key for row in rows for key in row if key.startswith(VALIDATION)})
+    keys = sorted({key for row in rows for key in row if is_validation(key)})
     moved = {key: trend(values_of(rows, key)) for key in keys}
     falling = [key.removeprefix(VALIDATION) for key, way in moved.items() if way < 0]
     if reward > 0 and falling:

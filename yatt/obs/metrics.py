@@ -18,12 +18,19 @@ from yatt.adapters.files import publish
 from yatt.adapters.lines import MOST, Record, is_number, read_records
 
 STEP = "training/global_step"
-TIME_PREFIXES = ("timing_s/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/")
+TIME_PREFIXES = (
+    "timing_s/", "timing_per_token_ms/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/",
+)  # fmt: skip
 """Prefixes of keys that may differ between two runs with the same results."""
 
 
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that strict JSON does not have, by the names that Python's JSON and `metrics.jsonl` use."""
+
+
+def is_validation(key: str) -> bool:
+    """Whether a key is the mean score of held-out prompts; `best@N` has its own trend and is not judged."""
+    return key.startswith("val-core/") and key.rpartition("/")[2].startswith("mean@")
 
 
 def named(row: dict[str, Any]) -> dict[str, Any]:

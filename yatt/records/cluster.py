@@ -279,12 +279,17 @@ class Roster(Order[Done], frozen=True, kw_only=True):
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Held-out completions of one data source: sums over scored ones, numbers of all and of failed ones."""
+    """Held-out completions of one data source: sums over scored ones, numbers of all and of failed ones.
+
+    `best`: by the number of completions, the sum over prompts of the expected best score of so many.
+    """
 
     total: float = 0.0
     count: int = 0
     failed: int = 0
     extras: dict[str, float] = {}
+    num_prompts: int = 0
+    best: dict[int, float] = {}
 
 
 class ValidatedNode(Message, frozen=True, kw_only=True):

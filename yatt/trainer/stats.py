@@ -14,15 +14,18 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
 
     `response_length/clip_ratio` counts completions that were cut. verl's counts completions of the maximum
     length: it includes those that end with their last allowed token, and misses those that were cut earlier
-    because of a long prompt.
+    because of a long prompt. `critic/score` and `critic/rewards` are both the reward before a KL penalty,
+    which verl subtracts in the second (`algorithm.kl_in: reward`; here it is `actor/reward_kl_penalty`).
 
     Args:
         advantages_F: of all completion tokens.
     """
     lengths = [float(fact.num_completion_tokens) for fact in facts]
+    rewards = [fact.reward for fact in facts]
     turns = [float(fact.num_turns) for fact in facts]
     return {
-        **_spread("critic/rewards", [fact.reward for fact in facts]),
+        **_spread("critic/score", rewards),
+        **_spread("critic/rewards", rewards),
         "critic/advantages/mean": float(advantages_F.double().mean()),
         "critic/advantages/max": float(advantages_F.max()),
         "critic/advantages/min": float(advantages_F.min()),
@@ -30,7 +33,7 @@ def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str
         "response_length/masked_ratio": sum(fact.is_masked for fact in facts) / len(facts),
         "response_length/clip_ratio": sum(fact.is_cut for fact in facts) / len(facts),
         **(_spread("num_turns", turns) if max(turns) > 1 else {}),
-        "prompt_length/mean": sum(fact.num_prompt_tokens for fact in facts) / len(facts),
+        **_spread("prompt_length", [float(fact.num_prompt_tokens) for fact in facts]),
     }
 
 

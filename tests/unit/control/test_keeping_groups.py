@@ -62,7 +62,7 @@ class Held:
 def with_held(make: Make, numbers: list[int], answer: Any = None, **settings: Any) -> Bench:
     held = Held()
     bench = make(answer or answers, held, **settings)
-    opened = (bench.sampler._shard.open(number)[0] for number in numbers)
+    opened = (bench.sampler.shard.open(number)[0] for number in numbers)
     held.prompts = {group.prompt_text for group in opened if group is not None}
     return bench
 
@@ -188,13 +188,13 @@ def test_a_group_of_another_prompt_text_is_not_used(make: Make, tmp_path: Path) 
     """As after a change of the chat template, which no digest covers."""
     asyncio.run(killed(with_held(make, [3]), 1, 6, num_kept=5))
     again = make(answers, attempt=2)
-    open_group = again.sampler._shard.open
+    open_group = again.sampler.shard.open
 
     def changed(number: int) -> Any:
         group, row = open_group(number)
         return msgspec.structs.replace(group, prompt=b"\1\0\0\0"), row
 
-    again.sampler._shard.open = changed
+    again.sampler.shard.open = changed
     asyncio.run(again.advance(1, 6))
     assert asked(again) == set(range(6))
 

@@ -7,6 +7,7 @@ from yatt.core.efficiency import (
     engine_metrics,
     memory_metrics,
     peak_flops_per_s,
+    per_token_ms,
     update_metrics_of,
 )
 from yatt.records.usage import NodeMemory, RankUsage, largest_usage
@@ -76,3 +77,13 @@ def test_host_memory_is_that_of_the_fullest_node() -> None:
         "perf/host_memory_gb/rollout": 1.0,
         "perf/max_host_memory_gb/trainer": 2.0,
     }
+
+
+def test_time_per_token_counts_sampled_tokens_for_gen_and_all_tokens_for_the_trainer():
+    timing_s = {"gen": 2.0, "ref": 1.0, "update_actor": 3.0, "reward": 9.0}
+    found = per_token_ms(timing_s, num_sampled=500, num_tokens=1000)
+    assert found == {
+        f"timing_per_token_ms/{k}": v for k, v in {"gen": 4.0, "ref": 1.0, "update_actor": 3.0}.items()
+    }
+    without = per_token_ms(timing_s, num_sampled=0, num_tokens=1000)
+    assert without.keys() == found.keys() - {"timing_per_token_ms/gen"}

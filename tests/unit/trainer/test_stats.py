@@ -33,3 +33,19 @@ def test_a_samples_advantage_is_the_mean_over_its_tokens():
     ]
     advantages_F = torch.tensor([1.0, 2.0, 6.0, -0.25])
     assert unpack_floats(sample_advantages(facts, advantages_F)) == [3.0, 0.0, -0.25]
+
+
+def test_the_batchs_metrics_have_verls_names():
+    facts = [
+        SampleFact(
+            number, prompt_group=0, reward=reward, num_prompt_tokens=prompt, num_completion_tokens=length
+        )
+        for number, reward, prompt, length in ((0, 0.5, 3, 2), (1, -1.0, 5, 1), (2, 2.0, 4, 6))
+    ]
+    advantages_F = torch.tensor([1.0, 2.0, -4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 10.0])
+    metrics = batch_metrics(facts, advantages_F)
+    for name in ("critic/score", "critic/rewards"):
+        assert [metrics[f"{name}/{part}"] for part in ("mean", "max", "min")] == [0.5, 2.0, -1.0]
+    assert [metrics[f"critic/advantages/{part}"] for part in ("mean", "max", "min")] == [1.0, 10.0, -4.0]
+    assert [metrics[f"response_length/{part}"] for part in ("mean", "max", "min")] == [3.0, 6.0, 1.0]
+    assert [metrics[f"prompt_length/{part}"] for part in ("mean", "max", "min")] == [4.0, 5.0, 3.0]

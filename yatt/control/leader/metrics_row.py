@@ -14,7 +14,7 @@ from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
 from yatt.control.rollouts.groups import is_flat
 from yatt.core.alarms import FLAT_GROUPS
-from yatt.core.efficiency import update_metrics_of
+from yatt.core.efficiency import per_token_ms, update_metrics_of
 from yatt.core.goodput import OTHER, step_metrics
 from yatt.core.phases import Phase
 from yatt.obs.metrics import STEP, RowFile
@@ -116,6 +116,8 @@ class MetricsRow:
             largest_usage([node.usage for node in trained]), num_tokens=num_tokens,
             update_s=self._timing["update_actor"], num_ranks=self._node.placement.world_size,
         )  # fmt: skip
+        num_sampled = sum(fact.num_completion_tokens for fact in facts)
+        self.values |= per_token_ms(self._timing, num_sampled=num_sampled, num_tokens=num_tokens)
         self._counters = {}
 
     def flush(self) -> None:
@@ -127,7 +129,7 @@ class MetricsRow:
         step_s = now_s - self._began_s
         self.enter(self._category, now_s)  # a row may end within a phase
         self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
-        self.values["timing_s/step"] = step_s
+        self.values["timing_s/step"] = self.values["perf/time_per_step"] = step_s
         self.values.update(step_metrics(self._spent, step_s))
         tokens = self.values.get("perf/total_num_tokens", 0)
         self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus

@@ -159,6 +159,10 @@ class PhaseWork:
             for name in sorted({name for part in parts for name in part.extras}):
                 total = sum(part.extras.get(name, 0.0) for part in parts)
                 self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
+            for size in sorted({size for part in parts for size in part.best}):
+                kind = "val-core" if size == section.n else "val-aux"
+                best = sum(part.best.get(size, 0.0) for part in parts) / sum(p.num_prompts for p in parts)
+                self._row.values[f"{kind}/{source}/{section.reward}/best@{size}"] = best
 
     # ---- sampling -------------------------------------------------------------------------------
 

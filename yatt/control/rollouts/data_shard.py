@@ -43,6 +43,10 @@ class DataShard:
         """Number of prompts of a data epoch, over all nodes."""
         return self._num_prompts
 
+    def data_epoch(self, number: int) -> int:
+        """Returns the pass over the data, from 0, to which a prompt number belongs."""
+        return number // len(self._rows)
+
     @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest prompt that is used."""

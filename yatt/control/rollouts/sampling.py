@@ -43,7 +43,7 @@ class Sampler:
         events: EventLog, recorder: RolloutRecorder,
     ) -> None:  # fmt: skip
         self._node, self._scorer = node, scorer
-        self._source, self._shard, self.kept = source, source.shard, source.kept
+        self._source, self.shard, self.kept = source, source.shard, source.kept
         self._episodes, self._events, self._recorder = episodes, events, recorder
         self._num_shards = len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
@@ -59,9 +59,9 @@ class Sampler:
     def state(self) -> NodeState:
         """Returns this controller's part of a checkpoint."""
         if self._node.config.run.deterministic:
-            return NodeState(data=self._shard.fingerprint, next_number=self._base_number)
+            return NodeState(data=self.shard.fingerprint, next_number=self._base_number)
         return NodeState(
-            data=self._shard.fingerprint, next_number=self._next_number, accepted=self._accepted.every(),
+            data=self.shard.fingerprint, next_number=self._next_number, accepted=self._accepted.every(),
             unfinished=list(self._unfinished.values()), counters=self._counters.every(),
         )  # fmt: skip
 
@@ -71,7 +71,7 @@ class Sampler:
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        self._shard.check_fingerprint(state.data)
+        self.shard.check_fingerprint(state.data)
         self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
         self._base_number = self._next_number
         if state.next_number:
@@ -269,7 +269,7 @@ class Sampler:
     def _subject(self, group: PromptGroup, sample: SampleState) -> Subject:
         number, judged = group.number, self._recorder.judged(group.number)
         return Subject(
-            group=group, sample=sample, row=self._rows[number], ref=self._shard.ref(group.row),
+            group=group, sample=sample, row=self._rows[number], ref=self.shard.ref(group.row),
             counters=self._counters.of(number), judged=judged,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from yatt.control.rollouts.episodes import Episodes
 from yatt.control.rollouts.groups import PromptGroup, new_group
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.subject import Subject
+from yatt.core.best_of import best_of, subset_sizes
 from yatt.records import cluster as c, message as m
 
 
@@ -28,16 +29,8 @@ class Validator:
         name = self._node.config.validation.reward
         found: dict[str, c.SourceScores] = {}
         for (_, _, row), group in zip(self._rows, groups, strict=True):
-            scores = [s.scores[name] for s in group.samples if name in s.scores]
             before = found.get(row.data_source, c.SourceScores())
-            extras = dict(before.extras)
-            for sample in group.samples:
-                for key, value in sample.extras.items():
-                    extras[key] = extras.get(key, 0.0) + value
-            found[row.data_source] = c.SourceScores(
-                total=before.total + sum(scores), count=before.count + len(group.samples),
-                failed=before.failed + len(group.samples) - len(scores), extras=extras,
-            )  # fmt: skip
+            found[row.data_source] = with_group(before, group, name)
         return c.ValidatedNode(sources=found)
 
     async def _one(self, number: int, ref: m.RowRef, row: Row) -> PromptGroup:
@@ -68,3 +61,22 @@ class Validator:
         name = self._node.config.validation.reward
         if subjects and self._scorer.is_of_groups(name):
             await self._scorer.score_together(name, [self._episodes.with_turns(s) for s in subjects])
+
+
+def with_group(before: c.SourceScores, group: PromptGroup, name: str) -> c.SourceScores:
+    """Adds a prompt's completions to the sums of its data source.
+
+    Args:
+        name: of the score. A completion without it failed, and counts as 0.
+    """
+    scores = [sample.scores.get(name, 0.0) for sample in group.samples]
+    extras = dict(before.extras)
+    for sample in group.samples:
+        for key, value in sample.extras.items():
+            extras[key] = extras.get(key, 0.0) + value
+    best = {size: before.best.get(size, 0.0) + best_of(scores, size) for size in subset_sizes(len(scores))}
+    return c.SourceScores(
+        total=before.total + sum(scores), count=before.count + len(scores),
+        failed=before.failed + sum(name not in sample.scores for sample in group.samples), extras=extras,
+        num_prompts=before.num_prompts + 1, best=best,
+    )  # fmt: skip
