@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTED = ROOT / "requirements" / "cpu.txt"
 EXCEPT = ("apache-tvm-ffi",)
-EXTRAS = ("trainer", "engine", "objects", "parquet", "wandb", "tensorboard", "mlflow", "gpu")
+EXTRAS = ("trainer", "engine", "objects", "parquet", "hub", "wandb", "tensorboard", "mlflow", "gpu")
 # Oldest glibc with a wheel for every package: 2.31. Older systems (RHEL 8 has 2.28) need a container.
 PLATFORM = "x86_64-manylinux_2_31"
 PYTHON = "3.11"
