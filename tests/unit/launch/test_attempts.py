@@ -12,7 +12,7 @@ from yatt.config.load import load_resolved
 from yatt.core.outcome import Outcome, Verdict
 from yatt.launch.attempts import Attempts
 from yatt.launch.folder_wait import FolderWait
-from yatt.launch.follower import Follower
+from yatt.launch.follower import Followers
 from yatt.paths import RunPaths
 
 
@@ -38,7 +38,7 @@ class Here:
     def about(self) -> dict[str, Any]:
         return {"job": "7"}
 
-    def carry_out(self, attempt: int, follower: Follower) -> Outcome:
+    def carry_out(self, attempt: int, followers: Followers) -> Outcome:
         outcome = self.outcomes.pop(0)
         return outcome if isinstance(outcome, Outcome) else outcome()
 
