@@ -18,6 +18,13 @@ ALWAYS, SOMETIMES = (
 )
 
 
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    score = sum(c in "abcdefghijklm" for c in solution_str) / 8
+    return {"score": score, "pred": solution_str[:1], "length": len(solution_str)}
+"""
+
+
 def names(table: str) -> list[str]:
     """Every name of a table's first column, with the alternatives in braces written out."""
     cells = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
@@ -42,6 +49,7 @@ def test_the_page_names_what_a_run_writes_and_the_numbers_are_those_of_its_sampl
         data={"val_files": [str(tmp_path / "train.jsonl")]},
         algorithm={"kl_in": "loss", "kl_coef": 0.01},
     )
+    (tmp_path / "reward.py").write_text(REWARD)
     done = yatt("run", str(run.write()))
     assert done.returncode == 0, done.stdout + done.stderr
     first, *written = rows(run.run_dir / "metrics.jsonl")
@@ -64,6 +72,9 @@ def check_names(row: dict[str, Any]) -> None:
         row["val-core/sum/digits/best@4"],
     ]
     assert best == sorted(best) and best[0] < best[2]
+    assert 0 <= row["val-core/sum/digits/maj@4"] <= best[2]
+    assert "critic/score/digits/pred/mean" not in row, "a text is no metric"
+    assert row["val-aux/sum/digits/length/mean@4"] > 0
 
 
 def check_samples(row: dict[str, Any], samples: list[dict[str, Any]]) -> None:

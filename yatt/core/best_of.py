@@ -1,5 +1,6 @@
 """Scores of several completions of one prompt, as one number."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
@@ -23,3 +24,15 @@ def best_of(scores: Sequence[float], size: int) -> float:
     """
     total = comb(len(scores), size)
     return sum(score * (comb(i, size - 1) / total) for i, score in enumerate(sorted(scores)))
+
+
+def majority_score(scores: Sequence[float], answers: Sequence[str]) -> float:
+    """Returns the score of the answer that most completions gave: that of the first of them.
+
+    Of answers that are equally frequent the one that comes first counts. Empty answers have no vote; without
+    any vote it is 0.
+
+    verl's `maj@N/mean` is another number: the mean over draws of N of the completions with replacement.
+    """
+    votes = Counter(answer for answer in answers if answer)
+    return scores[answers.index(votes.most_common(1)[0][0])] if votes else 0.0

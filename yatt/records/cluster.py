@@ -282,6 +282,8 @@ class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Held-out completions of one data source: sums over scored ones, numbers of all and of failed ones.
 
     `best`: by the number of completions, the sum over prompts of the expected best score of so many.
+    `majority`: sum over prompts of the score of the most frequent answer; `num_voted`: prompts that have an
+    answer.
     """
 
     total: float = 0.0
@@ -290,6 +292,8 @@ class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     extras: dict[str, float] = {}
     num_prompts: int = 0
     best: dict[int, float] = {}
+    majority: float = 0.0
+    num_voted: int = 0
 
 
 class ValidatedNode(Message, frozen=True, kw_only=True):

@@ -34,7 +34,8 @@ class Scored(Message, frozen=True, kw_only=True):
     """The function's score, its other numbers, and how often it called its GenRM.
 
     `applies` is False if the function has no score for this sample (it returned None). A listwise verdict has
-    the completions in `ranking`, the best first, instead of a score.
+    the completions in `ranking`, the best first, instead of a score. `pred`: the answer that the function
+    read in the completion; empty if it does not say.
     """
 
     score: float
@@ -42,6 +43,7 @@ class Scored(Message, frozen=True, kw_only=True):
     asked: int = 0
     applies: bool = True
     ranking: tuple[int, ...] = ()
+    pred: str = ""
 
 
 class Score(Order[Scored], frozen=True, kw_only=True):

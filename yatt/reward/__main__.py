@@ -166,9 +166,12 @@ class RewardWorker:
             return found
         asked = client.asked if client else 0
         scores = tuple(
-            m.Scored(score=each.score or 0.0, extra=each.extra, asked=asked, applies=each.score is not None)
+            m.Scored(
+                score=each.score or 0.0, extra=each.extra, asked=asked, applies=each.score is not None,
+                pred=each.pred,
+            )
             for each in found
-        )
+        )  # fmt: skip
         return scores[0] if is_one else m.ScoredMany(scores=scores)
 
     async def _result(

@@ -8,17 +8,22 @@ from typing import Any
 MOST_SCORE = 1e9
 """Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
 
+MOST_PRED = 1000
+"""Characters of an answer that are compared."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One sample's result. `score` None: the function has none for this sample."""
+    """One sample's result. `score` None: the function has none for this sample. `pred`: the answer that the
+    function read in the completion, for a majority vote; empty if it does not say."""
 
     score: float | None
     extra: dict[str, float] = field(default_factory=dict)
+    pred: str = ""
 
 
 def read_one(result: Any) -> Result:
-    """Reads a number, or a dict with `score` and other numbers.
+    """Reads a number, or a dict with `score`, other numbers, and verl's `pred`.
 
     Raises:
         ValueError: it is neither.
@@ -32,7 +37,12 @@ def read_one(result: Any) -> Result:
         for name, value in result.items()
         if name != "score" and _is_measure(value)
     }
-    return Result(_finite(result["score"]), extra)
+    return Result(_finite(result["score"]), extra, _pred(result.get("pred")))
+
+
+def _pred(value: Any) -> str:
+    """Returns an answer as text; empty for None and for what is neither a text nor a number."""
+    return encodable(str(value))[:MOST_PRED] if isinstance(value, str | int | float) else ""
 
 
 def read_list(result: Any, size: int) -> list[Result]:

@@ -1,18 +1,29 @@
 """Sums of validation over prompts: what the leader divides to get its metrics."""
 
+from itertools import zip_longest
 from statistics import mean
 
+import pytest
+
+from yatt.adapters.dataset import Row
+from yatt.config.schema import ValidationSection
+from yatt.control.leader.phase_work import of_prompts
 from yatt.control.rollouts.groups import new_group
+from yatt.control.rollouts.subject import Subject
 from yatt.control.rollouts.validation import with_group
-from yatt.records import cluster as c
+from yatt.records import cluster as c, message as m
+
+ROW, REF = Row(prompt="prompt", ground_truth=None, data_source="sum", raw={}), m.RowRef(0, 0, 0)
 
 
-def group_of(*scores, extras=None):
+def group_of(*scores, extras=None, answers=()):
     group = new_group(0, 0, "prompt", [1, 2], len(scores))
-    for sample, score in zip(group.samples, scores, strict=True):
-        sample.scores = {} if score is None else {"exact": score, "other": 9.0}
-        sample.extras = extras or {}
-    return group
+    subjects = [Subject(group=group, sample=sample, row=ROW, ref=REF) for sample in group.samples]
+    for subject, score, answer in zip_longest(subjects, scores, answers, fillvalue=""):
+        subject.sample.scores = {} if score is None else {"exact": score, "other": 9.0}
+        subject.sample.extras = extras or {}
+        subject.preds["exact"] = answer
+    return subjects
 
 
 def test_a_completion_without_a_score_counts_as_zero_also_for_the_best():
@@ -30,3 +41,17 @@ def test_sums_grow_by_prompt():
 
 def test_one_completion_per_prompt_has_no_best():
     assert with_group(c.SourceScores(), group_of(1.0), "exact").best == {}
+
+
+def test_the_majority_is_over_all_nodes_prompts_and_only_where_functions_give_answers():
+    first = with_group(c.SourceScores(), group_of(0.0, 1.0, 1.0, answers=("7", "8", "8")), "exact")
+    second = with_group(c.SourceScores(), group_of(0.25, None, 1.0, answers=("9", "", "")), "exact")
+    second = with_group(second, group_of(1.0, 1.0, 1.0), "exact")
+    section = ValidationSection(reward="exact", n=3)
+    metrics = of_prompts([first, second], "sum", section)
+    assert metrics["val-core/sum/exact/maj@3"] == pytest.approx((1.0 + 0.25 + 0.0) / 3)
+    assert metrics["val-core/sum/exact/best@3"] == pytest.approx(1.0)
+    assert metrics["val-aux/sum/exact/best@2"] == pytest.approx((1.0 + (0.25 + 1 + 1) / 3 + 1.0) / 3)
+    assert of_prompts([with_group(c.SourceScores(), group_of(1.0, 0.0), "exact")], "sum", section).keys() == {
+        "val-aux/sum/exact/best@2"
+    }

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from yatt.core.best_of import best_of, subset_sizes
+from yatt.core.best_of import best_of, majority_score, subset_sizes
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ def test_it_stays_exact_for_many_completions():
 )
 def test_sizes_are_powers_of_two_and_the_number_of_completions(n, sizes):
     assert subset_sizes(n) == sizes
+
+
+@pytest.mark.parametrize(
+    ("answers", "score"),
+    [
+        (["a", "b", "b", "c"], 2.0),
+        (["a", "b", "b", "a"], 1.0),
+        (["", "", "", "c"], 4.0),
+        (["", "", "", ""], 0.0),
+    ],
+)
+def test_the_majority_has_the_score_of_its_first_completion(answers, score):
+    assert majority_score([1.0, 2.0, 3.0, 4.0], answers) == score

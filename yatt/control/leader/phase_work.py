@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.manifest import Manifest
+from yatt.config.schema import ValidationSection
 from yatt.control.gpus.publications import added
 from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.batches import Batch, BatchSampling
@@ -159,10 +160,7 @@ class PhaseWork:
             for name in sorted({name for part in parts for name in part.extras}):
                 total = sum(part.extras.get(name, 0.0) for part in parts)
                 self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
-            for size in sorted({size for part in parts for size in part.best}):
-                kind = "val-core" if size == section.n else "val-aux"
-                best = sum(part.best.get(size, 0.0) for part in parts) / sum(p.num_prompts for p in parts)
-                self._row.values[f"{kind}/{source}/{section.reward}/best@{size}"] = best
+            self._row.values |= of_prompts(parts, source, section)
 
     # ---- sampling -------------------------------------------------------------------------------
 
@@ -253,3 +251,16 @@ class PhaseWork:
             pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
             for _ in range(section.probe_prompts)
         )
+
+
+def of_prompts(parts: Sequence[c.SourceScores], source: str, section: ValidationSection) -> dict[str, float]:
+    """Returns the metrics of a data source that need all completions of a prompt: best@N and maj@N."""
+    num_prompts, metrics = sum(part.num_prompts for part in parts), dict[str, float]()
+    for size in sorted({size for part in parts for size in part.best}):
+        kind = "val-core" if size == section.n else "val-aux"
+        best = sum(part.best.get(size, 0.0) for part in parts) / num_prompts
+        metrics[f"{kind}/{source}/{section.reward}/best@{size}"] = best
+    if section.n > 1 and any(part.num_voted for part in parts):
+        majority = sum(part.majority for part in parts) / num_prompts
+        metrics[f"val-core/{source}/{section.reward}/maj@{section.n}"] = majority
+    return metrics

@@ -159,6 +159,7 @@ class Scorer:
         sample.scores = {**sample.scores, name: answer.score}
         extras = {f"{name}/{key}": value for key, value in answer.extra.items()}
         sample.extras = {**sample.extras, **extras}
+        subject.preds[name] = answer.pred
 
     def _failed(self, name: str, subjects: Sequence[Subject], why: str, *, is_users: bool) -> None:
         kind, first = "genrm" if name in self._genrms else "reward", subjects[0]

@@ -37,6 +37,9 @@ class Subject:
     judged: list[Judged] | None = None
     """Gets the answers about the group, if they are recorded."""
 
+    preds: dict[str, str] = field(default_factory=dict)
+    """Answers that functions read in the completion, by name of the score."""
+
     is_held_out: bool = False
     turns: tuple[tuple[str, str], ...] = ()
     """With an environment: role and text of all turns after the prompt."""
