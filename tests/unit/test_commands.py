@@ -153,6 +153,8 @@ def test_the_config_of_a_run_has_its_changes(tmp_path, call):
     with_changes(load_resolved(paths.config), ["lease.ttl_s=77"]).record(paths)
     code, out, _ = call("config", paths.root, "--changed")
     assert code == 0 and yaml.safe_load(out)["lease"] == {"ttl_s": 77.0}
+    assert yaml.safe_load(out)["rewards"] == [{"name": "exact", "path": "builtin:exact"}]
+    assert "genrms" not in yaml.safe_load(out)
     code, out, _ = call("config", paths.root)
     (tmp_path / "again.yaml").write_text(out)
     assert load_resolved(tmp_path / "again.yaml") == load_run(paths)

@@ -1,10 +1,11 @@
 """A config with the place of each value: file and line, argument, or default."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
@@ -32,8 +33,13 @@ def load_with_origins(files: list[Path], arguments: list[str]) -> tuple[RunConfi
 def origins_of_run(config: RunConfig) -> dict[str, str]:
     """Returns `DEFAULT` for the keys of a run's config that have their default, and else the file, by key."""
     usual = dict(_leaves(_defaults(RunConfig), ""))
-    leaves = _leaves(asdict(config), "")
-    return {key: DEFAULT if key in usual and usual[key] == value else "config.yaml" for key, value in leaves}
+    found = {}
+    for key, value in _leaves(asdict(config), ""):
+        any_item = re.sub(r"\.[0-9]+\.", ".*.", key)
+        is_empty = value == [] and any(name.startswith(f"{key}.*.") for name in usual)
+        is_usual = is_empty or (any_item in usual and usual[any_item] == value)
+        found[key] = DEFAULT if is_usual else "config.yaml"
+    return found
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -46,12 +52,16 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _defaults(cls: Any) -> dict[str, Any]:
-    """Returns the defaults of a section's keys; a required key is missing."""
+    """Returns the defaults of a section's keys; a required key is missing. Those of a list's items have the
+    index `*`."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(cls).items():
         field = cls.__dataclass_fields__[name]
+        item = next((arg for arg in get_args(hint) if is_dataclass(arg)), None)
         if is_dataclass(hint):
             found[name] = _defaults(hint)
+        elif item is not None:
+            found[name] = {"*": _defaults(item)}
         elif field.default is not MISSING:
             found[name] = field.default
         elif field.default_factory is not MISSING:
