@@ -175,6 +175,7 @@ def broken_package(folder, text, name="wandb"):
     [
         ("raise ImportError('No module named wandb')", "pip install 'yatt[wandb]'"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("import os\nos._exit(0)", "exit code 0"),
         ("def init(**_): raise RuntimeError('no disk')\nSettings = dict", "RuntimeError: no disk"),
     ],
 )

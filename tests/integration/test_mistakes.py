@@ -54,7 +54,11 @@ MISTAKES = (
     Mistake("a model instead of a run", "status|{dir}/judge", "is not a run folder: it has no config.yaml"),
     Mistake("resume of nothing", "resume|{dir}", "is not a run folder"),
     Mistake("no site", "submit|{run}|--site|{dir}/site.yaml", "site.yaml: cannot be read"),
-    Mistake("take back a key", "resume|{done}|optimizer.lr=0.5", "(it changes what is trained)"),
+    Mistake(
+        "take back a key",
+        "resume|{done}|optimizer.lr=0.5",
+        "(it decides what is trained, or which run this is)",
+    ),
     Mistake(
         "overlay at resume", "resume|{done}|more.yaml", "write KEY=VALUE; overlay files are for new runs"
     ),

@@ -204,6 +204,36 @@ def test_init_writes_a_file_that_loads(tmp_path, rows, more, call):
     assert code == 2 and f"{path} exists" in err and path.read_text() == before
 
 
+def test_init_takes_patterns_and_hub_data_sets(tmp_path, rows, call):
+    for number, (data, column) in enumerate(
+        ((f"{tmp_path}/r*.jsonl", "problem"), ("hf:a/b:main:train", "prompt"))
+    ):
+        path = tmp_path / f"{number}.yaml"
+        code, _, err = call("init", path, "--model", "/m", "--data", data, "--reward", "builtin:exact")
+        assert (code, err) == (0, "")
+        config = load([path], [])
+        assert (config.data.train_files, config.data.prompt_key) == ((data,), column)
+
+
+def test_a_list_survives_a_run_folder_that_cannot_be_read(tmp_path, call):
+    (tmp_path / "good").mkdir()
+    (tmp_path / "odd").mkdir()
+    for name in ("good", "odd"):
+        root = make_run(tmp_path / name).root
+        (root / "claims").mkdir()
+    (tmp_path / "odd" / "run" / "metrics.jsonl").mkdir()
+    (tmp_path / "odd" / "run" / "finished").mkdir()
+    code, out, err = call("list", tmp_path / "good", tmp_path / "odd")
+    assert code == 0 and "good/run" in out and "unreadable folder" in out, out + err
+
+
+@pytest.mark.parametrize("words", [["none.yaml"], [QUICKSTART, "rolout.n=3"]])
+def test_a_check_in_json_is_json_whatever_is_wrong(words, call):
+    code, out, _ = call("check", *words, "--json")
+    found = json.loads(out)
+    assert code == 2 and not found["ok"] and found["found"][0]["level"] == "fail"
+
+
 def test_init_takes_lengths_that_the_model_has(tmp_path, rows, call):
     model = tmp_path / "model"
     model.mkdir()

@@ -16,6 +16,9 @@ from yatt.config.load import load_resolved, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
+from yatt.plain_files import read_plain
+
+MAX_RECORD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def changes_of(paths: RunPaths) -> list[Changed]:
 
 
 def _record(paths: RunPaths) -> dict[str, Any] | None:
-    data = read_or_none(paths.sealed_config)
+    data = read_plain(paths.sealed_config, MAX_RECORD_BYTES)
     if data is None:
         return None
     if (found := unsealed_any(data)) is None:

@@ -27,13 +27,19 @@ def add_check(commands: "Parsers") -> None:
 def _check(arguments: argparse.Namespace) -> int:
     from yatt.config.load import load_command
     from yatt.config.site import load_site
-    from yatt.errors import EXIT_USER_MISTAKE
-    from yatt.launch.checking import check_run
+    from yatt.errors import EXIT_USER_MISTAKE, ConfigError
+    from yatt.launch.checking import CheckResult, check_run
     from yatt.printable import printable_lines
 
-    config = load_command(arguments.config, arguments.more)
-    site = load_site(arguments.site) if arguments.site else None
-    found = check_run(config, site, elsewhere=arguments.elsewhere)
+    try:
+        config = load_command(arguments.config, arguments.more)
+        site = load_site(arguments.site) if arguments.site else None
+    except ConfigError as error:
+        if not arguments.json:
+            raise
+        found = [CheckResult("fail", line.strip()) for line in str(error).splitlines()]
+    else:
+        found = check_run(config, site, elsewhere=arguments.elsewhere)
     failures = [each for each in found if each.level == "fail"]
     if arguments.json:
         print(json.dumps({"ok": not failures, "found": [asdict(each) for each in found]}))

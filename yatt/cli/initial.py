@@ -1,6 +1,7 @@
 """Composes the run file of `yatt init`; the names of columns come from the first row of the data."""
 
 import argparse
+import glob
 import json
 import shutil
 import sys
@@ -14,6 +15,7 @@ import yaml
 from yatt.adapters.data_rows import raw_rows
 from yatt.config.load import load
 from yatt.errors import EXIT_FINISHED, ConfigError
+from yatt.launch.data_files import HUB
 from yatt.launch.model_check import model_limit
 from yatt.printable import printable
 
@@ -208,7 +210,14 @@ def _columns(data: Path, val_files: list[str]) -> Iterator[str]:
     Raises:
         ConfigError: it cannot be read, or no column looks like a prompt.
     """
+    if str(data).startswith(HUB):
+        yield "  # Columns of the prompt, and of the reference answer ('': none): name those that it has.\n"
+        yield "  prompt_key: prompt\n  ground_truth_key: answer\n"
+        return
+    data = Path(next(iter(sorted(glob.glob(str(data)))), data))
     row, _ = next(raw_rows(data), ({}, ""))
+    if not row:
+        raise ConfigError(f"--data: {data} has no rows.")
     if val_files:
         yield f"  # Held-out prompts.\n  val_files: {_flow(val_files)}\n"
     prompt = next((name for name in PROMPT_COLUMNS if _at(row, name)), None)

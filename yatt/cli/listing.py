@@ -57,7 +57,7 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 def _total(paths: RunPaths) -> int | None:
     try:
         return load_run(paths).trainer.total_iterations
-    except ConfigError:
+    except (ConfigError, OSError):
         return None
 
 
@@ -65,13 +65,18 @@ def _summary(paths: RunPaths, total: int | None) -> dict[str, Any]:
     if total is None:
         return {}
     view = RunView(paths, total)
-    view.refresh()
-    return view.summary()
+    try:
+        view.refresh()
+        return view.summary()
+    except OSError:
+        return {}
 
 
 def _row(paths: RunPaths, total: int | None, summary: dict[str, Any], job: JobView) -> tuple[str, ...]:
     if total is None:
-        return "-", "-", "-", "unreadable config.yaml", str(paths.root)
+        return "-", "-", "-", "unreadable config", str(paths.root)
+    if not summary:
+        return "-", "-", "-", "unreadable folder", str(paths.root)
     state = state_in_words(paths, summary["state"], job)[0]
     iteration = f"{summary['iteration']}/{summary['total_iterations']}"
     return job.job_id or "-", job.state or "-", iteration, state, str(paths.root)

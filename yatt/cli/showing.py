@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.lines import Record, is_number
+from yatt.adapters.run_config import load_run
 from yatt.cli.look import open_view
-from yatt.config.load import load_resolved
 from yatt.config.operation import LoggingSection
 from yatt.errors import ConfigError
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration, strict
@@ -46,7 +46,7 @@ def show(run: Path, iteration: int, sample: int | None, *, as_json: bool) -> int
         return 0
     for line in _table(found) if sample is None else _one(found):
         sys.stdout.write(line + "\n")
-    for line in _wrapped(_notes(found, load_resolved(paths.config).logging)):
+    for line in _wrapped(_notes(found, load_run(paths).logging)):
         sys.stdout.write(line + "\n")
     return 0
 
@@ -55,7 +55,7 @@ CURE = "Write `logging: {rollouts: all}` in the run file to record every sample 
 
 
 def _not_recorded(paths: RunPaths, iteration: int) -> str:
-    section, known = load_resolved(paths.config).logging, list(iterations_of(paths.rollouts))
+    section, known = load_run(paths).logging, list(iterations_of(paths.rollouts))
     says = f"no sample of iteration {iteration} of {paths.root} is recorded."
     if section.rollouts != "all":
         return f"{says} {CURE}"

@@ -135,6 +135,8 @@ def changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 def is_allowed(change: Change, *, deterministic: bool) -> bool:
     """Whether a run may be resumed with this change."""
+    if change.key.endswith(".engine") and "scripted" in (change.was, change.now):
+        return False  # that engine has no model
     kind = kind_of(change.key)
     return kind == "operational" or (kind == "layout" and not deterministic)
 

@@ -9,6 +9,7 @@ rows = yatt.open_run(folder).metrics()
 """
 
 import os
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -65,8 +66,13 @@ def run(config: RunConfig, *, take_over: bool = False) -> int:
         The exit code: 0 finished, 75 stopped early, 93 do not restart, 1 any other failure.
 
     Raises:
-        ConfigError: something has to be changed; nothing was started.
+        ConfigError: something has to be changed; nothing was started. Also outside of the main thread.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            "yatt.run listens to signals, which only the main thread can: call it there, or start `yatt run` "
+            "as a process, or use yatt.submit."
+        )
     return start_run(config, take_over=take_over)
 
 

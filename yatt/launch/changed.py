@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.ledger import known_commit, run_is_finished
 from yatt.adapters.run_config import record_changes
 from yatt.config.changing import Change, changes, is_allowed, kind_of
 from yatt.config.check import relations
@@ -11,6 +11,7 @@ from yatt.config.load import load_over
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
+from yatt.launch.data_files import with_made_data
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -28,14 +29,30 @@ class NewConfig:
         """Whether the run is finished and stays so."""
         return run_is_finished(paths) and not self.is_extended
 
+    def check(self, paths: RunPaths) -> None:
+        """Checks the changes against what the run has done.
+
+        Raises:
+            ConfigError: it has fewer iterations than are done.
+            OSError: the run folder does not answer.
+        """
+        done, total = known_commit(paths)[0], self.config.trainer.total_iterations
+        if self.listed and total < done:
+            raise ConfigError(
+                f"trainer.total_iterations is {total}, but iteration {done} is saved already; write {done} "
+                "or more."
+            )
+
     def record(self, paths: RunPaths) -> None:
         """Makes it the run's config. Nothing of the run may be active.
 
         Raises:
+            ConfigError: it has fewer iterations than are done.
             OSError: the run folder does not answer.
         """
         if not self.listed:
             return
+        self.check(paths)
         if self.is_extended:  # first: without the change, the next attempt only finishes the run again
             paths.finished.unlink(missing_ok=True)
         record_changes(paths, self.config, list(self.listed))
@@ -51,7 +68,7 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
     """
     if wrong := [word for word in arguments if "=" not in word]:
         raise ConfigError(f"argument '{wrong[0]}': write KEY=VALUE; overlay files are for new runs.")
-    new = completed(load_over(config, arguments, relations)) if arguments else config
+    new = with_made_data(completed(load_over(config, arguments, relations))) if arguments else config
     listed = changes(config, new)
     refused = [each for each in listed if not is_allowed(each, deterministic=config.run.deterministic)]
     if refused:
@@ -68,4 +85,4 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
 def _why(change: Change) -> str:
     if kind_of(change.key) == "layout":
         return "(the order of sums changes, and run.deterministic is true)"
-    return "(it changes what is trained)"
+    return "(it decides what is trained, or which run this is)"

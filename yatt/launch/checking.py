@@ -1,4 +1,5 @@
-"""`yatt check`: everything that is known about a run before its start. Nothing is started or changed."""
+"""`yatt check`: everything that is known about a run before its start. Nothing is started; data that the run
+needs (`data.map`, the hub) is made, as a start would do, because rows are checked."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from yatt.config.schema import FromCheckpointSection, RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
-from yatt.launch.data_files import with_made_data
+from yatt.launch.data_files import HUB, with_made_data
 from yatt.launch.executor import template_of
 from yatt.launch.folder import check_folder
 from yatt.launch.plan import Resized, effective
@@ -50,7 +51,8 @@ class Absent:
 
     def explains(self, mistake: str) -> bool:
         """Whether a mistake is only that the file is not here."""
-        return self.path in mistake and (not self.has_config or " has no " in mistake)
+        name = self.path.rpartition(":")[0] if self.path.startswith(HUB) else self.path
+        return name in mistake and (not self.has_config or " has no " in mistake)
 
     def in_words(self) -> str:
         """Returns a sentence."""
@@ -144,7 +146,7 @@ def _without_stores(config: RunConfig) -> tuple[RunConfig, list[str]]:
     return config, urls
 
 
-PATHS = frozenset({"path", "model", "family", "train_files", "val_files", "media_root", "url"})
+PATHS = frozenset({"path", "model", "family", "train_files", "val_files", "media_root", "map", "url"})
 """Keys whose value is a file, a folder or a URL."""
 
 

@@ -2,7 +2,7 @@
 made.
 
 What is made lies beside the run folder, in ``RUN.data``: on the filesystem that all nodes share, and is made
-once. A made file is named by a digest of what it is made from, so a start with the same sources finds it, and
+once. A made file is named by a digest of rows and function, so a start with the same sources finds it, and
 one with others makes another. A run's config names the made files.
 """
 
@@ -107,11 +107,10 @@ def _mapped(folder: Path, config: RunConfig, source: str, key: str) -> list[str]
     if Path(source).parent == folder and Path(source).name.startswith("mapped-"):
         return [source]  # of a config that was made before
     try:
-        of_source = Path(source).stat()
-        code = path.read_bytes()
+        with open(source, "rb") as rows:
+            made_from = hashlib.file_digest(rows, "sha256").digest() + path.read_bytes() + name.encode()
     except OSError as error:
         raise ConfigError(f"data.map: {error.filename} cannot be read ({error.strerror}).") from error
-    made_from = f"{source}\0{of_source.st_size}\0{of_source.st_mtime_ns}\0{name}\0".encode() + code
     digest = hashlib.sha256(made_from).hexdigest()[:16]
     target = folder / f"mapped-{Path(source).stem[:40]}-{digest}.jsonl"
     _make("map", [source, str(path), name], target, f"data.map: {path}", config.launch.phase_timeout_s)

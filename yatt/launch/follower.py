@@ -39,6 +39,9 @@ class Follower:
     process: Any = None
     """The Popen object while the process is supervised, else None."""
 
+    is_asked: bool = False
+    """Whether it was asked to end; before that, any end is a failure."""
+
     def start(self, env: Mapping[str, str]) -> None:
         """Starts the process; `check` reports its end."""
         root = str(self.paths.root)
@@ -57,12 +60,13 @@ class Follower:
         if self.process is None or self.process.poll() is None:
             return
         code, self.process = self.process.returncode, None
-        if code != EXIT_FINISHED:
+        if code != EXIT_FINISHED or not self.is_asked:
             last = log_tail(self._log, lines=1) or describe_exit(code)
             self._tell(f"{last} (the run continues without it; log: {self._log})")
 
     def ask_to_end(self) -> None:
         """Asks the process to log what is left and to end."""
+        self.is_asked = True
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
 

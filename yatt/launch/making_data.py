@@ -80,7 +80,9 @@ def _rows_of(
 
 def _encoded(row: dict[str, Any], place: str, path: str, name: str) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        text.encode()  # no lone surrogates
+        return text
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"data.map: {name} of {path} returned for {place} what JSON does not have: {error}."

@@ -1,5 +1,6 @@
 """Refuses to start a run that is already active; with --take-over, lets the active start save and stop."""
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def _launcher(paths: RunPaths, attempt: int) -> tuple[bool, bool]:
     if not noted:
         return False, False
     who = Identity(**noted)
-    return who.is_of_here(), who.is_of_here() and not who.is_gone()
+    is_over_here = who.pid == os.getpid() and bool(record(paths, attempt, ENDED))  # an earlier `yatt.run`
+    return who.is_of_here(), who.is_of_here() and not who.is_gone() and not is_over_here
 
 
 def _heartbeat_moves(paths: RunPaths, attempt: int) -> bool:

@@ -38,6 +38,7 @@ def resume_submitted(
     """
     paths, before = open_existing(folder)
     new = with_changes(before, list(how.changes))
+    new.check(paths)
     if new.is_over(paths):
         return say_over(paths)
     config = new.config
@@ -46,6 +47,9 @@ def resume_submitted(
     if dry_run:
         return show_job(config, plan, how.after)
     make_way(paths, take_over=how.take_over)
+    new = with_changes(
+        open_existing(folder)[1], list(how.changes)
+    )  # another resume may have changed it meanwhile
     new.record(paths)
-    queue_job(paths, config, plan, after=how.after)
+    queue_job(paths, new.config, plan, after=how.after)
     return EXIT_FINISHED

@@ -57,12 +57,16 @@ def resume_run(
     """
     paths, before = open_existing(folder)
     new = with_changes(before, list(changes))
+    new.check(paths)
     config = effective(new.config, SiteConfig(), resized)
     preflight(config)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
+    new = with_changes(
+        open_existing(folder)[1], list(changes)
+    )  # another resume may have changed it meanwhile
     new.record(paths)
-    return _run(config, paths)
+    return _run(effective(new.config, SiteConfig(), resized), paths)
 
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
@@ -78,4 +82,5 @@ def _run(config: RunConfig, paths: RunPaths) -> int:
         backend.listen()
         return Attempts(config, paths, backend, wait, console.say).run(os.environ)
     finally:
+        backend.close()
         console.close()

@@ -10,7 +10,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         OSError: a transient filesystem error, which must not look like missing rows.
     """
     return read_records(path, of_iteration, may_lack=False)[0]
+
+
+VALIDATIONS = ("val-core/", "val-aux/")
+
+
+def validation_of(rows: Iterable[Record], iteration: int) -> Record:
+    """Returns the results of an iteration's validation. A resumed run writes the iteration's row again, and
+    may not validate again."""
+    found = (row for row in rows if row[STEP] == iteration)
+    return {key: value for row in found for key, value in row.items() if key.startswith(VALIDATIONS)}
 
 
 def of_iteration(record: Record) -> Record | None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.obs_runs import make_run
 from yatt.adapters.attempt_claim import claim_attempt, mark_finished
-from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.ledger import note, run_is_finished
 from yatt.adapters.run_config import changes_of, check_unedited, load_run
 from yatt.config.load import load_resolved, resolved_text
 from yatt.errors import ConfigError
@@ -49,9 +49,12 @@ def test_operational_keys_change_and_are_recorded(run, capsys) -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("optimizer.lr=0.5", "optimizer.lr: was 0.001, is 0.5 (it changes what is trained)"),
-        ("run.seed=9", "run.seed: was 0, is 9 (it changes what is trained)"),
-        ("rollout.n=3", "is 3 (it changes what is trained)"),
+        (
+            "optimizer.lr=0.5",
+            "optimizer.lr: was 0.001, is 0.5 (it decides what is trained, or which run this is)",
+        ),
+        ("run.seed=9", "run.seed: was 0, is 9 (it decides what is trained, or which run this is)"),
+        ("rollout.n=3", "is 3 (it decides what is trained, or which run this is)"),
         ("optimizer.lrr=1", "optimizer.lrr: no such key. Did you mean 'lr'?"),
         ("lease.ttl_s=soon", "lease.ttl_s: 'soon' is not a number"),
         ("more.yaml", "argument 'more.yaml': write KEY=VALUE; overlay files are for new runs."),
@@ -126,3 +129,30 @@ def test_a_record_of_another_version_gives_way_to_config_yaml(run) -> None:
     body = data.replace("ttl_s: 77.0", "no_such_key: 77.0").rstrip("\n")
     paths.sealed_config.write_text(f"{hashlib.sha256(body.encode()).hexdigest()} {body}\n")
     assert load_run(paths) == config
+
+
+def test_the_scripted_engine_is_no_other_layout(run) -> None:
+    _, config = run
+    scripted = replace(config, rollout=replace(config.rollout, engine="scripted"))
+    assert with_changes(config, ["rollout.engine=transformers"]).listed
+    for before, engine in ((config, "scripted"), (scripted, "vllm")):
+        with pytest.raises(ConfigError, match="rollout.engine: was"):
+            with_changes(before, [f"rollout.engine={engine}"])
+
+
+def test_fewer_iterations_than_are_saved_are_refused(run) -> None:
+    paths, config = run
+    note(paths, claim_attempt(paths), "committed.json", {"iteration": 9})
+    before = paths.sealed_config.read_bytes()
+    with pytest.raises(ConfigError, match="is 8, but iteration 9 is saved already; write 9 or more"):
+        with_changes(config, ["trainer.total_iterations=8"]).record(paths)
+    assert paths.sealed_config.read_bytes() == before
+    with_changes(config, ["trainer.total_iterations=9"]).record(paths)
+
+
+def test_a_device_in_place_of_the_record_does_not_hang(run) -> None:
+    paths, _ = run
+    paths.sealed_config.unlink()
+    paths.sealed_config.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_run(paths)

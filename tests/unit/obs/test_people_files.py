@@ -146,7 +146,7 @@ def test_one_unreadable_config_does_not_hide_other_runs(run, tmp_path, capsys):
     (other / "config.yaml").write_text("{")
     assert print_runs([tmp_path]) == 0
     said = capsys.readouterr().out
-    assert "unreadable config.yaml" in said and str(run.root) in said
+    assert "unreadable config" in said and str(run.root) in said
 
 
 def test_what_a_tracker_left_is_begun_anew_if_it_cannot_be_read(run):

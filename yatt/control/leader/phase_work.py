@@ -27,7 +27,7 @@ from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import ROLLOUT, dp_lead_ranks
 from yatt.errors import EXIT_FINISHED
-from yatt.obs.metrics import RowFile, named, read_rows
+from yatt.obs.metrics import RowFile, named, read_rows, validation_of
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
@@ -109,9 +109,11 @@ class PhaseWork:
         if found.adopted and not found.is_local:
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
+        before = await self._patiently(partial(read_rows, paths.metrics))
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         written = await self._patiently(partial(read_rows, paths.metrics))
-        self._row.resume(file, found.row, written=written, unwritten=found.unwritten)
+        row = {**validation_of(before, found.iteration), **found.row}
+        self._row.resume(file, row, written=written, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self.slabs.resumed(found.row)
         self._events.emit(

@@ -68,6 +68,7 @@ class LocalBackend:
     absent: frozenset[int] = frozenset()
     submission: str = field(default_factory=partial(secrets.token_hex, 4))
     owns_orphans: bool = False
+    _before: dict[int, Any] = field(default_factory=dict)
 
     def listen(self) -> None:
         """Installs the signal handlers, and makes this process the parent of orphans."""
@@ -75,7 +76,12 @@ class LocalBackend:
         self.owns_orphans = adopt_orphans()
         for number in ENDING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
-                signal.signal(number, self._received)
+                self._before[number] = signal.signal(number, self._received)
+
+    def close(self) -> None:
+        """Gives the signals back to whoever had them: a program may call `yatt.run` and go on."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _received(self, number: int, _frame: object) -> None:
         """Records a signal. A second one stops the run without saving; a second SIGHUP is ignored, because
