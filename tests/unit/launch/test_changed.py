@@ -136,7 +136,7 @@ def test_the_scripted_engine_is_no_other_layout(run) -> None:
     scripted = replace(config, rollout=replace(config.rollout, engine="scripted"))
     assert with_changes(config, ["rollout.engine=transformers"]).listed
     for before, engine in ((config, "scripted"), (scripted, "vllm")):
-        with pytest.raises(ConfigError, match="rollout.engine: was"):
+        with pytest.raises(ConfigError, match=r"rollout\.engine: was"):
             with_changes(before, [f"rollout.engine={engine}"])
 
 
