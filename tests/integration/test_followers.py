@@ -314,6 +314,8 @@ def test_tensorboard_shows_each_step_once_over_a_resume_and_a_kill_and_the_sampl
     paths = make_run(tmp_path, rows=metrics(3), samples=samples, logging=logging)
     followers, said = started(paths)
     until(lambda: last_step(paths, "tensorboard") == 3, "the first rows were not logged")
+    noted = TrackerState(paths.tracker("tensorboard"))
+    until(lambda: noted.last(SAMPLES) == 2, "the samples before the last row were not logged")
     (process,) = followers.processes
     os.killpg(process.pid, signal.SIGKILL)
     until(lambda: followers.check() or said, "the end was not noticed")
