@@ -332,7 +332,7 @@ def test_the_mean_is_that_of_the_runs_own_validation(tmp_path: Path) -> None:
     })  # fmt: skip
     assert yatt("run", str(run.write())).returncode == 0
     last = rows(run.run_dir / "metrics.jsonl")[-1]
-    (validated,) = (value for key, value in last.items() if key.startswith("val-core/"))
+    (validated,) = (value for key, value in last.items() if key.endswith("/mean@4"))
     found = yatt("eval", str(run.run_dir), "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["overall"]["rewards"]["digits"]["mean"] == pytest.approx(validated)
