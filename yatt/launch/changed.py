@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from yatt.adapters.ledger import known_commit, run_is_finished
 from yatt.adapters.run_config import record_changes
@@ -12,6 +13,7 @@ from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
 from yatt.launch.data_files import with_made_data
+from yatt.launch.folder import open_existing
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -58,6 +60,21 @@ class NewConfig:
         record_changes(paths, self.config, list(self.listed))
         for change in self.listed:
             sys.stdout.write(f"changed {printable(change.in_words())}\n")
+
+
+def recorded(folder: Path, arguments: list[str]) -> RunConfig:
+    """Reads the run's config again, because another resume may have changed it, and records the changes.
+
+    Returns:
+        The config of the next attempt. Nothing of the run may be active.
+
+    Raises:
+        ConfigError, OSError: see `with_changes` and `NewConfig.record`.
+    """
+    paths, config = open_existing(folder)
+    new = with_changes(config, arguments)
+    new.record(paths)
+    return new.config
 
 
 def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_FINISHED
-from yatt.launch.changed import with_changes
+from yatt.launch.changed import recorded, with_changes
 from yatt.launch.folder import open_existing
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized
@@ -47,9 +47,5 @@ def resume_submitted(
     if dry_run:
         return show_job(config, plan, how.after)
     make_way(paths, take_over=how.take_over)
-    new = with_changes(
-        open_existing(folder)[1], list(how.changes)
-    )  # another resume may have changed it meanwhile
-    new.record(paths)
-    queue_job(paths, new.config, plan, after=how.after)
+    queue_job(paths, recorded(folder, list(how.changes)), plan, after=how.after)
     return EXIT_FINISHED

@@ -9,7 +9,7 @@ from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.launch.attempts import Attempts
 from yatt.launch.backends.local import ENDING, LocalBackend
-from yatt.launch.changed import with_changes
+from yatt.launch.changed import recorded, with_changes
 from yatt.launch.completed import completed
 from yatt.launch.data_files import with_made_data
 from yatt.launch.device import device_of
@@ -62,11 +62,7 @@ def resume_run(
     preflight(config)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
-    new = with_changes(
-        open_existing(folder)[1], list(changes)
-    )  # another resume may have changed it meanwhile
-    new.record(paths)
-    return _run(effective(new.config, SiteConfig(), resized), paths)
+    return _run(effective(recorded(folder, list(changes)), SiteConfig(), resized), paths)
 
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
