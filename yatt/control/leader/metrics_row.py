@@ -54,7 +54,7 @@ class MetricsRow:
         """Resumes with the row of a checkpoint, and with the rows that its attempt had not written.
 
         Args:
-            written: the rows of the file.
+            written: rows of the file, also later ones that it had before this resume.
         """
         self._file, self.values = file, row
         earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}

@@ -111,9 +111,8 @@ class PhaseWork:
         paths, guard = self._node.paths, self._check_newest
         before = await self._patiently(partial(read_rows, paths.metrics))
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
-        written = await self._patiently(partial(read_rows, paths.metrics))
         row = {**validation_of(before, found.iteration), **found.row}
-        self._row.resume(file, row, written=written, unwritten=found.unwritten)
+        self._row.resume(file, row, written=before, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self.slabs.resumed(found.row)
         self._events.emit(
