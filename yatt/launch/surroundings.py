@@ -3,8 +3,6 @@
 import contextlib
 import os
 import platform
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,17 @@ from typing import Any
 from yatt import __version__
 from yatt.launch.diagnose.versions import installed
 
-ANSWER_S = 10.0
 CPU_INFO = Path("/proc/cpuinfo")
+GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def surroundings(device: str) -> dict[str, Any]:
+def surroundings(device: str, gpus: Path = GPUS) -> dict[str, Any]:
     """Returns versions by name, the processor, cores, GiB of memory, and GPUs by name. What cannot be found
     out is missing.
 
     Args:
         device: `launch.device`; with cpu, no GPU is looked for.
+        gpus: the driver's folder with a folder for each GPU.
     """
     found = installed()
     versions = {"yatt": __version__, "python": platform.python_version(), **found.packages}
@@ -29,7 +28,7 @@ def surroundings(device: str) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "versions": versions, "processor": _processor(), "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1), "gpus": {} if device == "cpu" else _gpus(),
+        "memory_gib": round(memory, 1), "gpus": {} if device == "cpu" else _gpus(gpus),
     }  # fmt: skip
 
 
@@ -41,12 +40,12 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _gpus() -> dict[str, int]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return {}
-    argv = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=ANSWER_S)
-        return dict(Counter(line.strip() for line in done.stdout.splitlines() if line.strip()))
-    return {}
+def _gpus(folder: Path) -> dict[str, int]:
+    """Counts GPUs by name. Reads the driver's files: nvidia-smi may hang, and cannot be killed then."""
+    names: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        for file in folder.glob("*/information"):
+            for line in file.read_text(errors="replace").splitlines():
+                if line.startswith("Model:"):
+                    names[line.partition(":")[2].strip()] += 1
+    return dict(names)

@@ -35,17 +35,17 @@ class Screen:
         from rich.console import Console as RichConsole
         from rich.live import Live
 
-        self._view, self._out = view, out
+        self._view = view
         self._said: deque[str] = deque(maxlen=MOST_SAID)
         self._terminal = RichConsole(file=out, highlight=False, markup=False)
         self._live = Live(console=self._terminal, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
     def update(self) -> None:
-        """Reads new events and draws. A closed terminal is not an error."""
-        for row in self._view.refresh():
-            self._said.append(row_line(row, self._view.total_iterations))
-        self._said.extend(self._view.news)
+        """Reads new events and draws. It is no error if the terminal is closed or the run folder fails."""
+        rows = self._view.refresh()
+        self._said += [row_line(row, self._view.total_iterations) for row in rows]
+        self._said += self._view.news
         self._draw()
 
     def say(self, sentence: str) -> None:
@@ -61,9 +61,9 @@ class Screen:
     def _draw(self) -> None:
         from rich.text import Text
 
-        width, height = self._terminal.size
-        lines = screen_lines(self._view, list(self._said), width, height - 1)
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # of the terminal, or of the run folder
+            width, height = self._terminal.size
+            lines = screen_lines(self._view, list(self._said), width, height - 1)
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
 

@@ -1,5 +1,6 @@
 """The screen of `yatt watch`, smoothed curves, the page about several runs, settings in a report."""
 
+import io
 import math
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from yatt.obs.charts import Series, line_chart, smoothed
 from yatt.obs.comparison import unique_names, write_comparison
 from yatt.obs.metrics import STEP
 from yatt.obs.report import write_report
-from yatt.obs.screen import BARS, screen_lines, sparkline
+from yatt.obs.screen import BARS, Screen, screen_lines, sparkline
 
 
 def test_the_moving_mean_is_of_the_values_around(tmp_path):
@@ -69,6 +70,34 @@ def test_the_bar_shows_share_phase_and_time_left(tmp_path):
 def test_a_sparkline_has_the_newest_values_between_least_and_most():
     assert sparkline([9.0, 0.0, 7.0], 2) == BARS[0] + BARS[-1]
     assert sparkline([3.0, 3.0], 8) == BARS[0] * 2 and sparkline([], 8) == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_run_folder_that_fails_does_not_end_the_screen(tmp_path):
+    paths = make_run(tmp_path, rows=metrics(2))
+    paths.finished.mkdir()  # reading this record fails
+    screen = Screen(open_view(paths.root), Terminal())
+    try:
+        screen.update()
+        paths.finished.rmdir()
+        screen.update()
+        screen.say("over")
+    finally:
+        screen.close()
+    assert [line.partition("  ")[0] for line in screen._said] == ["iteration 1/24", "iteration 2/24", "over"]
+
+
+def test_gpus_are_counted_from_the_drivers_files(tmp_path):
+    for number, name in enumerate(("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", "Tesla T4")):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 18\n")
+    assert surroundings("auto", tmp_path)["gpus"] == {"NVIDIA H100 80GB HBM3": 2, "Tesla T4": 1}
+    assert surroundings("cpu", tmp_path)["gpus"] == surroundings("cuda", tmp_path / "none")["gpus"] == {}
 
 
 def a_run(tmp_path: Path, name: str, **sections):
