@@ -56,11 +56,18 @@ def make_config(
         run=RunSection(dir="unused"),
         data=DataSection(train_files=("unused",)),
         model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
-        optimizer=OptimizerSection(**{"lr": 1e-3, "adam_eps": 1e-4, "lr_warmup_steps": 2, **optimizer}),
+        optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
     )
+
+
+def optimizer_of(settings: dict) -> OptimizerSection:
+    is_adam = settings.get("kind", "adam") == "adam"
+    return OptimizerSection(**{
+        "lr": 1e-3, "lr_warmup_steps": 2, **({"adam_eps": 1e-4} if is_adam else {}), **settings
+    })  # fmt: skip
 
 
 def section_of(algorithm: dict) -> AlgorithmSection:
@@ -195,7 +202,9 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     worker.handle(m.Build(stem=str(stem), attempt=1))
     notes: dict = {"metrics": [], "probe_of": {}, "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     if "restore" in job:
+        before = len(ticks)
         restore(worker, job, notes)
+        notes["ticks_of"]["restore"] = len(ticks) - before
     notes["num_layers"] = sum(len(model.decoder.layers) for model in worker._policy.models)
     for action, argument in job["actions"]:
         before = len(ticks)
