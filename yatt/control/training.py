@@ -168,8 +168,8 @@ class NodeTraining:
 
         limit_s = self._node.config.launch.phase_timeout_s
         try:
-            async with self._arrived:
-                await asyncio.wait_for(self._arrived.wait_for(is_complete), limit_s)
+            async with self._arrived, asyncio.timeout(limit_s):
+                await self._arrived.wait_for(is_complete)
         except TimeoutError:
             missing = len(needed - have().keys())
             raise DeadlineExceeded(

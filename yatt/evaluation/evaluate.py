@@ -31,6 +31,7 @@ def evaluated(settings: EvalSettings, folder: Path, device: str, reporter: Repor
 
     Raises:
         ConfigError: an input cannot be used.
+        KeyboardInterrupt: Ctrl-C ended it; its processes have ended.
         WorkerFailed: a process ends again and again, or a signal came.
     """
     node = node_of(settings.config, folder, device)
@@ -38,7 +39,10 @@ def evaluated(settings: EvalSettings, folder: Path, device: str, reporter: Repor
     async def work(served: Served) -> EvaluatedSamples:
         return await Evaluator(served, settings.names, settings.limit, reporter.progress).run()
 
-    return asyncio.run(hosted(node, work, sampling_of(settings), partial(reporter.say)))
+    try:
+        return asyncio.run(hosted(node, work, sampling_of(settings), partial(reporter.say)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def sampling_of(settings: EvalSettings) -> Sampling:

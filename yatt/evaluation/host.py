@@ -51,7 +51,7 @@ from yatt.records import cluster as c, message as m
 T = TypeVar("T")
 ATTEMPT = 1
 WORKER_GRACE_S = 3.0
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENGINE_MODULE = "yatt.evaluation.engine"
 TAIL_LINES = 15
 LOG_ENDS = "ends:"
@@ -163,25 +163,35 @@ class Host:
         parts, channel = self._parts, self._channel
         tasks: list[asyncio.Future[Any]] = []
         try:
-            served, judge = await self._opened(sampling)
+            tasks.append(opened := asyncio.ensure_future(self._opened(sampling)))
+            served, judge = await self._first(opened, tasks)
             controller = EvaluationController(self._node, parts, judge)
             channel.serve(controller.from_worker, parts.progress.told_to)
             main = asyncio.ensure_future(self._started(controller, work, served))
-            tasks = [main, self._failure, *(
+            tasks = [main, *(
                 asyncio.ensure_future(lasting) for lasting in (
                     controller.watch_exits(), parts.arbiter.run(), channel.failure(), self._reports.run(),
                     parts.supervisor.shared_memory.run(),
                 )
             )]  # fmt: skip
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            return main.result()
+            return await self._first(main, tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._close()
+
+    def end(self, error: str) -> None:
+        """Ends `run` with WorkerFailed, unless something else has ended it."""
+        if not self._failure.done():
+            self._failure.set_exception(WorkerFailed(error))
+
+    async def _first(self, main: "asyncio.Future[T]", tasks: list[asyncio.Future[Any]]) -> T:
+        """Waits for one of the tasks to end, and returns the result of `main` if that one has."""
+        done, _ = await asyncio.wait([*tasks, self._failure], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return main.result()
 
     async def _close(self) -> None:
         self._asked_to_end |= self._parts.supervisor.workers.keys()
@@ -268,27 +278,30 @@ class Host:
 async def hosted(
     node: Node, work: Callable[[Served], Awaitable[T]], sampling: Sampling, say: Callable[[str], None]
 ) -> T:
-    """Runs `work` with the processes of an evaluation; see `Host.run`. A signal to end cancels it.
+    """Runs `work` with the processes of an evaluation; see `Host.run`. A signal ends it.
 
     Raises:
-        WorkerFailed: a signal ended it.
+        CancelledError: SIGINT ended it.
+        WorkerFailed: SIGTERM or SIGHUP ended it.
     """
     raise_soft_limit()
     context = roomy_context(1)
-    task = asyncio.ensure_future(Host(node, context, say).run(work, sampling))
-    loop, got = asyncio.get_running_loop(), list[str]()
+    host = Host(node, context, say)
+    loop, got = asyncio.get_running_loop(), list[signal.Signals]()
 
     def end(number: signal.Signals) -> None:
-        got.append(number.name)
-        task.cancel()
+        got.append(number)
+        if number == signal.SIGINT:
+            loop.remove_signal_handler(number)  # a second one ends this process at once
+        host.end(f"ended by {number.name}")
 
     for number in ENDINGS:
         loop.add_signal_handler(number, end, number)
     try:
-        return await task
-    except asyncio.CancelledError:
-        if got:
-            raise WorkerFailed(f"ended by {got[0]}") from None
+        return await host.run(work, sampling)
+    except WorkerFailed:
+        if signal.SIGINT in got:
+            raise asyncio.CancelledError from None
         raise
     finally:
         context.term()

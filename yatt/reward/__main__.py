@@ -230,7 +230,8 @@ class RewardWorker:
                 if len(self._reading) >= MOST_HUNG:
                     raise OSError(errno.EAGAIN, f"{MOST_HUNG} reads hang")
                 self._reading.add(mark := object())
-                row: Row = await asyncio.wait_for(call_in_thread(partial(self._read, order, mark)), ROW_S)
+                async with asyncio.timeout(ROW_S):
+                    row: Row = await call_in_thread(partial(self._read, order, mark))
                 return row
         except TimeoutError:
             raise WorkerFailed(f"{path}: a row was not read within {ROW_S:g} s") from OSError(

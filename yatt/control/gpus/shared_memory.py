@@ -56,11 +56,13 @@ class SharedMemoryWatch:
         if not now - self._known or not groups:
             return
         with contextlib.suppress(OSError, TimeoutError):
-            found = await asyncio.wait_for(call_in_thread(partial(self._look, groups)), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                found = await call_in_thread(partial(self._look, groups))
             for group, names in found.items():
                 self._used.setdefault(group, set()).update(names - self._strangers)
             self._known = now
-            await asyncio.wait_for(call_in_thread(self._write), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                await call_in_thread(self._write)
 
     async def ended(self, group: int) -> None:
         """Removes the files of a killed process group that no process uses any more."""

@@ -161,7 +161,8 @@ class Supervisor:
         name = f"{worker.name}.{worker.starts}"
         log = self._node.paths.log(self._node.attempt, name)
         try:
-            return log, await asyncio.wait_for(call_in_thread(partial(open_log, log)), LOG_S)
+            async with asyncio.timeout(LOG_S):
+                return log, await call_in_thread(partial(open_log, log))
         except (OSError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno == errno.EAGAIN:  # no thread is available
                 raise
@@ -195,7 +196,8 @@ class Supervisor:
         """Returns the path of the log, with its end if the run folder responds."""
         log = self._node.paths.log(self._node.attempt, f"{worker.name}.{worker.starts}")
         with contextlib.suppress(TimeoutError):
-            tail = await asyncio.wait_for(call_in_thread(partial(log_tail, log)), LOG_S)
+            async with asyncio.timeout(LOG_S):
+                tail = await call_in_thread(partial(log_tail, log))
             return f"Its log is {log}; it ends:\n{tail}"
         return f"Its log is {log}; it could not be read just now."
 

@@ -77,7 +77,8 @@ class UnfitEngines:
         node, role = self._node, worker.role
         size = partial(engine_host_bytes, node.config, role, node.device)
         try:
-            needed = num_engines * await asyncio.wait_for(call_in_thread(size), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                needed = num_engines * await call_in_thread(size)
             available = available_bytes()
         except (OSError, TimeoutError):
             return ""

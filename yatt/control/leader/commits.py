@@ -146,14 +146,16 @@ class Commits:
         chosen = partial(covered, attempt=self._node.attempt, committed=committed)
         remove = partial(remove_files, self._node.paths.kept_groups, chosen)
         with contextlib.suppress(OSError, TimeoutError):
-            await asyncio.wait_for(call_in_thread(remove), NOTE_S)
+            async with asyncio.timeout(NOTE_S):
+                await call_in_thread(remove)
 
     async def note(self, iteration: int) -> None:
         """Records a commit in the ledger, so that a store that is not mounted later is not taken for a new
         one. The commit is valid without the record, so the wait is short."""
         record = partial(note, self._node.paths, self._node.attempt, COMMITTED, {"iteration": iteration})
         with contextlib.suppress(OSError, YattError, TimeoutError):
-            await asyncio.wait_for(call_in_thread(record), NOTE_S)
+            async with asyncio.timeout(NOTE_S):
+                await call_in_thread(record)
 
     async def _retain(self, committed: int) -> None:
         """Removes checkpoints that are not kept, and records of local commits up to this iteration. Those

@@ -129,7 +129,8 @@ class Coordinator:
             return
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
-            await asyncio.wait_for(self._clients.ask_trainer_nodes(BreakOffSampling()), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._clients.ask_trainer_nodes(BreakOffSampling())
 
     async def _order(self, order: phases.PhaseOrder) -> None:
         mine = self._slabs.holders_on(order.node, order.phase, order.scoring)

@@ -60,7 +60,8 @@ class Members:
             self._background.spawn(self._write(lost.node, content))
         else:  # the start of the next attempt reads it
             with contextlib.suppress(TimeoutError):  # else the next attempt detects it
-                await asyncio.wait_for(self._write(lost.node, content, limit_s=RECORD_S), 2 * RECORD_S)
+                async with asyncio.timeout(2 * RECORD_S):
+                    await self._write(lost.node, content, limit_s=RECORD_S)
 
     async def _prepare(self, newcomer: phases.Prepare) -> None:
         """Lets a newcomer start its workers. If it fails, it is lost again, and nothing else is."""

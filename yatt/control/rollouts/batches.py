@@ -51,7 +51,8 @@ class Batches:
 
     async def _send(self, batch: _Batch) -> m.Message:
         try:
-            await asyncio.wait_for(batch.is_full.wait(), self._reward.batch_wait_s)
+            async with asyncio.timeout(self._reward.batch_wait_s):
+                await batch.is_full.wait()
         except TimeoutError:
             if self._open is not None and self._open[0] is batch:
                 self._open = None

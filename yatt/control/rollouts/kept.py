@@ -130,7 +130,8 @@ class KeptGroups:
 
     async def _find(self, search: Search) -> None:
         try:
-            found: Found = await asyncio.wait_for(call_in_thread(partial(find_groups, search)), READ_S)
+            async with asyncio.timeout(READ_S):
+                found: Found = await call_in_thread(partial(find_groups, search))
         except TimeoutError:
             found = Found(passed_over=[("", f"the run folder did not answer within {READ_S:g} s")])
         except OSError as error:
