@@ -67,6 +67,7 @@ def resume_run(
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
     console = Console(RunView(paths, config.trainer.total_iterations))
+    console.pass_over()
     signals: list[int] = []
     wait = FolderWait(
         root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,

@@ -7,6 +7,7 @@ line.
 import contextlib
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from yatt.obs.metrics import STEP, is_validation
@@ -32,10 +33,20 @@ class Console:
             self._live = Live(console=RichConsole(file=out), refresh_per_second=4, transient=True)
             self._live.start()
 
+    def pass_over(self) -> None:
+        """Reads all events that are there, and shows none: an earlier start has shown them."""
+        with self._guarded():
+            self._view.refresh()
+
     def update(self) -> None:
         """Reads and shows new events. An error is reported once and never ends the run."""
-        try:
+        with self._guarded():
             self._update()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             if not self._has_failed:
                 self._has_failed = True

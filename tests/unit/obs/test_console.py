@@ -1,7 +1,12 @@
 """What a person reads while a run goes on."""
 
-from yatt.obs.console import row_line
+import io
+import json
+
+from tests.obs_runs import event, make_run, metrics
+from yatt.obs.console import Console, row_line
 from yatt.obs.metrics import STEP
+from yatt.obs.view import RunView
 
 
 def test_a_data_source_with_a_slash_is_shown_whole():
@@ -12,3 +17,18 @@ def test_a_data_source_with_a_slash_is_shown_whole():
 def test_the_line_of_a_validation_has_the_mean_only():
     row = {STEP: 0, "val-core/a/b/correct/mean@4": 0.25, "val-core/a/b/correct/best@4": 0.75}
     assert row_line(row, 10) == "iteration 0/10  a/b 0.250"
+
+
+def test_what_an_earlier_start_has_shown_is_not_shown_again(tmp_path):
+    past = (event(0, "attempt.start", nodes=1), event(9, "attempt.end", exit_code=75, reason="stopped"))
+    run = make_run(tmp_path, events=past, rows=metrics(3))
+    out = io.StringIO()
+    console = Console(RunView(run, 9), out)
+    console.pass_over()
+    console.update()
+    assert out.getvalue() == ""
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({STEP: 4, "critic/rewards/mean": 0.5}) + "\n")
+    console.update()
+    console.close()
+    assert out.getvalue() == "iteration 4/9  reward 0.500\n"
