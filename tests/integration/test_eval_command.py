@@ -98,6 +98,37 @@ def greedy(model: Path, prompts: list[str], max_tokens: int) -> list[str]:
     return texts
 
 
+ROWS = """
+def map_row(row):
+    return {**row, "prompt": f"mapped {row['prompt']}"}
+"""
+
+
+@pytest.mark.parametrize("is_of_hub", [False, True], ids=["a file", "the hub"])
+def test_rows_are_fetched_and_mapped_as_a_run_does(
+    tmp_path: Path, is_of_hub: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Evaluation(tmp_path)
+    (tmp_path / "rows.py").write_text(ROWS)
+    section = {"train_files": [str(one.data)], "weights": {str(one.data): 2.0}, "map": f"{tmp_path}/rows.py"}
+    words = one.words(
+        "--temperature", "0", like={"data": section, "rewards": [{"name": "r", "path": one.own}]}
+    )
+    entry = str(one.data)
+    if is_of_hub:
+        pytest.importorskip("datasets")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        (tmp_path / "repository").mkdir()
+        one.data.rename(tmp_path / "repository/test.jsonl")
+        entry = f"hf:{tmp_path}/repository:test"
+        one.data.write_text("")
+    words[2] = entry
+    done = yatt(*words)
+    assert done.returncode == 0, done.stderr
+    assert [each["prompt"] for each in one.samples()][:2] == ["mapped 0 plus 0 is", "mapped 1 plus 1 is"]
+    assert one.result()["data"] == [entry] and one.leftovers() == []
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_greedy_samples_are_those_of_transformers_and_the_mean_is_that_by_hand(
     tmp_path: Path, engine: str

@@ -24,6 +24,7 @@ from yatt.evaluation.host import private_folder
 from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
 from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_files
 from yatt.evaluation.samples import EvaluatedSamples
+from yatt.launch.data_files import SUFFIX, with_made_data
 from yatt.launch.device import device_of
 from yatt.launch.preflight import check_evaluation
 from yatt.models.folder import CONFIG
@@ -69,13 +70,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if device == "cuda" and not gpus:
         raise ConfigError("CUDA_VISIBLE_DEVICES is empty: no GPU may be used; set it, or write --device cpu.")
     settings = settings_of(source.config, options, words, source.model, gpus)
-    check_evaluation(settings.config, has_weights=source.run is None)
     shown = Shower(is_quiet=arguments.json)
-    with private_folder(settings.config) as folder, _model_of(source, arguments.iteration, folder) as found:
-        model, iteration = found
-        config = replace(settings.config, model=replace(settings.config.model, path=str(model)))
-        settings = replace(settings, config=config)
-        sampled = evaluated(settings, folder, device, shown)
+    with private_folder(settings.config) as folder:
+        config = with_made_data(settings.config, folder / f"made{SUFFIX}")
+        check_evaluation(config, has_weights=source.run is None)
+        with _model_of(source, arguments.iteration, folder) as (model, iteration):
+            config = replace(config, model=replace(config.model, path=str(model)))
+            sampled = evaluated(replace(settings, config=config), folder, device, shown)
     shown.clear()
     result = result_of(settings, sampled, source.shown, iteration)
     return _told(arguments, settings, result, sampled)
