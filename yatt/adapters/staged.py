@@ -61,5 +61,6 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
             config.data,
             train_files=tuple(map(place, config.data.train_files)),
             val_files=tuple(map(place, config.data.val_files)),
+            weights={place(file): weight for file, weight in config.data.weights.items()},
         ),
     )

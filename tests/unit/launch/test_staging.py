@@ -164,6 +164,18 @@ def test_the_processes_of_a_node_read_the_copies(tmp_path: Path, monkeypatch: py
     assert on_node(run, paths, 1, 0).model == run.model
 
 
+def test_a_copy_of_a_data_file_has_the_weight_of_its_source(tmp_path: Path) -> None:
+    run, paths = config(1, 1, 1, 0), RunPaths(tmp_path)
+    (source,) = run.data.train_files
+    run = replace(run, data=replace(run.data, train_files=(source, "/other"), weights={source: 3.0}))
+    paths.config.write_text(resolved_text(run))
+    (tmp_path / "copy").write_text("")
+    note_copies(paths, 1, 0, {source: str(tmp_path / "copy")})
+    seen = load_on_node(paths, 1, 0).data
+    assert seen.train_files == (str(tmp_path / "copy"), "/other")
+    assert seen.weights == {str(tmp_path / "copy"): 3.0}
+
+
 def raises(error: Exception) -> bool:
     raise error
 
