@@ -129,8 +129,16 @@ def matches(key: str, patterns: tuple[str, ...]) -> bool:
 
 
 def changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Returns every key whose value differs, in the order of the run file."""
-    return list(_changes(asdict(before), asdict(now), ""))
+    """Returns every key whose value differs, in the order of the run file. `data.weights` differs if a data
+    file has another weight, not if the file has another path."""
+    listed = _changes(asdict(before), asdict(now), "")
+    if _weights(before) != _weights(now):
+        return list(listed)
+    return [change for change in listed if not matches(change.key, ("data.weights", "data.weights.*"))]
+
+
+def _weights(config: RunConfig) -> list[float]:
+    return [config.data.weights.get(file, 1.0) for file in config.data.train_files]
 
 
 def is_allowed(change: Change, *, deterministic: bool) -> bool:

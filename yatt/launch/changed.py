@@ -1,7 +1,7 @@
 """Changes of a run's config when it is resumed: `yatt resume RUN key=value`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from yatt.adapters.ledger import known_commit, run_is_finished
@@ -85,7 +85,7 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
     """
     if wrong := [word for word in arguments if "=" not in word]:
         raise ConfigError(f"argument '{wrong[0]}': write KEY=VALUE; overlay files are for new runs.")
-    new = with_made_data(completed(load_over(config, arguments, relations))) if arguments else config
+    new = with_made_data(_loaded(config, arguments)) if arguments else config
     listed = changes(config, new)
     refused = [each for each in listed if not is_allowed(each, deterministic=config.run.deterministic)]
     if refused:
@@ -97,6 +97,25 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
     return NewConfig(
         new, tuple(listed), is_extended=new.trainer.total_iterations > config.trainer.total_iterations
     )
+
+
+def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
+    """Returns the changed config. Data files that have moved keep their weights, in the order of the list."""
+    data, weights = config.data, config.data.weights
+    if not weights or not any(word.startswith("data.train_files=") for word in arguments):
+        return completed(load_over(config, arguments, relations))
+    bare = replace(config, data=replace(data, weights={}))
+    new = completed(load_over(bare, arguments, relations))
+    if new.data.weights:
+        return new
+    before, now = data.train_files, new.data.train_files
+    if len(before) != len(now):
+        raise ConfigError(
+            f"data.train_files: the run has {len(before)} files with data.weights, and these are {len(now)}; "
+            "write as many, in the same order."
+        )
+    moved = {file: weights[old] for old, file in zip(before, now, strict=True) if old in weights}
+    return replace(new, data=replace(new.data, weights=moved))
 
 
 def _why(change: Change) -> str:

@@ -69,6 +69,22 @@ def test_other_changes_are_refused_by_name_and_nothing_is_recorded(run, argument
     assert paths.sealed_config.read_bytes() == before
 
 
+def test_data_files_move_with_their_weights(run, tmp_path) -> None:
+    _, config = run
+    (old,) = config.data.train_files
+    config = replace(config, data=replace(config.data, train_files=(old, "/b"), weights={old: 2.0}))
+    files = f"data.train_files=[{tmp_path}/new, {tmp_path}/b]"
+    for more in ([], [f"data.weights={{{tmp_path}/new: 2.0}}"]):
+        new = with_changes(config, [files, *more])
+        assert [change.key for change in new.listed] == ["data.train_files"]
+        assert new.config.data.weights == {f"{tmp_path}/new": 2.0}
+    for weights in (f"{{{tmp_path}/b: 2.0}}", f"{{{tmp_path}/new: 3.0}}"):
+        with pytest.raises(ConfigError, match=r"data\.weights: was .* decides what is trained"):
+            with_changes(config, [files, f"data.weights={weights}"])
+    with pytest.raises(ConfigError, match=r"the run has 2 files with data\.weights, and these are 1"):
+        with_changes(config, [f"data.train_files=[{tmp_path}/new]"])
+
+
 def test_a_layout_is_kept_in_deterministic_mode(run) -> None:
     _, config = run
     strict = replace(config, run=replace(config.run, deterministic=True))
