@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Bench:
         judge = Judge(config, router.complete, router.abort, call_reward, num_nodes=1, say=print)
         scorer = Scorer(config, judge, call_reward)
         self.rows = RowFiles(config.data.train_files, config.data, folder / f"scratch-{attempt}")
-        tokenizer = Tokenizer(config.model.path)
+        self.tokenizer = tokenizer = Tokenizer(config.model.path)
         shard = DataShard(config, self.rows, tokenizer)
         events = EventLog(attempt=1, node=0, role="controller", sink=self.lines.append)
         episodes = Episodes(self.node, tokenizer, router, call_reward, rollout_sampling(config))
@@ -338,3 +339,14 @@ def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make
     assert [group.number for group in second.groups] == [0, 3]
     assert "rollout/restarted_groups" not in second.counters
     assert second.counters["rollout/tokens"] == (1 + 5) + 2 * (1 + 2)
+
+
+def test_a_data_epoch_of_weighted_files_is_as_long_as_its_order(make: Make) -> None:
+    bench = make(completion)
+    config = bench.node.config
+    (file,) = config.data.train_files
+    for weight in (1.0, 2.0, 0.5):
+        data = replace(config.data, weights={file: weight})
+        shard = DataShard(replace(config, data=data), bench.rows, bench.tokenizer)
+        assert shard.num_rows == len(bench.rows) * weight
+        assert [shard.data_epoch(number) for number in (0, shard.num_rows - 1, shard.num_rows)] == [0, 0, 1]

@@ -45,7 +45,7 @@ class DataShard:
 
     def data_epoch(self, number: int) -> int:
         """Returns the pass over the data, from 0, to which a prompt number belongs."""
-        return number // len(self._rows)
+        return number // self._num_prompts
 
     @property
     def max_prompt_tokens(self) -> int:
