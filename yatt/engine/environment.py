@@ -38,8 +38,8 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
 
 def prepare_rank(rank: int, num_ranks: int) -> None:
     """Sets the variables by which vLLM knows this process's place in an engine of several processes. Each
-    process sees its own GPU only. The ident keeps ranks on one CPU machine from sharing memory."""
-    place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": 0, "VLLM_DIST_IDENT": f"rank{rank}"}
+    process sees its own GPU only."""
+    place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": 0}
     os.environ.update({name: str(value) for name, value in place.items()})
 
 

@@ -224,23 +224,33 @@ def _refusals() -> type[Exception]:
 
 @contextlib.contextmanager
 def rank_exchange() -> Iterator[None]:
-    """Keeps pickles from the network between the ranks of an engine, in this context: vLLM's set-up sends
-    names of memory segments, as literals; its message queue, over plain TCP, is not used by these ranks and
-    is not opened."""
+    """Keeps pickles from the network between the ranks of an engine, in this context: what vLLM's set-up
+    sends are literals; its message queue, over plain TCP, is not used by these ranks and is not opened. Nor
+    is the shared memory of its CPU build: all engines of a machine would have it under one name."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     from yatt.collectives.exchange import literal_exchange
 
-    original = MessageQueue.__dict__["create_from_process_group"]
-    MessageQueue.create_from_process_group = staticmethod(_no_queue)
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(_without(MessageQueue, "create_from_process_group"))
+        replaced.enter_context(_without(CpuCommunicator, "_all_group_ranks_share_shm_group_name"))
+        replaced.enter_context(literal_exchange())
+        yield
+
+
+@contextlib.contextmanager
+def _without(owner: type, name: str) -> Iterator[None]:
+    """Replaces a method by one that returns None, in this context."""
+    original = owner.__dict__[name]
+    setattr(owner, name, staticmethod(_nothing))
     try:
-        with literal_exchange():
-            yield
+        yield
     finally:
-        MessageQueue.create_from_process_group = original
+        setattr(owner, name, original)
 
 
-def _no_queue(*_: Any, **__: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -272,6 +282,8 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         # Chunked prefill rewinds a request's seeded generator, which torch's CPU generator cannot do: every
         # request in the engine would fail. So a prompt that does not fit into a step waits for the next.
         arguments["enable_chunked_prefill"] = False
+        # For latent attention: the kernels of CPUs with AMX take bfloat16 only, and keep copies of weights.
+        arguments["attention_backend"] = "CPU_MLA"
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes or CPU_KV_CACHE_BYTES
         return arguments
     arguments["enable_sleep_mode"] = True
