@@ -26,7 +26,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 
 def refused(good: RunFile, *arguments: str, run_dir: Path | None = None) -> str:
     """What `yatt run` says; it must have started nothing and left nothing."""
-    done = yatt("run", str(good.folder / "run.yaml"), *arguments, timeout_s=60)
+    done = yatt("run", str(good.folder / "run.yaml"), *arguments)
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     assert done.stderr.startswith("yatt: "), done.stderr
     assert "Traceback" not in done.stderr
@@ -203,7 +203,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_torn(good: RunFile, tmp_path: P
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
     try:
         (disk / "filler").write_bytes(b"x" * 12288)
-        done = yatt("run", str(good.folder / "run.yaml"), f"run.dir={disk}/run", timeout_s=60)
+        done = yatt("run", str(good.folder / "run.yaml"), f"run.dir={disk}/run")
         assert done.returncode == 2
         assert "No space left on device" in done.stderr
         assert "Traceback" not in done.stderr

@@ -188,7 +188,7 @@ def test_the_command_says_one_sentence_and_exits_with_2(good: RunFile, config: R
     folder = Path(config.model.path)
     (folder / "chat_template.jinja").write_text("{{ 'a' * 4294967296 }}")
     (folder / "model.safetensors").write_bytes((good.folder / "policy" / "model.safetensors").read_bytes())
-    done = yatt("run", str(good.folder / "run.yaml"), f"model.path={folder}", timeout_s=60)
+    done = yatt("run", str(good.folder / "run.yaml"), f"model.path={folder}")
     assert done.returncode == 2, done.stderr
     assert "needs more memory than a check may take" in done.stderr and str(folder) in done.stderr
     assert "Traceback" not in done.stderr

@@ -49,7 +49,7 @@ def finished(run: RunFile, *arguments: str) -> str:
 
 
 def refusal(run: RunFile, *arguments: str) -> str:
-    done = yatt("run", str(run.write()), *arguments, timeout_s=60)
+    done = yatt("run", str(run.write()), *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
