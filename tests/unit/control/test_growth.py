@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.growth import num_calls
+from tests.unit.control.engine_stand_in import Engines
 from tests.unit.core.test_placement import config as colocated, disaggregated
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.supervisor import Supervisor
@@ -14,7 +15,7 @@ from yatt.control.node import Node
 from yatt.control.training import NodeTraining
 from yatt.core.balance import Cost, deal, plan_iteration
 from yatt.core.dispatch import Dispatch
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.placement import ROLLOUT, Slab, place
 from yatt.core.prompts import InOrder
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -78,9 +79,11 @@ def test_a_request_costs_the_same_among_few_and_many_idle_servers() -> None:
 
 def test_what_others_asked_of_a_node_is_known_without_looking_at_each_request() -> None:
     def calls(num: int) -> int:
-        engines = LocalEngines(None, colocated(1, 1, 0, 0))  # type: ignore[arg-type]
+        busy = Engines(lambda *_: None)
+        engines = LocalEngines(busy, colocated(1, 1, 0, 0))  # type: ignore[arg-type]
 
         async def asked() -> int:
+            await engines.add("a", ROLLOUT, Slab(0, 0, (0,)), 1)
             names = [f"node{index % 8}/{index}" for index in range(num)]
             waiting = [asyncio.ensure_future(engines.complete(ROLLOUT, sample(name))) for name in names]
             await asyncio.sleep(0)

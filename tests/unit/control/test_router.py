@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.control.engine_stand_in import Engines, completion
 from tests.unit.core.test_placement import config as colocated, disaggregated, widths
-from yatt.control.gpus.engines import LocalEngines, engine_room
+from yatt.control.gpus.engines import Bounced, LocalEngines, engine_room
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
@@ -35,6 +35,12 @@ class Bench:
     async def wake(self, *names: str) -> None:
         for name in names:
             await self.local.add(name, ROLLOUT, self.node.slabs[0], 1)
+
+    async def take_away(self, name: str) -> None:
+        """Wakes an engine and puts it to sleep at once."""
+        await self.wake(name)
+        self.local.drain(name)
+        self.local.remove(name, "was put to sleep")
 
     def ask(self, name: str, group: str = "") -> "asyncio.Task[m.Completed]":
         return asyncio.ensure_future(self.router.complete(ROLLOUT, request(name, group)))
@@ -91,6 +97,35 @@ def test_a_request_of_an_engine_that_is_put_to_sleep_is_sent_elsewhere_without_c
         completed = await asyncio.wait_for(task, 5)
         assert completed.finish_reason == "stop"
         assert bench.where()["one"] != first
+
+    asyncio.run(scene())
+
+
+def test_a_request_on_its_way_to_an_engine_that_is_taken_away_waits_for_any_other() -> None:
+    """Not at the node without engines: it might get none for long, and others have room."""
+
+    async def scene() -> tuple[int, int]:
+        bench = Bench(retries=0)
+        await bench.take_away("first")  # the router knows that there is no room
+        task = bench.ask("one")
+        await settle()
+        await bench.take_away("a")  # the request was assigned to this node, but is not there yet
+        await settle()
+        assert not bench.where()
+        waiting = bench.router.num_waiting(ROLLOUT), bench.local.num_waiting(ROLLOUT)
+        finish(bench)
+        await bench.wake("b")
+        assert (await asyncio.wait_for(task, 5)).finish_reason == "stop"
+        return waiting
+
+    assert asyncio.run(scene()) == (1, 0)
+
+
+def test_a_request_of_another_node_that_comes_too_late_is_returned_at_once() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        with pytest.raises(Bounced, match="no engine of rollout is left here"):
+            await asyncio.wait_for(bench.local.complete(ROLLOUT, request("node7/one", "")), 5)
 
     asyncio.run(scene())
 

@@ -193,8 +193,11 @@ class LocalEngines:
 
         Raises:
             WorkerFailed: the engine died meanwhile.
-            Bounced: the engine was put to sleep meanwhile.
+            Bounced: the engine was put to sleep meanwhile, or no engine of the role is left here: the
+                request was on its way when the last one was taken away, and would wait here for ever.
         """
+        if not self.room(role):
+            raise Bounced(f"no engine of {role} is left here")
         key = f"{sample.request_id}#{next(self._ids)}"
         future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
         self._requests[key] = _Request(role, sample, future)

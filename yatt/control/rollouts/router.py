@@ -150,7 +150,11 @@ class Router:
         request_id = f"{self._node.name}/{sample.request_id}"
         sample = msgspec.structs.replace(sample, request_id=request_id, suspicion=suspicion)
         if index == self._node.index:
-            return await self._local.complete(role, sample)
+            try:
+                return await self._local.complete(role, sample)
+            except Bounced:
+                self._local_room(role)  # as a remote node tells its room; else it is asked again at once
+                raise
         limit_s = self._node.config.rollout.request_timeout_s
         try:
             forward, moved = c.Forward(role=role, sample=sample), self._progress.heard
