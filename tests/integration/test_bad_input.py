@@ -200,9 +200,9 @@ def test_a_run_folder_that_cannot_be_made_is_named(good: RunFile, tmp_path: Path
 def test_a_full_disk_is_named_and_leaves_nothing_torn(good: RunFile, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], check=True)
     try:
-        (disk / "filler").write_bytes(b"x" * 12288)
+        (disk / "filler").write_bytes(b"x" * 20480)  # room for the config, not for what follows
         done = yatt("run", str(good.folder / "run.yaml"), f"run.dir={disk}/run")
         assert done.returncode == 2
         assert "No space left on device" in done.stderr

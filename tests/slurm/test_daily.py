@@ -42,7 +42,7 @@ def waiting_run(cluster: Cluster, run: SubmittedRun) -> tuple[str, int]:
 
 
 def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_path, monkeypatch) -> None:
-    run = slow_run(cluster, tmp_path)
+    run = slow_run(cluster, tmp_path, {"trainer": {"total_iterations": 40}})  # longer than all looks
     root = str(run.paths.root)
     job_id, blocker = waiting_run(cluster, run)
     run._wait(lambda: "waits until enough nodes are free" in status(run)["why"], 20, "the reason")
@@ -58,7 +58,6 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert watch.stdout.readline() == "waiting: Resources: waits until enough nodes are free\n"
     cluster.call("scancel", str(blocker))
     run.wait_step(2)
-    check_stacks(run, job_id, monkeypatch)  # first: on a busy machine the run may end meanwhile
     during = status(run)
     assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
     assert set(during["holders"].values()) == {"trainer", "rollout"}
@@ -67,15 +66,17 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert listed[1].split()[:2] == [job_id, "RUNNING"]
     assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
 
+    check_stacks(run, job_id, monkeypatch)
+
     run.wait_finished(job_id)
     after = run.yatt("status", root).stdout
     assert f"{root}: finished, attempt 1\n" in after
     assert "pid" not in after, "no worker is left to tell of"
-    assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "12/12", "finished"]
+    assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "40/40", "finished"]
     assert watch.wait(timeout=40) == 0
     logs.terminate()
     seen, log = watch.communicate()[0], logs.communicate()[0]
-    assert "iteration 12/12" in seen
+    assert "iteration 40/40" in seen
     assert seen.endswith("finished\n")
     assert "iteration 1: rollout" in log
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
