@@ -172,7 +172,8 @@ def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> No
 def test_a_controller_that_stood_still_ends_itself_with_its_workers(disturbed: Disturbed) -> None:
     assert disturbed.orphans == set()
     first, *again = (e["t"] for e in events(disturbed.run, "attempt.start") if e["node"] == 4)
-    until = again[0] if again else float("inf")  # the run may end before the node is back
+    (over,) = (e["t"] for e in events(disturbed.run, "attempt.end"))
+    until = again[0] if again else over  # the run may end before the node is back
     ended = [e["t"] for e in events(disturbed.run, "worker.end") if e["node"] == 4]
     assert not [t for t in ended if first < t < until], "the leader does not listen to it any more"
     log = RunPaths(disturbed.run.run_dir).log(1, "node4").read_text()
