@@ -201,9 +201,9 @@ def test_a_reader_that_is_killed_costs_only_its_process(monkeypatch: pytest.Monk
         ConfigError, match=r"reading /x ended the process that checks it \(killed by SIGABRT\)"
     ):
         run_watched(MODULE, ["abort"], 30)
-    with pytest.raises(ConfigError, match="reading /x took longer than 1 s and was ended"):
-        run_watched(MODULE, ["sleep"], 1)
-    assert run_watched(MODULE, ["tick"], 2) == ["ticked"], "progress extends the limit"
+    with pytest.raises(ConfigError, match="reading /x took longer than 5 s and was ended"):
+        run_watched(MODULE, ["sleep"], 5)
+    assert run_watched(MODULE, ["tick"], 5) == ["ticked"], "progress extends the limit"
 
 
 def play(stages: Stages, kind: str) -> tuple[list[ConfigError], list[str]]:
@@ -211,7 +211,7 @@ def play(stages: Stages, kind: str) -> tuple[list[ConfigError], list[str]]:
     with stages.doing("reading /x"):
         if kind == "abort":
             os.abort()
-        for _ in range(60):
+        for _ in range(100):
             time.sleep(0.1)
             if kind == "tick":
                 stages.tick()
