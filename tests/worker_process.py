@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,12 +80,12 @@ async def worker_with_server(
     told: asyncio.Queue = asyncio.Queue()
     beats: list[m.Renew] = []
 
-    async def hear(sender: str, body: m.Message) -> m.Message | None:
+    def hear(sender: str, body: m.Message) -> Awaitable[m.Message | None] | None:
         if isinstance(body, m.Renew):
             beats.append(body)
             return None
         if handler is not None and isinstance(body, m.Ask):
-            return await handler(sender, body)
+            return handler(sender, body)
         if isinstance(body, m.RewardsLoaded):
             return None
         told.put_nowait(body)
