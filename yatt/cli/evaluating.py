@@ -24,7 +24,7 @@ from yatt.evaluation.host import private_folder
 from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
 from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_files
 from yatt.evaluation.samples import EvaluatedSamples
-from yatt.launch.data_files import SUFFIX, with_made_data
+from yatt.launch.data_files import made_folder, with_made_data
 from yatt.launch.device import device_of
 from yatt.launch.preflight import check_evaluation
 from yatt.models.folder import CONFIG
@@ -72,7 +72,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     settings = settings_of(source.config, options, words, source.model, gpus)
     shown = Shower(is_quiet=arguments.json)
     with private_folder(settings.config) as folder:
-        config = with_made_data(settings.config, folder / f"made{SUFFIX}")
+        of_run = made_folder(source.config.run.dir)
+        config = with_made_data(settings.config, folder / "made", of_run)
         check_evaluation(config, has_weights=source.run is None)
         with _model_of(source, arguments.iteration, folder) as (model, iteration):
             config = replace(config, model=replace(config.model, path=str(model)))

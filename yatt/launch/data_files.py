@@ -26,8 +26,6 @@ HUB = "hf:"
 _HUB_ENTRY = re.compile(
     r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?|/[^:]+)(?::(?P<config>[^:]+))?:(?P<split>[^:]+)"
 )
-_MAPPED = re.compile(r"mapped-.*-[0-9a-f]{16}\.jsonl")
-SUFFIX = ".data"
 CHILD = "yatt.launch.making_data"
 
 
@@ -75,23 +73,30 @@ def needs_making(data: DataSection) -> bool:
     return any(entry.startswith(HUB) for entry in (*data.train_files, *data.val_files)) or bool(data.map)
 
 
-def with_made_data(config: RunConfig, folder: Path | None = None) -> RunConfig:
+def made_folder(run_dir: str) -> Path:
+    """Returns the folder of the files that are made for a run."""
+    return Path(f"{run_dir}.data")
+
+
+def with_made_data(config: RunConfig, folder: Path | None = None, of_run: Path | None = None) -> RunConfig:
     """Returns the config with files that were made from the hub and by `data.map`; makes those that are not
     there.
 
     Args:
         config: a config returned by `completed`.
-        folder: where they are made, by default beside the run folder; its name ends with ``.data``.
+        folder: where they are made, by default `made_folder` of the run.
+        of_run: another folder whose files were made earlier, and are not mapped again.
 
     Raises:
         ConfigError: a data set cannot be fetched, or the function failed.
     """
     if not needs_making(config.data):
         return config
-    folder = folder or Path(f"{config.run.dir}{SUFFIX}")
+    folder = folder or made_folder(config.run.dir)
     limit_s = config.launch.phase_timeout_s
     config = _with_entries(config, partial(_fetched, folder, limit_s))
-    return _with_entries(config, partial(_mapped, folder, config)) if config.data.map else config
+    mapped = partial(_mapped, folder, of_run or folder, config)
+    return _with_entries(config, mapped) if config.data.map else config
 
 
 def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
@@ -105,9 +110,9 @@ def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
     return [str(target)]
 
 
-def _mapped(folder: Path, config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
+def _mapped(folder: Path, earlier: Path, config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
     path, name = Path(config.data.map), config.data.map_function
-    if Path(source).parent.name.endswith(SUFFIX) and _MAPPED.fullmatch(Path(source).name):
+    if Path(source).parent in (folder, earlier) and Path(source).name.startswith("mapped-"):
         return [source]  # of a config that was made before
     try:
         with open(source, "rb") as rows:
