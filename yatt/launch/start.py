@@ -67,7 +67,6 @@ def resume_run(
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
     console = Console(RunView(paths, config.trainer.total_iterations))
-    console.pass_over()
     signals: list[int] = []
     wait = FolderWait(
         root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,
@@ -77,6 +76,7 @@ def _run(config: RunConfig, paths: RunPaths) -> int:
     backend = LocalBackend(config, paths, device, console.update, wait, signals)
     try:
         backend.listen()
+        console.pass_over()
         return Attempts(config, paths, backend, wait, console.say).run(os.environ)
     finally:
         backend.close()
