@@ -229,12 +229,14 @@ def rank_exchange() -> Iterator[None]:
     is the shared memory of its CPU build: all engines of a machine would have it under one name."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+    from vllm.platforms import current_platform
 
     from yatt.collectives.exchange import literal_exchange
 
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(_without(MessageQueue, "create_from_process_group"))
-        replaced.enter_context(_without(CpuCommunicator, "_all_group_ranks_share_shm_group_name"))
+        if current_platform.is_cpu():
+            replaced.enter_context(_without(CpuCommunicator, "_all_group_ranks_share_shm_group_name"))
         replaced.enter_context(literal_exchange())
         yield
 

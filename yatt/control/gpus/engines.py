@@ -134,7 +134,7 @@ class LocalEngines:
         if not self.room(role):  # waiting requests may find room on another node
             waiting = [k for k, r in self._requests.items() if r.role == role and not r.engine]
             for key in waiting:
-                self._end(key, error=Bounced(f"no engine of {role} is left here"))
+                self._end(key, error=_none_left(role))
 
     def bury(self, address: str) -> bool:
         """Removes an engine's process from the records. Returns whether it was of use."""
@@ -197,7 +197,7 @@ class LocalEngines:
                 request was on its way when the last one was taken away, and would wait here for ever.
         """
         if not self.room(role):
-            raise Bounced(f"no engine of {role} is left here")
+            raise _none_left(role)
         key = f"{sample.request_id}#{next(self._ids)}"
         future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
         self._requests[key] = _Request(role, sample, future)
@@ -263,6 +263,10 @@ class LocalEngines:
     def _count(self, role: str, sample: m.Sample, change: int) -> None:
         self._num_all[role] += change
         self._num_of[role, sample.request_id.partition("/")[0]] += change
+
+
+def _none_left(role: str) -> Bounced:
+    return Bounced(f"no engine of {role} is left here")
 
 
 def nothing_yet(key: str) -> m.Completed:
