@@ -55,12 +55,16 @@ def stop(run: RunFile, left_s: float) -> None:
 
 
 def stopped(run: RunFile, left_s: float, *, after: int = 2) -> str:
-    """Runs until this iteration is trained, then stops with so little time; gives the output."""
+    """Runs until this iteration and the next one are trained, then stops with so little time; gives the output.
+
+    A stop that is noticed before the work of a phase trains nothing more.
+    """
     process = start("run", str(run.write()))
     try:
         wait_for(
             lambda: any(
-                e["phase"] == "train" and e["iteration"] > after for e in events(run, "phase.begin")
+                (e["phase"], e["part"]) == ("train", "act") and e["iteration"] > after
+                for e in events(run, "phase.part")
             ),
             timeout_s=120, what="an iteration",
         )  # fmt: skip
