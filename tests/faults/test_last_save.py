@@ -55,7 +55,7 @@ def stop(run: RunFile, left_s: float) -> None:
 
 
 def stopped(run: RunFile, left_s: float, *, after: int = 2) -> str:
-    """Runs until this iteration and the next one are trained, then stops with so little time; gives the output.
+    """Runs until an iteration after this one is trained, then stops with so little time; gives the output.
 
     A stop that is noticed before the work of a phase trains nothing more.
     """

@@ -166,6 +166,21 @@ def test_an_abort_gives_back_what_was_sampled_and_what_was_not_begun() -> None:
     assert (partial.finish_reason, m.unpack_ids(partial.token_ids)) == ("abort", [7, 8])
 
 
+def test_an_abort_in_the_turn_in_which_a_request_is_assigned_keeps_it_from_being_sent() -> None:
+    """The node would hear of the abort first, and run the request to its end."""
+
+    async def scene() -> tuple[str, dict[str, str]]:
+        bench = Bench()
+        await bench.take_away("first")
+        task = bench.ask("one")
+        await settle()
+        await bench.wake("a")  # the request is assigned, and goes on in the next turn
+        await bench.router.abort(ROLLOUT)
+        return (await asyncio.wait_for(task, 5)).finish_reason, bench.where()
+
+    assert asyncio.run(scene()) == ("abort", {})
+
+
 def test_a_request_that_nobody_waits_for_any_more_is_aborted_in_its_engine() -> None:
     async def scene() -> list[m.Message]:
         bench = Bench()

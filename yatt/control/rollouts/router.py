@@ -34,7 +34,7 @@ class Router:
         near = frozenset(_place(role, node.index) for role in node.placement.pools)
         retries = node.config.rollout.max_retries
         self._dispatch = Dispatch(patience=retries, near=near, salt=node.name)
-        self._waiting: dict[str, _Waiting] = {}
+        self._requests: dict[str, _Request] = {}
         self._keys = itertools.count(1)
         self._versions: dict[tuple[str, int], int] = {}
         self.expected = 0
@@ -76,8 +76,8 @@ class Router:
         for role in self._node.placement.pools:
             self._dispatch.leave(_place(role, index))
             if not self._is_served(role):
-                for waiting in self._of(role):
-                    waiting.place.set_exception(_nobody(role))
+                for request in self._of(role):
+                    request.fail(_nobody(role))
         self._pump()
 
     def _join(self, index: int) -> None:
@@ -86,18 +86,16 @@ class Router:
             self._versions.pop((role, index), None)
 
     async def complete(self, role: str, sample: m.Sample) -> m.Completed:
-        """Returns one completion; it is requested again if an engine is lost.
+        """Returns one completion; it is requested again if an engine is lost, unless it was aborted.
 
         Raises:
             WorkerFailed | DeadlineExceeded: no completion after the retries, or no node is left.
         """
         key = f"{role} {next(self._keys)}"
+        request = self._requests[key] = _Request(role, sample.request_id)
         self._dispatch.submit(key, role, sample.group)
         try:
-            while True:
-                index = await self._place_for(key, role, sample.request_id)
-                if index is None:
-                    return nothing_yet(sample.request_id)
+            while (index := await self._place_for(request)) is not None:
                 try:
                     return await self._ask(index, role, sample, self._dispatch.suspicion(key))
                 except Bounced:
@@ -107,15 +105,18 @@ class Router:
                         self._dispatch.bounce(key)
                     elif not self._dispatch.suspect(key):
                         raise
+            return nothing_yet(sample.request_id)
         finally:
+            del self._requests[key]
             self._dispatch.done(key)
             self._pump()
 
     async def abort(self, role: str, request_ids: tuple[str, ...] = ()) -> None:
-        """Aborts this node's requests to `role` on all nodes: every one, or only `request_ids`."""
-        for waiting in self._of(role):
-            if not request_ids or waiting.request_id in request_ids:
-                waiting.place.set_result(None)
+        """Aborts this node's requests to `role` on all nodes: every one, or only `request_ids`. One that is
+        returned by its node meanwhile is not sent again."""
+        for request in self._of(role):
+            if not request_ids or request.request_id in request_ids:
+                request.abort()
         ids = tuple(f"{self._node.name}/{request_id}" for request_id in request_ids)
         await self._local.abort(role, self._node.name, ids)
         for index in self._node.placement.pools[role] - self._peers.lost - {self._node.index}:
@@ -123,24 +124,26 @@ class Router:
 
     def _pump(self) -> None:
         for assignment in self._dispatch.assign():
-            waiting = self._waiting.get(assignment.key)
-            if waiting is not None and not waiting.place.done():
-                waiting.place.set_result(_index(assignment.server))
+            if (request := self._requests.get(assignment.key)) is not None:
+                request.send_to(_index(assignment.server))
 
-    async def _place_for(self, key: str, role: str, request_id: str) -> int | None:
+    async def _place_for(self, request: "_Request") -> int | None:
         """Waits for a node that has room for a request; None if it was aborted before."""
-        if not self._is_served(role):
-            raise _nobody(role)
+        if request.is_aborted:
+            return None
+        if not self._is_served(request.role):
+            raise _nobody(request.role)
         place: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = _Waiting(role, request_id, place)
+        request.place = place
         self._pump()
         try:
-            return await place
+            index = await place
         finally:
-            del self._waiting[key]
+            request.place = None
+        return None if request.is_aborted else index
 
-    def _of(self, role: str) -> "list[_Waiting]":
-        return [each for each in self._waiting.values() if each.role == role and not each.place.done()]
+    def _of(self, role: str) -> "list[_Request]":
+        return [each for each in self._requests.values() if each.role == role]
 
     def _is_served(self, role: str) -> bool:
         return self._dispatch.has_servers(role)
@@ -174,12 +177,26 @@ class Router:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A request that is not assigned to a node yet."""
+class _Request:
+    """A request that is not answered; `place` is set while it waits for a node."""
 
     role: str
     request_id: str
-    place: "asyncio.Future[int | None]"
+    place: "asyncio.Future[int | None] | None" = None
+    is_aborted: bool = False
+
+    def send_to(self, index: int) -> None:
+        if self.place is not None and not self.place.done():
+            self.place.set_result(index)
+
+    def fail(self, error: WorkerFailed) -> None:
+        if self.place is not None and not self.place.done():
+            self.place.set_exception(error)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        if self.place is not None and not self.place.done():
+            self.place.set_result(None)
 
 
 def _nobody(role: str) -> WorkerFailed:

@@ -1,0 +1,328 @@
+"""Nodes that ask and two with an engine each: real routers, engines' tables and announcements of room, with
+every message under way between them.
+
+A schedule is a list of moves. A world is built anew for each schedule, so it need not be copied.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.unit.control.engine_stand_in import completion
+from tests.unit.core.test_placement import disaggregated
+from yatt.adapters.channel import Channel
+from yatt.control.controller import Controller
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.membership.peers import Peers
+from yatt.control.membership.progress import Progress
+from yatt.control.node import Node
+from yatt.control.rollouts.rooms import RoomAnnouncer
+from yatt.control.rollouts.router import Router
+from yatt.core.placement import ROLLOUT, Placement, place
+from yatt.paths import RunPaths
+from yatt.records import message as m
+from yatt.records.cluster import EngineRoom
+
+STOPPED, ABORTED, FAILED = "stop", "abort", "failed"
+MOST_MESSAGES = 400
+"""More messages than any schedule needs: a request that is sent to and fro for ever exceeds them."""
+
+
+@dataclass
+class Kinds:
+    """The classes of a world; a planted mistake replaces one."""
+
+    router: type[Router] = Router
+    engines: type[LocalEngines] = LocalEngines
+    announcer: type[RoomAnnouncer] = RoomAnnouncer
+    controller: type[Controller] = Controller
+
+
+@dataclass
+class Mail:
+    """A message on its way; `asked` has the future of a request's answer."""
+
+    body: m.Message
+    asked: "asyncio.Future[m.Message] | None" = None
+    is_answer: bool = False
+
+
+class Wire:
+    """In place of a connection: what is sent waits until it is delivered, in order."""
+
+    def __init__(self, queue: deque[Mail]) -> None:
+        self._queue = queue
+        self._pending: list[asyncio.Future[m.Message]] = []
+
+    async def request(self, _: str, body: m.Message, __: float, watch: object = None) -> m.Message:
+        asked: asyncio.Future[m.Message] = asyncio.get_running_loop().create_future()
+        self._pending.append(asked)
+        self._queue.append(Mail(body, asked))
+        return await asked
+
+    def send(self, _: str, body: m.Message) -> None:
+        self._queue.append(Mail(body))
+
+    def fail_waiting(self, _: str, error: Exception) -> None:
+        for asked in self._pending:
+            if not asked.done():
+                asked.set_exception(error)
+
+    async def failure(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Hands:
+    """In place of the socket to a node's engine: it has what it was sent at once, and answers when told."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, m.Sample] = {}
+        self.completed: Callable[[str, m.Completed], None] = lambda *_: None
+
+    async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
+        if isinstance(body, m.Sample):
+            self.running[body.request_id] = body
+        if isinstance(body, m.Abort):
+            for request_id in body.request_ids:
+                if (sample := self.running.pop(request_id, None)) is not None:
+                    self.completed(to, completion(sample, [7], ABORTED))
+
+    def answer(self, to: str, request_id: str, reason: str) -> None:
+        self.completed(to, completion(self.running.pop(request_id), [7], reason))
+
+
+@dataclass
+class Place:
+    """One node: its parts, and whether its engine is awake, falls asleep, or is away."""
+
+    node: Node
+    hands: Hands
+    engines: LocalEngines
+    router: Router
+    controller: Controller
+    stage: str = "away"
+
+    @property
+    def address(self) -> str:
+        return f"engine{self.node.index}"
+
+
+class World:
+    """The nodes of one run.
+
+    Args:
+        names: requests, dealt to the nodes that ask; those with the same text before `:` are one group.
+    """
+
+    def __init__(self, kinds: Kinds, names: tuple[str, ...], num_askers: int = 1) -> None:
+        self.askers, self.sides = range(num_askers), (num_askers, num_askers + 1)
+        config = disaggregated(num_askers + 2, num_askers, 1, genrms=1, slabs=1)
+        config = replace(
+            config, run=replace(config.run, deterministic=True),
+            placement=replace(config.placement, split="dynamic"),
+        )  # fmt: skip
+        self._kinds, self._config, self._placement = kinds, config, place(config)
+        self.queues: dict[tuple[int, int], deque[Mail]] = {
+            pair: deque()
+            for asker in self.askers
+            for side in self.sides
+            for pair in ((asker, side), (side, asker))
+        }
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.lost: set[int] = set()
+        self.results: dict[str, list[str]] = {name: [] for name in names}
+        self.num_delivered, self.is_aborted = 0, False
+        self.peers: dict[int, Peers] = {}
+        self.places = {index: self._place(index) for index in (*self.askers, *self.sides)}
+        for number, name in enumerate(names):
+            self._begin(self._ask(name, self.places[number % num_askers].router))
+
+    # ---- moves ----------------------------------------------------------------------------------
+
+    def moves(self) -> list[tuple[str, Any]]:
+        """What may happen next, apart from losses and aborts."""
+        found: list[tuple[str, Any]] = [
+            ("deliver", pair) for pair, queue in self.queues.items() if queue and not self.lost & set(pair)
+        ]
+        for index in set(self.sides) - self.lost:
+            at = self.places[index]
+            found += [("answer", (index, key)) for key in at.hands.running if at.stage != "away"]
+            found.append(({"away": "wake", "awake": "drain", "leaving": "slept"}[at.stage], index))
+        return found
+
+    async def move(self, kind: str, what: Any) -> None:
+        """Carries out one move, and what follows from it in each process by itself."""
+        await getattr(self, f"_{kind}")(what)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    async def _deliver(self, pair: tuple[int, int]) -> None:
+        self.num_delivered += 1
+        assert self.num_delivered < MOST_MESSAGES, "messages without end"
+        mail, (sender, receiver) = self.queues[pair].popleft(), pair
+        if mail.is_answer:
+            if mail.asked is not None and not mail.asked.done():
+                mail.asked.set_result(mail.body)
+            return
+        self._begin(self._handled(mail, sender, receiver))
+
+    async def _answer(self, what: tuple[int, str]) -> None:
+        index, key = what
+        self.places[index].hands.answer(self.places[index].address, key, STOPPED)
+
+    async def _wake(self, index: int) -> None:
+        at = self.places[index]
+        at.stage = "awake"
+        await at.engines.add(at.address, ROLLOUT, at.node.slabs[0], 1)
+
+    async def _drain(self, index: int) -> None:
+        """As `Workers.sleep` begins."""
+        at = self.places[index]
+        at.stage = "leaving"
+        at.engines.drain(at.address)
+
+    async def _slept(self, index: int) -> None:
+        """As `Workers.sleep` ends: the engine has returned what it ran, then answered."""
+        at = self.places[index]
+        at.stage = "away"
+        for key in list(at.hands.running):
+            at.hands.answer(at.address, key, ABORTED)
+        at.engines.remove(at.address, "was put to sleep")
+
+    async def _die(self, index: int) -> None:
+        """The engine's process is killed."""
+        at = self.places[index]
+        at.stage = "away"
+        at.hands.running.clear()
+        at.engines.remove(at.address, "ended: killed", is_blamed=True)
+
+    async def _lose(self, index: int) -> None:
+        self.lost.add(index)
+        for asker in self.askers:
+            self.peers[asker].exclude(index, "is lost")
+
+    async def _abort(self, _: None) -> None:
+        self.is_aborted = True
+        for asker in self.askers:
+            await self.places[asker].router.abort(ROLLOUT)
+
+    # ---- what is seen ---------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [name for name, results in self.results.items() if not results]
+
+    @property
+    def awake(self) -> list[int]:
+        return [
+            index for index in self.sides if self.places[index].stage == "awake" and index not in self.lost
+        ]
+
+    def running(self) -> Counter[str]:
+        """How many engines that are not lost run each request."""
+        found: Counter[str] = Counter()
+        for index in set(self.sides) - self.lost:
+            found.update(sample_name(key) for key in self.places[index].hands.running)
+        return found
+
+    def key(self) -> str:
+        """The same for worlds that go on alike."""
+        routers = [router_key(self.places[asker].router) for asker in self.askers]
+        mail = {pair: [shown(each) for each in queue] for pair, queue in self.queues.items()}
+        nodes = [self._node_key(self.places[index]) for index in self.sides]
+        return str((routers, mail, nodes, self.results, sorted(self.lost)))
+
+    def _node_key(self, at: Place) -> object:
+        requests = [
+            (sample_name(key), each.engine, each.is_aborted) for key, each in at.engines._requests.items()
+        ]
+        return at.stage, requests, [sample_name(key) for key in at.hands.running], at.engines.version
+
+    async def close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _place(self, index: int) -> Place:
+        placement: Placement = self._placement
+        node = Node(
+            config=self._config, paths=RunPaths(Path("/r")), placement=placement, attempt=1, index=index,
+            host="", device="cpu",
+        )  # fmt: skip
+        hands, peers, progress = Hands(), Peers(), Progress(int)
+        self.peers[index] = peers
+        peers.dial_with(lambda name, _: self._dial(index, int(name.removeprefix("node"))))
+        engines = self._kinds.engines(hands, self._config)  # type: ignore[arg-type]
+        hands.completed = engines.completed
+        router = self._kinds.router(node, engines, peers, progress)
+        rooms = self._kinds.announcer(node, engines, peers)
+        parts: Any = SimpleNamespace(
+            engines=engines, router=router, rooms=rooms, peers=peers, publications=SimpleNamespace(take=None),
+            given_weights=SimpleNamespace(describe=None, offer=None),
+        )  # fmt: skip
+        return Place(node, hands, engines, router, self._kinds.controller(node, parts, None))
+
+    def _dial(self, sender: int, receiver: int) -> Channel:
+        return Wire(self.queues[sender, receiver])  # type: ignore[return-value]
+
+    async def _handled(self, mail: Mail, sender: int, receiver: int) -> None:
+        answer = await self.places[receiver].controller.handle(f"node{sender}", mail.body)
+        if mail.asked is not None and answer is not None:
+            self.queues[receiver, sender].append(Mail(answer, mail.asked, is_answer=True))
+
+    async def _ask(self, name: str, router: Router) -> None:
+        """As `Episodes` does: a completion whose engine was put to sleep is continued while sampling may."""
+        reason, part = m.MOVED, 0
+        while reason == m.MOVED and not (part and self.is_aborted):
+            sample = m.Sample(
+                request_id=f"{name}/{part}", prompt_ids=m.pack_ids([1]), seed=1, temperature=1.0, top_p=1.0,
+                top_k=-1, max_tokens=4, group=name.partition(":")[0],
+            )  # fmt: skip
+            try:
+                reason = (await router.complete(ROLLOUT, sample)).finish_reason
+            except Exception as error:  # noqa: BLE001 (looked at)
+                reason = f"{FAILED}: {error}"
+            part += 1
+        self.results[name].append(reason)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def router_key(router: Router) -> object:
+    dispatch = router._dispatch
+    calls = sorted((key, c.server, c.suspicion) for key, c in dispatch._calls.items())
+    servers = sorted((name, s.room, s.elsewhere) for name, s in dispatch._servers.items())
+    order = [list(waiting) for waiting in dispatch._waiting.values()]
+    return calls, servers, order, sorted(router._versions.items())
+
+
+def sample_name(key: str) -> str:
+    """`name` of the request id `node0/name/part#number`."""
+    return key.split("/")[1]
+
+
+def shown(mail: Mail) -> tuple[str, str]:
+    body = mail.body
+    match body:
+        case EngineRoom():
+            return "room", f"{body.room} {body.version}"
+        case _:
+            sample = getattr(body, "sample", None) or getattr(body, "completed", None)
+            room = f"{getattr(body, 'room', '')} {getattr(body, 'version', '')}"
+            return type(body).__name__, f"{sample_name(sample.request_id) if sample else ''} {room}"

@@ -1,0 +1,226 @@
+"""Requests between nodes whose engines come and go: every order of messages and moves, up to a depth.
+
+From each world two ends are tried. If everything is delivered and answered, and an engine is awake, each
+request is over, once. After an abort it is over without another answer of an engine.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.protocol.routing_world import ABORTED, STOPPED, Kinds, World
+from yatt.control.gpus.engines import LocalEngines
+from yatt.control.rollouts.rooms import RoomAnnouncer
+from yatt.control.rollouts.router import Router
+from yatt.records.message import MOVED
+
+Schedule = tuple[tuple[str, Any], ...]
+NAMES = ("x:a", "y:b", "y:c")
+ABORT = ("abort", None)
+
+
+@dataclass
+class Walk:
+    """Visits worlds; each is built anew from its schedule.
+
+    Args:
+        extra: further moves, each at most once in a schedule.
+        most_moves: number of times that engines may be woken, drained, and so on.
+    """
+
+    kinds: Kinds
+    names: tuple[str, ...]
+    extra: tuple[tuple[str, Any], ...] = ()
+    depth: int = 9
+    most_moves: int = 5
+    seen: set[str] = field(default_factory=set)
+    num_ends: int = 0
+
+    async def run(self) -> "Walk":
+        todo: list[Schedule] = [()]
+        while todo:
+            schedule = todo.pop()
+            todo += await self._visit(schedule)
+        return self
+
+    async def _visit(self, schedule: Schedule) -> list[Schedule]:
+        world = World(self.kinds, self.names)
+        try:
+            await world.settle()
+            for move in schedule:
+                await world.move(*move)
+                check(world, schedule)
+            used = frozenset(move for move in schedule if move in self.extra)
+            num_moves = sum(move[0] in ("wake", "drain", "slept") for move in schedule)
+            key = f"{world.key()} {sorted(used)} {num_moves}"
+            if key in self.seen:
+                return []
+            self.seen.add(key)
+            nexts = self._nexts(world, used, num_moves) if len(schedule) < self.depth else []
+            await ended(world, schedule, is_aborted=ABORT in used)
+            self.num_ends += 1
+            return [(*schedule, move) for move in nexts]
+        finally:
+            await world.close()
+
+    def _nexts(self, world: World, used: frozenset[Any], num_moves: int) -> list[tuple[str, Any]]:
+        is_free = num_moves < self.most_moves
+        found = [move for move in world.moves() if is_free or move[0] in ("deliver", "answer")]
+        for kind, what in self.extra:
+            is_there = what is None or (what not in world.lost and (kind != "die" or what in world.awake))
+            if (kind, what) not in used and is_there:
+                found.append((kind, what))
+        return found
+
+
+def check(world: World, schedule: Schedule) -> None:
+    twice = [name for name, num in world.running().items() if num > 1]
+    assert not twice, f"{twice} run in two engines: {schedule}"
+    assert all(len(results) <= 1 for results in world.results.values()), f"answered twice: {schedule}"
+
+
+async def ended(world: World, schedule: Schedule, *, is_aborted: bool) -> None:
+    """Lets everything under way come to its end."""
+    for index in world.sides:
+        while world.places[index].stage == "leaving" and index not in world.lost:
+            await world.move("slept", index)
+    for index in set(world.sides) - world.lost:
+        if not world.awake:
+            await world.move("wake", index)
+    await drained(world, "deliver" if is_aborted else "")
+    for name, results in world.results.items():
+        assert len(results) == 1, f"{name} waits for ever: {schedule}"
+        fine = {STOPPED, ABORTED, MOVED} if is_aborted else {STOPPED}
+        is_lost = len(world.lost) == len(world.sides)
+        assert results[0] in fine or is_lost, f"{name}: {results[0]}: {schedule}"
+
+
+async def drained(world: World, only: str) -> None:
+    while left := [move for move in world.moves() if move[0] in ([only] if only else ["deliver", "answer"])]:
+        await world.move(*left[0])
+
+
+def walk(kinds: Kinds | None = None, names: tuple[str, ...] = NAMES[:2], **limits: Any) -> Walk:
+    return asyncio.run(Walk(kinds or Kinds(), names, **limits).run())
+
+
+def test_no_order_of_messages_and_moves_loses_a_request() -> None:
+    assert len(walk(depth=8).seen) > 500
+
+
+def test_an_aborted_request_is_over_without_an_engine_that_ends_it() -> None:
+    assert len(walk(depth=7, extra=(ABORT,)).seen) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "extra"),
+    [
+        (NAMES, ()),
+        (NAMES, (ABORT,)),
+        (NAMES[:2], (("die", 1), ("die", 2), ABORT)),
+        (NAMES[:2], (("lose", 1), ABORT)),
+        (NAMES[:1], (("lose", 1), ("lose", 2))),
+    ],
+)
+def test_nor_do_engines_that_die_nodes_that_are_lost_and_aborts(
+    names: tuple[str, ...], extra: tuple[tuple[str, Any], ...]
+) -> None:
+    assert len(walk(names=names, extra=extra, depth=9).seen) > 500
+
+
+async def wander(kinds: Kinds, draw: random.Random, length: int = 40) -> None:
+    """One long schedule of two nodes that ask for more than the engines take at once."""
+    world, schedule = World(kinds, tuple(f"{number // 4}:{number}" for number in range(8)), 2), []
+    try:
+        await world.settle()
+        for _ in range(length):
+            schedule.append(draw.choice(world.moves()))
+            await world.move(*schedule[-1])
+            check(world, tuple(schedule))
+        if is_aborted := draw.random() < 0.3:
+            schedule.append(ABORT)
+            await world.move(*ABORT)
+        await ended(world, tuple(schedule), is_aborted=is_aborted)
+    finally:
+        await world.close()
+
+
+def wandered(kinds: Kinds, num: int) -> None:
+    draw = random.Random(time.time_ns())  # a failure tells the whole schedule
+    for _ in range(num):
+        asyncio.run(wander(kinds, draw))
+
+
+def test_long_schedules_of_two_nodes_that_ask_lose_no_request() -> None:
+    wandered(Kinds(), 100)
+
+
+class WaitsForTheNext(LocalEngines):
+    """A request that comes too late waits for this node's next engine."""
+
+    def room(self, role: str) -> int:
+        return super().room(role) or (1 if sys._getframe(1).f_code.co_name == "complete" else 0)
+
+
+class KeepsWhatWaits(LocalEngines):
+    """Requests that wait here are not returned when the last engine leaves."""
+
+    def _room_fell(self, role: str) -> None:
+        self.version += 1
+        self._changed(role)
+
+
+def test_long_schedules_catch_requests_that_are_kept_without_an_engine() -> None:
+    with pytest.raises(AssertionError, match="waits for ever"):
+        wandered(Kinds(engines=KeepsWhatWaits), 2000)
+
+
+class ForgetsWhatItRan(LocalEngines):
+    """What a killed engine ran is not returned."""
+
+    def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
+        for key in [key for key, request in self._requests.items() if request.engine == address]:
+            self._end(key)
+        super().remove(address, why, is_blamed=is_blamed)
+
+
+class SendsTheAborted(Router):
+    """An abort is forgotten where a request is on its way."""
+
+    async def abort(self, role: str, request_ids: tuple[str, ...] = ()) -> None:
+        await super().abort(role, request_ids)
+        for request in self._requests.values():
+            request.is_aborted = False
+
+
+class TakesLateRooms(Router):
+    """What a node reported first, it reported last."""
+
+    def room(self, role: str, index: int, room: int, version: int, elsewhere: int = 0) -> None:
+        super().room(role, index, room, -version, elsewhere)
+
+
+class IsSilent(RoomAnnouncer):
+    def _changed(self, role: str) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "extra"),
+    [
+        (Kinds(engines=WaitsForTheNext), ()),
+        (Kinds(engines=ForgetsWhatItRan), (("die", 1),)),
+        (Kinds(router=SendsTheAborted), (ABORT,)),
+        (Kinds(router=TakesLateRooms), ()),
+        (Kinds(announcer=IsSilent), ()),
+    ],
+)
+def test_the_walk_catches_a_planted_mistake(kinds: Kinds, extra: tuple[tuple[str, Any], ...]) -> None:
+    with pytest.raises(AssertionError, match=r"waits for ever|without end"):
+        walk(kinds, depth=9, extra=extra)
