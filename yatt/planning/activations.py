@@ -30,6 +30,9 @@ ROUTER_BYTES = 14
 ROUTE_BYTES = 20
 """Per token and chosen expert: weight and indices of the permutation; counted."""
 
+MOST_HEAD_SIZE = 256
+"""Of CUDA's kernel for streams."""
+
 KernelSet = Literal["cpu", "torch", "te"]
 
 
@@ -96,7 +99,10 @@ def _latent(attention: LatentAttention, hidden: int, share: TokenShare) -> int:
     down = attention.kv_rank + attention.rope_dim + attention.q_rank
     vectors = sum(norm_bytes(rank, share) for rank in (attention.q_rank, attention.kv_rank) if rank)
     per_token = item * (up + 2 * queries + 2 * values + 4 * attention.rope_dim) + FLOAT * heads
-    if share.layout.cp > 1 and share.kernels != "te":
+    if _has_varlen(attention, share):  # values as wide as keys; keys and values of half a sequence more
+        per_token += item * (2 * queries - values)
+        per_token += item * queries * (2 * share.layout.cp - 1) if share.layout.cp > 1 else 0
+    elif share.layout.cp > 1 and share.kernels != "te":
         whole = (queries + values) * (share.layout.cp - 1)
         scores = heads * FLOAT + 1 if share.kernels == "torch" else item
         per_token += item * whole + share.longest * scores
@@ -107,11 +113,18 @@ def _latent(attention: LatentAttention, hidden: int, share: TokenShare) -> int:
 
 
 def _has_scores(attention: Attention, share: TokenShare) -> bool:
-    """Whether torch computes all scores: under context parallelism on GPUs, and on CPU where keys and values
-    have different widths."""
+    """Whether torch computes all scores: under context parallelism on GPUs without the kernel for streams,
+    and on CPU where keys and values have different widths."""
     if isinstance(attention, LatentAttention) and share.kernels == "cpu":
         return attention.head_dim != attention.value_dim
-    return share.layout.cp > 1 and share.kernels == "torch"
+    return share.layout.cp > 1 and share.kernels == "torch" and not _has_varlen(attention, share)
+
+
+def _has_varlen(attention: Attention, share: TokenShare) -> bool:
+    """Whether one kernel of CUDA computes a stream, with the torch spec (`yatt.trainer.varlen`)."""
+    is_stream = share.is_packed or share.layout.cp > 1
+    suits = attention.head_dim <= MOST_HEAD_SIZE and attention.head_dim % 8 == 0
+    return is_stream and suits and share.kernels == "torch" and share.item_bytes < FLOAT
 
 
 def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int:
@@ -119,12 +132,14 @@ def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int
     tp, item, cp = share.layout.tp, share.item_bytes, share.layout.cp
     heads, kv_heads = attention.num_heads // tp, max(attention.num_kv_heads // tp, 1)
     q, k = heads * attention.head_dim, kv_heads * attention.head_dim
-    rotated, angles, output = q + k, 4 * attention.head_dim, q * (2 if share.is_packed or cp > 1 else 1)
+    is_copied = (share.is_packed or cp > 1) and not _has_varlen(attention, share)
+    rotated, angles, output = q + k, 4 * attention.head_dim, q * (2 if is_copied else 1)
     per_token = item * (q + 2 * k + rotated + angles + output) + FLOAT * heads
     if attention.has_qk_norm:
         per_token += _qk_norm(q, k, share) + FLOAT * (heads + kv_heads)
     if cp > 1 and share.kernels != "te":
-        per_token += _gathered(q, k, heads, share, is_view_kept=not attention.has_qk_norm)
+        has_varlen = _has_varlen(attention, share)
+        per_token += 2 * item * k * cp if has_varlen else _gathered(q, k, heads, share, attention)
     return share.num_held * norm_bytes(hidden, share) + share.num_tokens * per_token
 
 
@@ -134,9 +149,10 @@ def _qk_norm(q: int, k: int, share: TokenShare) -> int:
     return share.item_bytes * (q + (k if share.kernels == "te" else 0))
 
 
-def _gathered(q: int, k: int, heads: int, share: TokenShare, *, is_view_kept: bool) -> int:
+def _gathered(q: int, k: int, heads: int, share: TokenShare, attention: GroupedAttention) -> int:
     """Per token, with the torch spec: K and V of the whole sequence, and a mask. CUDA's kernels take no mask
     together with grouped heads, so torch computes the scores, in float32."""
+    is_view_kept = not attention.has_qk_norm
     whole = share.item_bytes * (2 * k * share.layout.cp - k)  # in place of this rank's rotated K
     if share.kernels == "torch":
         return whole + share.longest + heads * share.longest * FLOAT

@@ -38,8 +38,9 @@ def plan_faults(
     if plan.trainer_fits:
         return faults
     advice = nearest_in_words(config, models[ROLLOUT], plan.gpu_bytes)
-    if config.model.spec == "torch" and config.trainer.context_parallel_size > 1:
-        advice += " With model.spec: te the scores of context-parallel attention are not kept in memory."
+    has_scores = config.model.spec == "torch" and config.model.dtype != "bfloat16"
+    if has_scores and config.trainer.context_parallel_size > 1:
+        advice += " In bfloat16 the scores of context-parallel attention are not kept in memory."
     return [(key, f"{says} {advice}" if key == "trainer" else says) for key, says in faults]
 
 

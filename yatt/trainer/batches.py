@@ -10,6 +10,7 @@ keeps a kernel for each shape (`cpu_matmul`).
 Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens, R rows of logits.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from yatt.records.message import Rollout
+from yatt.trainer.varlen import VarlenBounds, varlen_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,13 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron-core h
     """
 
     runs: tuple[tuple[int, int], ...]
+    cut: SequenceLayout
+
+    @functools.cached_property
+    def varlen(self) -> VarlenBounds:
+        """The same for the kernel that computes a stream at once."""
+        lengths = [length for length, count in self.runs for _ in range(count)]
+        return varlen_bounds(lengths, self.cut.cp_size, self.cut.cp_rank, self.cu_seqlens_q.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +166,7 @@ def micro_batch(
         sampler_T=tensor(stream.sampler[held_T]),
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
-        packed=None if is_plain else _packed(lengths, cut.cp_size, device),
+        packed=None if is_plain else _packed(lengths, cut, device),
     )
 
 
@@ -226,7 +235,7 @@ def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]
     return np.concatenate(held)
 
 
-def _packed(lengths: list[int], cp_size: int, device: torch.device) -> PackedSequences:
+def _packed(lengths: list[int], cut: SequenceLayout, device: torch.device) -> PackedSequences:
     bounds = [0, *itertools.accumulate(lengths)]
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
     return PackedSequences(
@@ -235,5 +244,6 @@ def _packed(lengths: list[int], cp_size: int, device: torch.device) -> PackedSeq
         cu_seqlens_kv=cu_seqlens,
         max_seqlen_q=max(lengths),
         max_seqlen_kv=max(lengths),
-        runs=tuple((length // cp_size, len(list(same))) for length, same in itertools.groupby(lengths)),
+        runs=tuple((length // cut.cp_size, len(list(same))) for length, same in itertools.groupby(lengths)),
+        cut=cut,
     )

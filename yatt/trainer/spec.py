@@ -36,6 +36,7 @@ from torch import Tensor
 
 from yatt.trainer.batches import PackedSequences
 from yatt.trainer.grouped_experts import GroupedExperts
+from yatt.trainer.varlen import VarlenBounds, suits_varlen, varlen_attention
 
 
 class TorchRMSNorm(torch.nn.RMSNorm):
@@ -66,7 +67,8 @@ class TorchNormColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention with torch's SDPA: packed or not, GQA, context parallel by all-gather of K and V."""
+    """Causal attention with torch's SDPA, or in one kernel for a stream where CUDA has it (`varlen`): packed
+    or not, GQA, context parallel by all-gather of K and V."""
 
     def __init__(
         self,
@@ -99,11 +101,26 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             return self._attend(query, key, value)
+        if suits_varlen(query, value):
+            return self._in_one(query, key, value, packed_seq_params.varlen)
         runs = packed_seq_params.runs
         sizes = [length * count for length, count in runs]
         split = (torch.split(x, sizes) for x in (query, key, value))
         pieces = zip(runs, *split, strict=True)
         return torch.cat([self._attend_run(length, count, *qkv) for (length, count), *qkv in pieces])
+
+    def _in_one(self, query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds) -> Tensor:
+        """Maps a packed stream [S, H, D] to [S, H * D]."""
+        if bounds.source_K is not None:
+            key, value = (self._gathered(x).index_select(0, bounds.source_K) for x in (key, value))
+        return varlen_attention(query, key, value, bounds, self.scale).flatten(1)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """Every context-parallel rank's part, in the order of the ranks."""
+        whole: Tensor = gather_from_sequence_parallel_region(
+            x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group
+        )
+        return whole
 
     def _attend_run(self, length: int, count: int, *qkv: Tensor) -> Tensor:
         """Computes `count` adjacent sequences of the same length as one batch; a loop over many is slow."""
@@ -120,10 +137,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         in_order = [held.index(chunk) for chunk in range(2 * size)]
 
         def whole(x: Tensor) -> Tensor:
-            gathered = gather_from_sequence_parallel_region(
-                x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group
-            )
-            chunks = torch.split(gathered, half)
+            chunks = torch.split(self._gathered(x), half)
             return torch.cat([chunks[index] for index in in_order])
 
         offsets = torch.arange(half, device=query.device)

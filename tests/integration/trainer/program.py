@@ -178,6 +178,7 @@ def with_transfers(worker, order: m.Train) -> m.Train:
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
+    from tests.integration.trainer import varlen_kernel
     from yatt.trainer import cpu_matmul, grouped_experts, logprobs, model
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
@@ -189,6 +190,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
     grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
+    varlen_kernel.use(is_used=job.get("varlen", False))
     if dist.get_world_size() > 1:  # many chunks here against one chunk there
         logprobs.MIN_CHUNK = logprobs.MAX_CHUNK = 5
     bucket_size = job.get("layout", {}).get("bucket_size")
@@ -259,6 +261,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
     from tests.integration.trainer.grouped import together
     from tests.integration.trainer.kept import device_bytes, kept_bytes
+    from tests.integration.trainer.varlen_kernel import calls
 
     worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
 
@@ -279,6 +282,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
 
     actions = {
         "train": train,
+        "streams": lambda: notes.update(streams=len(calls)),
         "together": lambda: notes.update(together=together(worker._policy)),
         "measured": lambda: notes.update(device_bytes=device_bytes(worker, train)),
         "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),

@@ -1,0 +1,108 @@
+"""A stream in one kernel is each sequence's attention, on every context-parallel rank. A wrong kernel is not
+used."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.integration.trainer.varlen_kernel import varlen_attn
+from yatt.trainer import varlen
+
+LENGTHS = (16, 16, 8, 48)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A slow kernel that runs here."""
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    return monkeypatch
+
+
+def chunks_of(rank, cp_size):
+    """Index of each token of the whole stream that this rank has."""
+    starts = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
+    held = []
+    for start, length in zip(starts, LENGTHS, strict=True):
+        each = torch.arange(start, start + length).chunk(2 * cp_size)
+        held += [each[rank], each[2 * cp_size - 1 - rank]]
+    return torch.cat(held)
+
+
+def one_by_one(query, key, value):
+    """Causal attention of each sequence of the whole stream."""
+    split = zip(*(x.split(LENGTHS) for x in (query, key, value)), strict=True)
+    found = []
+    for each in split:
+        heads = (x.transpose(0, 1)[None] for x in each)
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.3, enable_gqa=True)
+        found.append(attended[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 4])
+@pytest.mark.parametrize("value_size", [8, 4])
+def test_ranks_together_have_the_attention_and_the_gradients_of_the_whole_stream(kernel, cp_size, value_size):
+    generator = torch.Generator().manual_seed(0)
+    total = sum(LENGTHS)
+    query, key, value = (
+        torch.randn(total, heads, size, generator=generator, requires_grad=True)
+        for heads, size in ((4, 8), (2, 8), (2, value_size))
+    )
+    held = [chunks_of(rank, cp_size) if cp_size > 1 else torch.arange(total) for rank in range(cp_size)]
+    in_order = torch.cat(held)  # as the ranks' keys are gathered
+    parts = []
+    for rank, mine in enumerate(held):
+        lengths = [length // cp_size for length in LENGTHS]
+        bounds = varlen.varlen_bounds(lengths, cp_size, rank, CPU)
+        keys, values = key[in_order], value[in_order]
+        if bounds.source_K is not None:
+            keys, values = keys[bounds.source_K], values[bounds.source_K]
+        parts.append(varlen.varlen_attention(query[mine], keys, values, bounds, 0.3))
+    got = torch.empty_like(torch.cat(parts)).index_copy(0, in_order, torch.cat(parts))
+    expected = one_by_one(query, key, value)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    weights = torch.randn(expected.shape, generator=generator)
+    gradients = [torch.autograd.grad(each, [query, key, value], weights) for each in (got, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_are_little_more_than_the_whole_sequence():
+    bounds = varlen.varlen_bounds([length // 4 for length in LENGTHS], 4, 1, CPU)
+    assert len(bounds.source_K) == sum(LENGTHS) * 9 / 8
+
+
+def fails(*_args, **_kwargs):
+    raise RuntimeError("no kernel")
+
+
+def without_gradient(*args, **kwargs):
+    return varlen_attn(*args, **kwargs).detach()
+
+
+def upper_left(query, key, value, queries, keys, *rest, **kwargs):
+    """Causal from the first key on, as SDPA is where keys are more than queries."""
+    starts = keys[:-1].tolist()
+    lengths = queries.diff().tolist()
+    kept = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
+    return varlen_attn(query, key[kept], value[kept], queries, queries, rest[0], rest[0], **kwargs)
+
+
+KERNELS = {"right": (varlen_attn, True), "fails": (fails, False), "upper-left": (upper_left, False),
+           "without-gradient": (without_gradient, False)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, kernel):
+    function, is_right = KERNELS[kind]
+    kernel.setattr(varlen, "varlen_attn", function)
+    varlen.varlen_is_right.cache_clear()
+    try:
+        assert varlen.varlen_is_right(CPU) is is_right
+    finally:
+        varlen.varlen_is_right.cache_clear()
+
+
+def test_without_a_kernel_nothing_suits():
+    assert not varlen.suits_varlen(torch.ones(4, 2, 8), torch.ones(4, 2, 8))
+    assert not varlen.suits_varlen(torch.ones(4, 2, 8, dtype=torch.bfloat16), torch.ones(4, 2, 8))

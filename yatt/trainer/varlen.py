@@ -1,0 +1,167 @@
+"""Causal attention of a stream of packed sequences in one kernel: CUDA's, by `torch.nn.attention.varlen`.
+
+Under context parallelism this rank has chunks r and 2n-1-r of 2n of each sequence. Each of them is a sequence
+of its own for the kernel, whose keys are those of all chunks up to it: so no mask and no scores are needed.
+
+Suffixes: S tokens of the stream on this rank, K keys, H heads, D head size.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an old torch: `varlen_is_right` says so
+
+    def varlen_attn(*_: object, **__: object) -> Tensor:  # type: ignore[misc]
+        """Raises RuntimeError."""
+        raise RuntimeError("this version of torch does not have it")
+
+
+_LOG = logging.getLogger(__name__)
+
+DEVICES, DTYPES = ("cuda",), (torch.bfloat16, torch.float16)
+"""Where there is a kernel."""
+
+CAPABILITY = (8, 0)
+"""The first GPUs that have it: Ampere."""
+
+MOST_HEAD_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarlenBounds:
+    """What the kernel is told about a stream.
+
+    Args:
+        queries, keys: int32 [N + 1], the bounds of the sequences among queries and keys.
+        longest: most queries and most keys of a sequence.
+        source_K: int64, each key's index among the keys of all context-parallel ranks, in the order of the
+            ranks; None without context parallelism.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest: tuple[int, int]
+    source_K: Tensor | None
+
+
+def varlen_bounds(lengths: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> VarlenBounds:
+    """Bounds of a stream.
+
+    Args:
+        lengths: tokens of each sequence on this rank: even numbers, if `cp_size` is not 1.
+    """
+    if cp_size == 1:
+        bounds = _bounds(lengths, device)
+        return VarlenBounds(queries=bounds, keys=bounds, longest=(max(lengths),) * 2, source_K=None)
+    held = (cp_rank, 2 * cp_size - 1 - cp_rank)
+    halves = [length // 2 for length in lengths]
+    starts, total = np.cumsum([0, *lengths[:-1]]), sum(lengths)
+    sources = [
+        np.arange(half) + _at(chunk, cp_size, total, int(start), half)
+        for start, half in zip(starts, halves, strict=True)
+        for last in held
+        for chunk in range(last + 1)
+    ]
+    num_keys = [(last + 1) * half for half in halves for last in held]
+    return VarlenBounds(
+        queries=_bounds([half for half in halves for _ in held], device),
+        keys=_bounds(num_keys, device),
+        longest=(max(halves), max(num_keys)),
+        source_K=torch.from_numpy(np.concatenate(sources)).to(device),
+    )
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float) -> Tensor:
+    """Causal attention within each sequence, with gradients.
+
+    Args:
+        query: [S, H, D]; a sequence's queries are those of its last keys.
+        key, value: [K, H', D] and [K, H', D'], as `bounds` has them; H' divides H, D' is at most D.
+
+    Returns:
+        [S, H, D'].
+    """
+    narrow = value.size(-1)
+    if narrow < query.size(-1):  # latent attention; the kernel has one size for all three
+        value = F.pad(value, (0, query.size(-1) - narrow))
+    attended = varlen_attn(
+        query, key, value, bounds.queries, bounds.keys, *bounds.longest, scale=scale, window_size=(-1, 0),
+        enable_gqa=query.size(1) != key.size(1),
+    )  # fmt: skip
+    assert isinstance(attended, Tensor), "more is returned only if it is asked for"
+    return attended[..., :narrow]
+
+
+def suits_varlen(query: Tensor, value: Tensor) -> bool:
+    """Whether the kernel takes these, and is right on this device."""
+    if query.device.type not in DEVICES or query.dtype not in DTYPES or not query.numel():
+        return False
+    if value.size(-1) > query.size(-1) or query.size(-1) > MOST_HEAD_SIZE or query.size(-1) % 8:
+        return False
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < CAPABILITY:
+        return False
+    return varlen_is_right(query.device)
+
+
+@functools.cache
+def varlen_is_right(device: torch.device) -> bool:
+    """Whether a small stream, with fewer heads of keys and more keys than queries, has the attention and the
+    gradients of SDPA with a mask. Asked once per device: a kernel that fails must not end a run."""
+    generator = torch.Generator().manual_seed(0)
+    num_queries, num_keys = [5, 16, 3], [9, 16, 40]
+    shapes = ((24, 4, 32), (65, 2, 32), (65, 2, 32), (24, 4, 32))
+    query, key, value, weights = (
+        torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
+        for shape in shapes
+    )
+    bounds = VarlenBounds(
+        queries=_bounds(num_queries, device), keys=_bounds(num_keys, device), longest=(16, 40), source_K=None
+    )
+    try:
+        with torch.enable_grad():
+            ours = varlen_attention(query, key, value, bounds, 0.2)
+            theirs = masked_attention(query, key, value, bounds, 0.2)
+        got, expected = (
+            [each, *torch.autograd.grad(each, [query, key, value], weights)] for each in (ours, theirs)
+        )
+        torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
+    except (RuntimeError, AttributeError, AssertionError, TypeError) as error:
+        _LOG.warning("attention runs sequence by sequence: torch's varlen_attn on %s: %s", device, error)
+        return False
+    return True
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float) -> Tensor:
+    """The same as `varlen_attention`, sequence by sequence with masks: what the kernel is compared with."""
+    of_queries, of_keys = (bound.diff().tolist() for bound in (bounds.queries, bounds.keys))
+    pairs = ((query, of_queries), (key, of_keys), (value, of_keys))
+    split = zip(*(torch.split(x, sizes) for x, sizes in pairs), strict=True)
+    found = []
+    for queries, keys, values in split:
+        rest = len(keys) - len(queries)
+        is_seen = torch.ones(len(queries), len(keys), dtype=torch.bool, device=query.device).tril(rest)
+        q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=scale, enable_gqa=True)
+        found.append(attended[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+def _at(chunk: int, cp_size: int, total: int, start: int, half: int) -> int:
+    """Index of a sequence's chunk among the keys of all ranks, each of which has `total`."""
+    is_first = chunk < cp_size
+    rank = chunk if is_first else 2 * cp_size - 1 - chunk
+    return rank * total + start + (0 if is_first else half)
+
+
+def _bounds(sizes: Sequence[int], device: torch.device) -> Tensor:
+    bounds = np.cumsum([0, *sizes], dtype=np.int32)
+    return torch.from_numpy(bounds).to(device)
