@@ -63,6 +63,22 @@ class BatchDemand:
         return late_samples(self.num_samples, self.group_size, min(max(self.kept, LEAST_KEPT), 1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far a prediction looks.
+
+    Attributes:
+        times: so many times as many samples. Where groups are dropped, chance then matters less.
+        limit_s: a batch that takes longer is not looked at to its end; the result is more than this.
+    """
+
+    times: int = 1
+    limit_s: float = math.inf
+
+
+USUAL = Effort()
+
+
 def predict(
     split: Split,
     demand: BatchDemand,
@@ -70,15 +86,12 @@ def predict(
     rollout: str,
     switch_s: float,
     *,
-    effort: int = 1,
+    effort: Effort = USUAL,
 ) -> float:
     """Returns seconds from the first request of a batch to its last verdict, with the moves of
     `yatt.core.tail` in it.
-
-    Args:
-        effort: looks at so many times as many samples. Where groups are dropped, chance then matters less.
     """
-    return _PredictedBatch(split, demand, roles, rollout, switch_s, effort).seconds()
+    return _PredictedBatch(split, demand, roles, rollout, switch_s, effort.times).seconds(effort.limit_s)
 
 
 class _PredictedBatch:
@@ -91,12 +104,12 @@ class _PredictedBatch:
         roles: Mapping[str, RoleSpeed],
         rollout: str,
         switch_s: float,
-        effort: int,
+        times: int,
     ) -> None:
         self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
         self._size = max(demand.group_size, 1)
         groups = max(round(demand.num_samples / self._size), 1)
-        most = max(effort * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
+        most = max(times * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
         self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
         self._scale = groups / self._num_groups
         self._missing = max(round(self._num_groups * self._kept), 1)
@@ -114,10 +127,10 @@ class _PredictedBatch:
         self._left: list[int] = []  # samples that are not judged, by group
         self._in_flight, self._num_sampling, self._now_s = 0, 0, 0.0
 
-    def seconds(self) -> float:
-        """Runs the batch until enough groups are kept."""
+    def seconds(self, limit_s: float) -> float:
+        """Runs the batch until enough groups are kept, or until it takes longer than the limit."""
         self._open()
-        while self._missing > 0:
+        while self._missing > 0 and self._now_s <= limit_s:
             self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
             if self._coming and self._coming[0][0] <= self._now_s:
                 self._begin()

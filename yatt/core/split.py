@@ -6,9 +6,12 @@ more than a dead band, because lengths differ from batch to batch. The decision 
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from yatt.core.prediction import NEVER_S, BatchDemand, predict
+from yatt.core.prediction import NEVER_S, USUAL, BatchDemand, Effort, predict
 from yatt.core.tail import RoleSpeed, Split
 
 DEAD_BAND = 0.02
@@ -21,8 +24,8 @@ the one that needs fewer moves is chosen."""
 FINEST = 64
 """Splits are compared down to this part of all slabs, or one slab."""
 
-EFFORT = 4
-"""A change is made only if a prediction that looks at so many times as many samples agrees."""
+CAREFUL = Effort(times=4)
+"""A change is made only if this prediction agrees."""
 
 UNDO_BAND, UNDO_BATCHES = 0.1, 3
 """The same for a split that takes back a change of so many batches before: lengths differ by chance."""
@@ -35,13 +38,16 @@ def believed_s(
     rollout: str,
     switch_s: float,
     *,
-    effort: int = 1,
+    effort: Effort = USUAL,
 ) -> float:
     """Returns the predicted seconds of a batch, without the share of what moves save that is not believed."""
-    moving_s, fixed_s = (
-        predict(split, demand, roles, rollout, each, effort=effort) for each in (switch_s, NEVER_S)
-    )
-    return moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
+    moving_s = predict(split, demand, roles, rollout, switch_s, effort=effort)
+    if moving_s > effort.limit_s:
+        return moving_s
+    enough_s = moving_s + (effort.limit_s - moving_s) / MISTRUST
+    fixed_s = predict(split, demand, roles, rollout, NEVER_S, effort=replace(effort, limit_s=enough_s))
+    seconds = moving_s + MISTRUST * max(fixed_s - moving_s, 0.0)
+    return seconds if fixed_s <= enough_s else max(seconds, math.nextafter(effort.limit_s, math.inf))
 
 
 def choose(
@@ -56,31 +62,55 @@ def choose(
     Args:
         before: splits of the batches before, oldest first; at least the last one.
     """
-    now, known = before[-1], dict[tuple[tuple[str, int], ...], float]()
-
-    def seconds(split: Split) -> float:
-        key = tuple(sorted(split.items()))
-        if key not in known:
-            known[key] = believed_s(split, demand, roles, rollout, switch_s)
-        return known[key]
-
+    now = dict(before[-1])
+    search = _Search(partial(believed_s, demand=demand, roles=roles, rollout=rollout, switch_s=switch_s))
     total = sum(now.values())
-    best = min((dict(now), *_by_work(demand, roles, rollout, total)), key=seconds)
+    best = search.best_of([now, *_by_work(demand, roles, rollout, total)])
     step = max(total // 8, 1)
     while step >= max(total // FINEST, 1):
-        near = [*_near(best, step, roles), best]
-        nearest = min(near, key=lambda each: (seconds(each), sorted(each.items())))
-        if seconds(nearest) < seconds(best):
+        nearest = search.best_of([best, *_near(best, step, roles)])
+        if search.seconds(nearest) < search.seconds(best):
             best = nearest
         else:
             step //= 2
     band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
-    if best == now or seconds(best) >= seconds(now) * (1 - band):
-        return dict(now)
+    if best == now or search.seconds(best) >= search.seconds(now) * (1 - band):
+        return now
     best_s, now_s = (
-        believed_s(each, demand, roles, rollout, switch_s, effort=EFFORT) for each in (best, now)
+        believed_s(each, demand, roles, rollout, switch_s, effort=CAREFUL) for each in (best, now)
     )
-    return best if best_s < now_s * (1 - band) else dict(now)
+    return best if best_s < now_s * (1 - band) else now
+
+
+class _Search:
+    """Predicts splits, each only as far as it may be the best one.
+
+    Args:
+        believed: `believed_s` for a demand.
+    """
+
+    def __init__(self, believed: Callable[..., float]) -> None:
+        self._believed = believed
+        self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
+        """Seconds of splits, and the limit up to which they are exact."""
+
+    def seconds(self, split: Split, limit_s: float = math.inf) -> float:
+        """Returns the seconds of a split; of one that takes longer than the limit, any number above it."""
+        key = tuple(sorted(split.items()))
+        found_s, until_s = self._known.get(key, (0.0, -math.inf))
+        if not (limit_s <= until_s or found_s <= until_s or found_s > limit_s):
+            found_s = self._believed(split, effort=Effort(limit_s=limit_s))
+            self._known[key] = found_s, limit_s
+        return found_s
+
+    def best_of(self, splits: Sequence[dict[str, int]]) -> dict[str, int]:
+        """Returns the fastest split; the first ones should be good ones."""
+        best, best_s = splits[0], self.seconds(splits[0])
+        for each in splits[1:]:
+            each_s = self.seconds(each, best_s)
+            if (each_s, sorted(each.items())) < (best_s, sorted(best.items())):
+                best, best_s = each, each_s
+        return best
 
 
 def _by_work(
