@@ -91,7 +91,7 @@ def test_a_models_files_are_waited_for_with_ticks(tmp_path):
     reader = Process(argv, folder, weather)
     try:
         assert reader.process.wait(timeout=120) == 0, reader.said
-        wait_for(lambda: "read\n" in reader.said, timeout_s=5, what="the last line")
+        wait_for(lambda: "read\n" in reader.said, timeout_s=60, what="the last line")
     finally:
         reader.close()
 

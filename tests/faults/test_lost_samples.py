@@ -83,7 +83,7 @@ def test_a_call_whose_process_is_killed_each_time_ends_the_attempt_and_changes_n
     in_call = mark.with_suffix(".pid")
     for _ in range(PATIENCE + 1):
         wait_for(in_call.exists, timeout_s=60, what="a call to be under way")
-        wait_for(in_call.read_text, timeout_s=5, what="its process's number")
+        wait_for(in_call.read_text, timeout_s=60, what="its process's number")
         pid = int(in_call.read_text())
         in_call.unlink()
         assert kill(pid)

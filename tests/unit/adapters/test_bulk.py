@@ -175,10 +175,10 @@ def test_old_offers_end_and_strangers_cost_a_slot_for_a_limited_time(
     slow = socket.create_connection((tickets[0].host, tickets[0].port), timeout=5)
     began_s = time.monotonic()
     with contextlib.suppress(OSError):
-        while time.monotonic() - began_s < 3:
+        while time.monotonic() - began_s < 30:
             slow.sendall(b"x")
             time.sleep(0.05)
-    assert time.monotonic() - began_s < 2, "a byte now and then is no hello"
+    assert time.monotonic() - began_s < 20, "a byte now and then is no hello"
     slow.close()
     server.close()
     with pytest.raises((WorkerFailed, OSError)):

@@ -238,7 +238,7 @@ def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch
         copies.take(model)
     assert not list(copies.folder.rglob("*.safetensors"))
     # Threads that copy are not waited for: they may hang in a filesystem.
-    wait_for(lambda: not list(copies.folder.rglob("*.unfinished")), timeout_s=5, what="them to go")
+    wait_for(lambda: not list(copies.folder.rglob("*.unfinished")), timeout_s=60, what="them to go")
 
 
 def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
