@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -284,19 +285,42 @@ def test_a_killed_engine_is_started_again_and_changes_no_result(tmp_path: Path) 
 
 
 @pytest.mark.faults
-def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path, times: int) -> None:
+    """The second time while processes are ended because of the first."""
     one = Evaluation(tmp_path)
     process = begun(one, *SLOW_ENGINE)
     try:
         wait_for(lambda: bool(engine_of(process)), timeout_s=60, what="an engine")
         engines = engine_of(process)
-        process.send_signal(signal.SIGINT)
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.03)
         process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
     assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
     assert one.leftovers() == [] and not one.out.exists()
+
+
+@pytest.mark.faults
+def test_a_signal_before_any_engine_leaves_nothing(tmp_path: Path) -> None:
+    one = Evaluation(tmp_path)
+    (tmp_path / "rows.py").write_text("import time\ndef map_row(row):\n    time.sleep(3600)\n")
+    section = {"train_files": [str(one.data)], "map": f"{tmp_path}/rows.py"}
+    like = {"data": section, "rewards": [{"name": "r", "path": one.own}]}
+    process = subprocess.Popen(
+        command(*one.words(like=like)), env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: any(one.scratch.glob("yatt-*/made")), timeout_s=60, what="rows in the making")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and said.endswith("yatt: ended by SIGTERM\n")
+    assert one.leftovers() == []
 
 
 @pytest.mark.faults

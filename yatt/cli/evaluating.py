@@ -20,7 +20,7 @@ from yatt.config.load import load
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError
 from yatt.evaluation.evaluate import evaluated
-from yatt.evaluation.host import private_folder
+from yatt.evaluation.host import ended_by_signals, private_folder
 from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
 from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_files
 from yatt.evaluation.samples import EvaluatedSamples
@@ -71,7 +71,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         raise ConfigError("CUDA_VISIBLE_DEVICES is empty: no GPU may be used; set it, or write --device cpu.")
     settings = settings_of(source.config, options, words, source.model, gpus)
     shown = Shower(is_quiet=arguments.json)
-    with private_folder(settings.config) as folder:
+    with ended_by_signals(), private_folder(settings.config) as folder:
         of_run = made_folder(source.config.run.dir)
         config = with_made_data(settings.config, folder / "made", of_run)
         check_evaluation(config, has_weights=source.run is None)

@@ -58,6 +58,27 @@ LOG_ENDS = "ends:"
 LOOK_S = 0.05
 
 
+def endings() -> list[signal.Signals]:
+    """Returns the signals that end an evaluation: not SIGHUP under nohup."""
+    return [s for s in ENDINGS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end this process by an exception in this context, as Ctrl-C does, so that
+    folders are removed and other processes are ended."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(f"yatt: ended by {signal.Signals(number).name}")
+
+    before = {s: signal.signal(s, end) for s in endings() if s != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def private_folder(config: RunConfig) -> Iterator[Path]:
     """Gives a new folder of this process in `launch.scratch_dir`, and removes it at the end.
@@ -178,8 +199,10 @@ class Host:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._close()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await self._close()
 
     def end(self, error: str) -> None:
         """Ends `run` with WorkerFailed, unless something else has ended it."""
@@ -196,8 +219,10 @@ class Host:
     async def _close(self) -> None:
         self._asked_to_end |= self._parts.supervisor.workers.keys()
         self._parts.given_weights.close()
-        await self._parts.supervisor.close(WORKER_GRACE_S, only_marked=True)
-        await self._channel.close()
+        try:
+            await self._parts.supervisor.close(WORKER_GRACE_S, only_marked=True)
+        finally:  # a second Ctrl-C may cancel the above, and the context waits for open sockets
+            await self._channel.close()
 
     async def _started(
         self, controller: Controller, work: Callable[[Served], Awaitable[T]], served: Served
@@ -295,7 +320,7 @@ async def hosted(
             loop.remove_signal_handler(number)  # a second one ends this process at once
         host.end(f"ended by {number.name}")
 
-    for number in ENDINGS:
+    for number in endings():
         loop.add_signal_handler(number, end, number)
     try:
         return await host.run(work, sampling)

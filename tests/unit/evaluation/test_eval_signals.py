@@ -1,0 +1,14 @@
+"""Which signals end an evaluation."""
+
+import signal
+
+from yatt.evaluation.host import ENDINGS, endings
+
+
+def test_under_nohup_the_end_of_the_terminal_ends_no_evaluation() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert endings() == [signal.SIGTERM, signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert endings() == list(ENDINGS)
