@@ -78,6 +78,9 @@ class RunView:
     num_killed: int = 0
     """Number of reward function calls that were killed at their time limit."""
 
+    has_told_kill: bool = False
+    """Whether a sentence of this attempt was about such a call."""
+
     also: Callable[[dict[str, Any]], None] | None = None
     """Gets each event too, also those of stale attempts."""
 
@@ -129,7 +132,7 @@ class RunView:
         """Resets the state for a new attempt, whose start event may be in a deleted segment of the log."""
         self.attempt, self.nodes, self.phase, self.ended = attempt, 0, "join", ""
         self.holders, self.workers, self.alarms, self.waits = {}, {}, {}, {}
-        self.silent_judges = {}
+        self.silent_judges, self.has_told_kill = {}, False
         self.slabs.begin()
 
     def eta_s(self) -> float | None:
@@ -316,7 +319,8 @@ def _late(view: RunView, event: dict[str, Any]) -> None:
 
 def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
     view.num_killed += 1
-    if view.num_killed == 1:
+    if not view.has_told_kill:
+        view.has_told_kill = True
         view.news.append(
             f"{event['worker']} was killed: a reward call took more than {event['limit_s']:g} s. "
             "`yatt status` shows the number of killed calls"

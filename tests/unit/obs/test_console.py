@@ -32,3 +32,18 @@ def test_what_an_earlier_start_has_shown_is_not_shown_again(tmp_path):
     console.update()
     console.close()
     assert out.getvalue() == "iteration 4/9  reward 0.500\n"
+
+
+def test_a_killed_reward_call_is_told_once_in_each_attempt(tmp_path):
+    kill = {"kind": "reward.kill", "worker": "reward-n0.1", "limit_s": 2.0}
+    run = make_run(tmp_path, events=(event(1, **kill),))
+    out = io.StringIO()
+    view = RunView(run, 9)
+    console = Console(view, out)
+    console.pass_over()
+    with run.events.open("a") as file:
+        file.writelines(json.dumps(event(at_s, attempt=2, **kill)) + "\n" for at_s in (5, 6))
+    console.update()
+    console.close()
+    assert out.getvalue().count("reward-n0.1 was killed: a reward call took more than 2 s") == 1
+    assert view.num_killed == 3
