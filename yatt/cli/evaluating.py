@@ -72,8 +72,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     settings = settings_of(source.config, options, words, source.model, gpus)
     shown = Shower(is_quiet=arguments.json)
     with ended_by_signals(), private_folder(settings.config) as folder:
-        of_run = made_folder(source.config.run.dir)
-        config = with_made_data(settings.config, folder / "made", of_run)
+        earlier = [made_folder(run) for run in (source.config.run.dir, source.shown)]  # of a moved run too
+        config = with_made_data(settings.config, folder / "made", earlier)
         check_evaluation(config, has_weights=source.run is None)
         with _model_of(source, arguments.iteration, folder) as (model, iteration):
             config = replace(config, model=replace(config.model, path=str(model)))

@@ -11,7 +11,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,17 +75,17 @@ def needs_making(data: DataSection) -> bool:
 
 def made_folder(run_dir: str) -> Path:
     """Returns the folder of the files that are made for a run."""
-    return Path(f"{run_dir}.data")
+    return Path(f"{Path(run_dir).expanduser()}.data")
 
 
-def with_made_data(config: RunConfig, folder: Path | None = None, of_run: Path | None = None) -> RunConfig:
+def with_made_data(config: RunConfig, folder: Path | None = None, earlier: Sequence[Path] = ()) -> RunConfig:
     """Returns the config with files that were made from the hub and by `data.map`; makes those that are not
     there.
 
     Args:
         config: a config returned by `completed`.
         folder: where they are made, by default `made_folder` of the run.
-        of_run: another folder whose files were made earlier, and are not mapped again.
+        earlier: other folders whose files were made earlier, and are not mapped again.
 
     Raises:
         ConfigError: a data set cannot be fetched, or the function failed.
@@ -95,7 +95,7 @@ def with_made_data(config: RunConfig, folder: Path | None = None, of_run: Path |
     folder = folder or made_folder(config.run.dir)
     limit_s = config.launch.phase_timeout_s
     config = _with_entries(config, partial(_fetched, folder, limit_s))
-    mapped = partial(_mapped, folder, of_run or folder, config)
+    mapped = partial(_mapped, folder, {str(place.resolve()) for place in (folder, *earlier)}, config)
     return _with_entries(config, mapped) if config.data.map else config
 
 
@@ -110,9 +110,9 @@ def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
     return [str(target)]
 
 
-def _mapped(folder: Path, earlier: Path, config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
+def _mapped(folder: Path, made: set[str], config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
     path, name = Path(config.data.map), config.data.map_function
-    if Path(source).parent in (folder, earlier) and Path(source).name.startswith("mapped-"):
+    if str(Path(source).parent.resolve()) in made and Path(source).name.startswith("mapped-"):
         return [source]  # of a config that was made before
     try:
         with open(source, "rb") as rows:

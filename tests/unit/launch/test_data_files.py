@@ -12,7 +12,7 @@ from tests.obs_runs import make_run
 from yatt.config.load import load, load_resolved
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
-from yatt.launch.data_files import with_made_data
+from yatt.launch.data_files import made_folder, with_made_data
 
 
 def rows_in(path: str) -> list[dict]:
@@ -88,6 +88,21 @@ def test_rows_are_mapped_once_and_again_if_source_or_function_change(tmp_path, c
     function.write_text(MAP.replace('"!"', '"."'))
     other = with_made_data(config).data.train_files
     assert other != made.data.train_files and rows_in(other[1])[1]["prompt"] == "b0."
+
+
+def test_mapped_rows_are_not_mapped_again_however_their_folder_is_written(tmp_path, config_of, monkeypatch):
+    (tmp_path / "rows.py").write_text(MAP)
+    config = config_of(train_files=(f"{tmp_path}/a.jsonl",), map=f"{tmp_path}/rows.py")
+    made = with_made_data(config)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    relative = made_folder(f"{os.path.relpath(config.run.dir)}/")
+    assert with_made_data(made, tmp_path / "of-eval", [relative]) == made
+    (path,) = made.data.train_files
+    linked = replace(
+        made, data=replace(made.data, train_files=(path.replace("/run.data", "/link/run.data"),))
+    )
+    assert with_made_data(linked) == linked
 
 
 @pytest.mark.parametrize(
