@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,33 @@ def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path, times: int
         process.kill()
     assert process.returncode == 130
     assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+    assert one.leftovers() == [] and not one.out.exists()
+
+
+LATE_SIGNAL = """
+import os, signal, sys
+from yatt.cli.main import main
+from yatt.evaluation.host import Host
+
+close, number = Host._close, getattr(signal, sys.argv.pop())
+
+async def late(self):
+    os.kill(os.getpid(), number)
+    await close(self)
+
+Host._close = late
+sys.exit(main())
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 1)])
+def test_a_signal_while_the_processes_are_ended_is_no_success(tmp_path: Path, name: str, code: int) -> None:
+    one = Evaluation(tmp_path)
+    words = [sys.executable, "-c", LATE_SIGNAL, *one.words(engine="scripted"), name]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == ("" if name == "SIGINT" else "yatt: ended by SIGTERM\n")
     assert one.leftovers() == [] and not one.out.exists()
 
 

@@ -208,6 +208,12 @@ class Host:
         """Ends `run` with WorkerFailed, unless something else has ended it."""
         if not self._failure.done():
             self._failure.set_exception(WorkerFailed(error))
+            self._failure.exception()  # retrieved, so that asyncio does not log it
+
+    def check(self) -> None:
+        """Raises WorkerFailed if something has ended it, also after `run` had its result."""
+        if self._failure.done():
+            self._failure.result()
 
     async def _first(self, main: "asyncio.Future[T]", tasks: list[asyncio.Future[Any]]) -> T:
         """Waits for one of the tasks to end, and returns the result of `main` if that one has."""
@@ -323,7 +329,9 @@ async def hosted(
     for number in endings():
         loop.add_signal_handler(number, end, number)
     try:
-        return await host.run(work, sampling)
+        result = await host.run(work, sampling)
+        host.check()  # a signal may come while the processes are ended
+        return result
     except WorkerFailed:
         if signal.SIGINT in got:
             raise asyncio.CancelledError from None

@@ -28,9 +28,9 @@ NOWHERE = "-"
 """Run folder of a config before its processes have one."""
 
 WITHOUT_EFFECT = (
-    "run.dir", "run.id", "run.from_checkpoint", "model.path", "data.train_files", "launch.nodes",
-    "optimizer.", "trainer.", "placement.", "algorithm.", "checkpoint.", "validation.",
-    "sync.", "logging.", "profile.",
+    "run.dir", "run.id", "run.from_checkpoint", "model.path", "data.train_files", "data.weights",
+    "data.shuffle", "rollout.ahead", "rollout.oversample", "launch.nodes", "optimizer.",
+    "trainer.", "placement.", "algorithm.", "checkpoint.", "validation.", "sync.", "logging.", "profile.",
 )  # fmt: skip
 """Beginnings of keys that an evaluation does not use."""
 

@@ -130,7 +130,10 @@ def test_data_and_rewards_must_be_named(tmp_path: Path) -> None:
         settings_of(without, EvalOptions(), (), MODEL, 0)
 
 
-@pytest.mark.parametrize("word", ["trainer.total_iterations=3", "model.path=/x", "launch.nodes=2"])
+@pytest.mark.parametrize("word", [
+    "trainer.total_iterations=3", "model.path=/x", "launch.nodes=2", "data.weights={a.jsonl: 2}",
+    "data.shuffle=false", "rollout.oversample=2",
+])  # fmt: skip
 def test_words_that_could_have_no_effect_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=f"{word.partition('=')[0]} has no effect in an evaluation"):
         of_model(word)
