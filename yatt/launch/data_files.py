@@ -46,7 +46,7 @@ def _files_of(entry: str, key: str) -> list[str]:
     path = str(Path(entry).expanduser().absolute())
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
-    if found := sorted(glob.glob(path, recursive=True)):
+    if found := [each for each in sorted(glob.glob(path, recursive=True)) if not Path(each).is_dir()]:
         return found
     raise ConfigError(f"{key}: no file fits the pattern {path}.")
 
@@ -56,14 +56,25 @@ def _with_entries(config: RunConfig, made: Callable[[str, str], list[str]]) -> R
 
     Args:
         made: returns what an entry of that key becomes.
+
+    Raises:
+        ConfigError: two entries give the same file different weights.
     """
     data = config.data
     train = {entry: made(entry, "data.train_files") for entry in data.train_files}
-    weights = {path: weight for entry, weight in data.weights.items() for path in train[entry]}
+    weights: dict[str, float] = {}
+    for entry, weight in data.weights.items():
+        for path in train[entry]:
+            if weights.setdefault(path, weight) != weight:
+                raise ConfigError(
+                    f"data.weights: {path} has the weights {weights[path]:g} and {weight:g}, by two entries "
+                    "of data.train_files; write one weight."
+                )
+    held_out = (path for entry in data.val_files for path in made(entry, "data.val_files"))
     section = replace(
         data, weights=weights,
         train_files=tuple(dict.fromkeys(path for paths in train.values() for path in paths)),
-        val_files=tuple(path for entry in data.val_files for path in made(entry, "data.val_files")),
+        val_files=tuple(dict.fromkeys(held_out)),
     )  # fmt: skip
     return replace(config, data=section)
 

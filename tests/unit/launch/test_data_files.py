@@ -42,6 +42,26 @@ def test_a_pattern_becomes_its_files_in_order_with_its_weight(tmp_path, config_o
     assert with_made_data(config) == config and not Path(f"{config.run.dir}.data").exists()
 
 
+def test_a_file_of_two_entries_is_one_file_with_one_weight(tmp_path, config_of):
+    both, first = (f"{tmp_path}/*.jsonl", f"{tmp_path}/a.jsonl")
+    config = config_of(train_files=(both, first), val_files=(both, first), weights={first: 2.0})
+    assert config.data.train_files == config.data.val_files == (first, f"{tmp_path}/b.jsonl")
+    assert config.data.weights == {first: 2.0}
+    with pytest.raises(
+        ConfigError, match=r"data\.weights: .*/a\.jsonl has the weights 2 and 0\.5, by two entries"
+    ):
+        config_of(train_files=(both, first), weights={first: 2.0, both: 0.5})
+
+
+def test_a_pattern_names_no_folder(tmp_path, config_of):
+    (tmp_path / "parts" / "more.d").mkdir(parents=True)
+    inner = tmp_path / "parts" / "more.d" / "c.jsonl"
+    inner.write_text('{"question": "x"}\n')
+    assert config_of(train_files=(f"{tmp_path}/parts/**",)).data.train_files == (str(inner),)
+    with pytest.raises(ConfigError, match="no file fits the pattern"):
+        config_of(train_files=(f"{tmp_path}/parts/*",))
+
+
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path, config_of):
     odd = tmp_path / "a[1].jsonl"
     odd.write_text('{"question": "x"}\n')
