@@ -100,7 +100,8 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
 
 
 def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
-    """Returns the changed config. Data files that have moved keep their weights, in the order of the list."""
+    """Returns the changed config. Data files that have moved keep their weights, in the order of the list;
+    those that have not, by their paths."""
     data, weights = config.data, config.data.weights
     if not weights or not any(word.startswith("data.train_files=") for word in arguments):
         return completed(load_over(config, arguments, relations))
@@ -114,8 +115,9 @@ def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
             f"data.train_files: the run has {len(before)} files with data.weights, and these are {len(now)}; "
             "write as many, in the same order."
         )
-    moved = {file: weights[old] for old, file in zip(before, now, strict=True) if old in weights}
-    return replace(new, data=replace(new.data, weights=moved))
+    was = {file: file if file in before else old for old, file in zip(before, now, strict=True)}
+    kept = {file: weights[old] for file, old in was.items() if old in weights}
+    return replace(new, data=replace(new.data, weights=kept))
 
 
 def _why(change: Change) -> str:
