@@ -166,6 +166,21 @@ def test_an_abort_gives_back_what_was_sampled_and_what_was_not_begun() -> None:
     assert (partial.finish_reason, m.unpack_ids(partial.token_ids)) == ("abort", [7, 8])
 
 
+@pytest.mark.parametrize("is_blamed", [False, True], ids=["its engine fell asleep", "its engine ended"])
+def test_a_request_that_is_aborted_on_its_way_back_is_not_sent_again(is_blamed: bool) -> None:
+    async def scene() -> tuple[m.Completed, int]:
+        bench = Bench()
+        await bench.wake("a", "b")
+        task = bench.ask("one")
+        await settle()
+        bench.local.remove(bench.where()["one"], "is gone", is_blamed=is_blamed)
+        await bench.router.abort(ROLLOUT)  # before the router has heard that the request came back
+        return await asyncio.wait_for(task, 5), len(bench.engines.asked())
+
+    completed, num_sent = asyncio.run(scene())
+    assert (completed.finish_reason, completed.token_ids, num_sent) == ("abort", b"", 1)
+
+
 def test_an_abort_in_the_turn_in_which_a_request_is_assigned_keeps_it_from_being_sent() -> None:
     """The node would hear of the abort first, and run the request to its end."""
 
