@@ -100,8 +100,8 @@ def with_changes(config: RunConfig, arguments: list[str]) -> NewConfig:
 
 
 def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
-    """Returns the changed config. Data files that have moved keep their weights, in the order of the list;
-    those that have not, by their paths."""
+    """Returns the changed config. Data files keep their weights by their paths; those that have moved have
+    the weights of those that are not in the list any more, in its order."""
     data, weights = config.data, config.data.weights
     if not weights or not any(word.startswith("data.train_files=") for word in arguments):
         return completed(load_over(config, arguments, relations))
@@ -115,7 +115,8 @@ def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
             f"data.train_files: the run has {len(before)} files with data.weights, and these are {len(now)}; "
             "write as many, in the same order."
         )
-    was = {file: file if file in before else old for old, file in zip(before, now, strict=True)}
+    gone = iter([file for file in before if file not in now])
+    was = {file: file if file in before else next(gone) for file in now}
     kept = {file: weights[old] for file, old in was.items() if old in weights}
     return replace(new, data=replace(new.data, weights=kept))
 
