@@ -48,6 +48,9 @@ HEAD = """# Configuration
 Every key of the files that yatt reads, generated from the config classes by `make docs`. A key that is not
 listed is refused. Values are written as YAML: `1.0e-6`, not `1e-6`, which YAML reads as text.
 
+Of several files, and of `KEY=VALUE` arguments after them, the last one wins, key by key; lists are replaced.
+An empty section takes back what was written before it: `data.weights={}`.
+
 Editors with a YAML language server complete keys and show these texts if a file begins with
 `# yaml-language-server: $schema=PATH`, where PATH is that of `run.json`, `site.json` or `sft.json` in
 `configs/schema/`, or of `overlay.json` for an overlay of a run file, which has no required keys.

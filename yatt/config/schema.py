@@ -111,8 +111,8 @@ class DataSection:
     def __post_init__(self) -> None:
         rule(len(self.train_files) >= 1, "train_files is empty; write at least one file.")
         for name in self.weights:
-            known = name in self.train_files
-            rule(known, f"weights: {name!r} is no entry of train_files; write it as it is there.")
+            says = f"weights: {name!r} is no entry of train_files; write it as it is there. "
+            rule(name in self.train_files, says + "data.weights={} takes back what was written before.")
         weights = [self.weights.get(name, 1.0) for name in self.train_files]
         rule(any(weights), "weights: all are 0; leave one above 0.")
         rule(

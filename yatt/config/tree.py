@@ -217,7 +217,8 @@ def _short(text: object, most: int = 60) -> str:
 def merge(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
     """Merges two trees: `over` wins; sections are merged key by key, lists and scalars are replaced.
 
-    A section whose keys are numbers is merged into the items of a list, from 0.
+    A section whose keys are numbers is merged into the items of a list, from 0. An empty one, ``{}``, takes
+    back what `base` has there.
 
     Args:
         key: the key of both, for messages.
@@ -225,6 +226,8 @@ def merge(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
     Raises:
         ConfigError: the list has no item of a number.
     """
+    if key and over.value == {}:
+        return over
     if isinstance(base.value, list) and isinstance(over.value, dict) and all(map(_is_index, over.value)):
         return _merged_items(base.value, over, base.at, key)
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):

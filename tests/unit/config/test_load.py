@@ -375,6 +375,22 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     assert "argument 'rollout.nn=3': rollout.nn: no such key" in said
 
 
+def test_an_empty_section_takes_back_what_was_written_before(tmp_path: Path) -> None:
+    """Else a run file with weights could not get other data files."""
+    run = write(tmp_path, GOOD.replace("[a.jsonl]}", "[a.jsonl], weights: {a.jsonl: 2.0}, shuffle: false}"))
+    assert load([run], []).data.weights == {"a.jsonl": 2.0}
+    other = load([run], ["data.weights={}", "data.train_files=[b.jsonl]"]).data
+    assert (other.train_files, other.weights, other.shuffle) == (("b.jsonl",), {}, False)
+    overlay = write(tmp_path, "data: {weights: {}}\n", "overlay.yaml")
+    assert load([run, overlay], []).data.weights == {}
+    assert load([run, overlay], ["data.weights={a.jsonl: 3.0}"]).data.weights == {"a.jsonl": 3.0}
+    assert load([run, write(tmp_path, "", "nothing.yaml")], []) == load([run], [])
+    with pytest.raises(ConfigError, match=r"data\.train_files: missing"):
+        load([run], ["data={}"])
+    with pytest.raises(ConfigError, match=r"argument 'rewards=\{\}': rewards: a section is not a list"):
+        load([run], ["rewards={}"])
+
+
 @pytest.mark.parametrize("argument", ["rollout.n", "=3", "rollout..n=3"])
 def test_an_argument_without_key_or_value_is_refused(tmp_path: Path, argument: str) -> None:
     assert "write section.key=value" in mistakes(tmp_path, GOOD, argument)
