@@ -101,7 +101,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             return self._attend(query, key, value)
-        if suits_varlen(query, value):
+        if suits_varlen(query, value, self.cp_group):
             return self._in_one(query, key, value, packed_seq_params.varlen)
         runs = packed_seq_params.runs
         sizes = [length * count for length, count in runs]

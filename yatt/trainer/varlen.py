@@ -10,9 +10,11 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -101,15 +103,27 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBo
     return attended[..., :narrow]
 
 
-def suits_varlen(query: Tensor, value: Tensor) -> bool:
-    """Whether the kernel takes these, and is right on this device."""
+def suits_varlen(query: Tensor, value: Tensor, group: Any) -> bool:
+    """Whether the kernel takes these, and is right on the device of each rank of the context-parallel group.
+    The first call with these is collective over the group."""
     if query.device.type not in DEVICES or query.dtype not in DTYPES or not query.numel():
         return False
     if value.size(-1) > query.size(-1) or query.size(-1) > MOST_HEAD_SIZE or query.size(-1) % 8:
         return False
     if query.is_cuda and torch.cuda.get_device_capability(query.device) < CAPABILITY:
         return False
-    return varlen_is_right(query.device)
+    return _all_are_right(query.device, group)
+
+
+@functools.cache
+def _all_are_right(device: torch.device, group: Any) -> bool:
+    """Ranks that have parts of the same sequences gather their keys alike, so they decide together."""
+    is_right = varlen_is_right(device)
+    if group.size() == 1:
+        return is_right
+    flag = torch.tensor([is_right], dtype=torch.int32, device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
+    return bool(flag.item())
 
 
 @functools.cache

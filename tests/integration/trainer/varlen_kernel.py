@@ -25,9 +25,19 @@ calls: list[int] = []
 """The number of queries of each call."""
 
 
-def use(*, is_used: bool) -> None:
-    """Makes this process compute attention by it, or sequence by sequence."""
+def fails(*_: object, **__: object) -> Tensor:
+    """In place of it where it does not run."""
+    raise RuntimeError("no kernel")
+
+
+def use(*, is_used: bool, is_right: bool) -> None:
+    """Makes this process compute attention by it, or sequence by sequence.
+
+    Args:
+        is_right: whether it runs on this rank.
+    """
     varlen.DEVICES, varlen.DTYPES = (("cpu",) if is_used else ()), (torch.float32,)
-    varlen.varlen_attn = varlen_attn
+    varlen.varlen_attn = varlen_attn if is_right else fails
     varlen.varlen_is_right.cache_clear()
+    varlen._all_are_right.cache_clear()
     calls.clear()
