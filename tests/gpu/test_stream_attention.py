@@ -5,14 +5,6 @@ import pytest
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
-class Alone:
-    """A context-parallel group of one rank."""
-
-    @staticmethod
-    def size() -> int:
-        return 1
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "value_size"),
     [(8, 2, 128, 128), (4, 4, 64, 64), (4, 4, 192, 128), (2, 1, 256, 256)],
@@ -31,7 +23,7 @@ def test_a_stream_on_the_gpu_is_each_sequences_attention(cuda, heads, kv_heads, 
     query = torch.randn(num_queries, heads, size, **make).requires_grad_()
     key = torch.randn(num_keys, kv_heads, size, **make).requires_grad_()
     value = torch.randn(num_keys, kv_heads, value_size, **make).requires_grad_()
-    assert suits_varlen(query, value, Alone())
+    assert suits_varlen(query, value)
     weights = torch.randn(num_queries, heads, value_size, **make)
     results = [
         [attended, *torch.autograd.grad(attended, [query, key, value], weights)]

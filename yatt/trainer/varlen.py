@@ -10,7 +10,6 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,36 +102,38 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBo
     return attended[..., :narrow]
 
 
-def suits_varlen(query: Tensor, value: Tensor, group: Any) -> bool:
-    """Whether the kernel takes these, and is right on the device of each rank of the context-parallel group.
-    The first call with these is collective over the group."""
+def suits_varlen(query: Tensor, value: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether the kernel takes these, and is right on this device.
+
+    Args:
+        group: ranks that gather keys together, and all ask the same; all of them or none use the kernel.
+    """
     if query.device.type not in DEVICES or query.dtype not in DTYPES or not query.numel():
         return False
     if value.size(-1) > query.size(-1) or query.size(-1) > MOST_HEAD_SIZE or query.size(-1) % 8:
         return False
-    if query.is_cuda and torch.cuda.get_device_capability(query.device) < CAPABILITY:
-        return False
-    return _all_are_right(query.device, group)
+    is_alone = group is None or group.size() == 1
+    return _is_right_on_all(query.device, query.size(-1), None if is_alone else group)
 
 
 @functools.cache
-def _all_are_right(device: torch.device, group: Any) -> bool:
-    """Ranks that have parts of the same sequences gather their keys alike, so they decide together."""
-    is_right = varlen_is_right(device)
-    if group.size() == 1:
+def _is_right_on_all(device: torch.device, head_size: int, group: dist.ProcessGroup | None) -> bool:
+    """Asked once: a kernel that fails must not end a run."""
+    has_it = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
+    is_right = has_it and varlen_is_right(device, head_size)
+    if group is None:
         return is_right
-    flag = torch.tensor([is_right], dtype=torch.int32, device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
-    return bool(flag.item())
+    on_all = torch.tensor(int(is_right), device=device)
+    dist.all_reduce(on_all, dist.ReduceOp.MIN, group=group)
+    return bool(on_all.item())
 
 
-@functools.cache
-def varlen_is_right(device: torch.device) -> bool:
+def varlen_is_right(device: torch.device, head_size: int) -> bool:
     """Whether a small stream, with fewer heads of keys and more keys than queries, has the attention and the
-    gradients of SDPA with a mask. Asked once per device: a kernel that fails must not end a run."""
+    gradients of SDPA with a mask. There is a kernel for each head size."""
     generator = torch.Generator().manual_seed(0)
     num_queries, num_keys = [5, 16, 3], [9, 16, 40]
-    shapes = ((24, 4, 32), (65, 2, 32), (65, 2, 32), (24, 4, 32))
+    shapes = [(num, heads, head_size) for num, heads in ((24, 4), (65, 2), (65, 2), (24, 4))]
     query, key, value, weights = (
         torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
         for shape in shapes
@@ -142,8 +143,10 @@ def varlen_is_right(device: torch.device) -> bool:
     )
     try:
         with torch.enable_grad():
-            ours = varlen_attention(query, key, value, bounds, 0.2)
-            theirs = masked_attention(query, key, value, bounds, 0.2)
+            ours, theirs = (
+                attention(query, key, value, bounds, head_size**-0.5)
+                for attention in (varlen_attention, masked_attention)
+            )
         got, expected = (
             [each, *torch.autograd.grad(each, [query, key, value], weights)] for each in (ours, theirs)
         )

@@ -190,8 +190,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
     grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
-    how = job.get("varlen", "")
-    varlen_kernel.use(is_used=bool(how), is_right=how != "first rank" or rank == 0)
+    varlen_kernel.use(is_used=job.get("varlen", False), is_there=rank not in job.get("without_kernel", ()))
     if dist.get_world_size() > 1:  # many chunks here against one chunk there
         logprobs.MIN_CHUNK = logprobs.MAX_CHUNK = 5
     bucket_size = job.get("layout", {}).get("bucket_size")

@@ -26,18 +26,13 @@ calls: list[int] = []
 
 
 def fails(*_: object, **__: object) -> Tensor:
-    """In place of it where it does not run."""
+    """As a machine whose kernel cannot run."""
     raise RuntimeError("no kernel")
 
 
-def use(*, is_used: bool, is_right: bool) -> None:
-    """Makes this process compute attention by it, or sequence by sequence.
-
-    Args:
-        is_right: whether it runs on this rank.
-    """
+def use(*, is_used: bool, is_there: bool = True) -> None:
+    """Makes this process compute attention by it, or sequence by sequence."""
     varlen.DEVICES, varlen.DTYPES = (("cpu",) if is_used else ()), (torch.float32,)
-    varlen.varlen_attn = varlen_attn if is_right else fails
-    varlen.varlen_is_right.cache_clear()
-    varlen._all_are_right.cache_clear()
+    varlen.varlen_attn = varlen_attn if is_there else fails
+    varlen._is_right_on_all.cache_clear()
     calls.clear()

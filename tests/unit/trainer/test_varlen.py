@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.integration.trainer.varlen_kernel import varlen_attn
+from tests.integration.trainer.varlen_kernel import fails, varlen_attn
 from yatt.trainer import varlen
 
 LENGTHS = (16, 16, 8, 48)
@@ -72,10 +72,6 @@ def test_keys_are_little_more_than_the_whole_sequence():
     assert len(bounds.source_K) == sum(LENGTHS) * 9 / 8
 
 
-def fails(*_args, **_kwargs):
-    raise RuntimeError("no kernel")
-
-
 def without_gradient(*args, **kwargs):
     return varlen_attn(*args, **kwargs).detach()
 
@@ -88,22 +84,22 @@ def upper_left(query, key, value, queries, keys, *rest, **kwargs):
     return varlen_attn(query, key[kept], value[kept], queries, queries, rest[0], rest[0], **kwargs)
 
 
+def narrow_only(query, *args, **kwargs):
+    """As a device that has no kernel for wide heads."""
+    return (varlen_attn if query.shape[-1] <= 64 else fails)(query, *args, **kwargs)
+
+
 KERNELS = {"right": (varlen_attn, True), "fails": (fails, False), "upper-left": (upper_left, False),
-           "without-gradient": (without_gradient, False)}  # fmt: skip
+           "without-gradient": (without_gradient, False), "narrow-only": (narrow_only, False)}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KERNELS)
 def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, kernel):
     function, is_right = KERNELS[kind]
     kernel.setattr(varlen, "varlen_attn", function)
-    varlen.varlen_is_right.cache_clear()
-    try:
-        assert varlen.varlen_is_right(CPU) is is_right
-    finally:
-        varlen.varlen_is_right.cache_clear()
+    assert varlen.varlen_is_right(CPU, 128) is is_right
 
 
 def test_without_a_kernel_nothing_suits():
-    for dtype in (torch.float32, torch.bfloat16):
-        ones = torch.ones(4, 2, 8, dtype=dtype)
-        assert not varlen.suits_varlen(ones, ones, None)
+    assert not varlen.suits_varlen(torch.ones(4, 2, 8), torch.ones(4, 2, 8))
+    assert not varlen.suits_varlen(torch.ones(4, 2, 8, dtype=torch.bfloat16), torch.ones(4, 2, 8))
