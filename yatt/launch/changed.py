@@ -10,6 +10,7 @@ from yatt.config.changing import Change, changes, is_allowed, kind_of
 from yatt.config.check import relations
 from yatt.config.load import load_over
 from yatt.config.schema import RunConfig
+from yatt.config.tree import argument_tree
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
 from yatt.launch.data_files import with_made_data
@@ -103,11 +104,12 @@ def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
     """Returns the changed config. Data files keep their weights by their paths; those that have moved have
     the weights of those that are not in the list any more, in its order."""
     data, weights = config.data, config.data.weights
-    if not weights or not any(word.startswith("data.train_files=") for word in arguments):
+    given = _keys_of("data", arguments)
+    if not weights or "train_files" not in given:
         return completed(load_over(config, arguments, relations))
     bare = replace(config, data=replace(data, weights={}))
     new = completed(load_over(bare, arguments, relations))
-    if new.data.weights:
+    if "weights" in given:
         return new
     before, now = data.train_files, new.data.train_files
     if len(before) != len(now):
@@ -119,6 +121,12 @@ def _loaded(config: RunConfig, arguments: list[str]) -> RunConfig:
     was = {file: file if file in before else next(gone) for file in now}
     kept = {file: weights[old] for file, old in was.items() if old in weights}
     return replace(new, data=replace(new.data, weights=kept))
+
+
+def _keys_of(section: str, arguments: list[str]) -> set[str]:
+    """Returns the section's keys that have values in arguments."""
+    written = [argument_tree(argument, []).value.get(section) for argument in arguments]
+    return {key for node in written if node and isinstance(node.value, dict) for key in node.value}
 
 
 def _why(change: Change) -> str:

@@ -83,8 +83,12 @@ def test_data_files_move_with_their_weights(run, tmp_path) -> None:
             with_changes(config, [files, f"data.weights={weights}"])
     for order in (f"/b, {old}", f"{old}, {tmp_path}/b"):
         assert with_changes(config, [f"data.train_files=[{order}]"]).config.data.weights == {old: 2.0}
+    for argument in (f"data.train_files.0={tmp_path}/new", f"data={{train_files: [{tmp_path}/new, /b]}}"):
+        assert with_changes(config, [argument]).config.data.weights == {f"{tmp_path}/new": 2.0}
     with pytest.raises(ConfigError, match=r"data\.weights: was .* decides what is trained"):
         with_changes(config, [f"data.train_files=[/b, {tmp_path}/new]"])
+    with pytest.raises(ConfigError, match=r"data\.weights: was .*, is \{\} \(it decides what is trained"):
+        with_changes(config, [files, "data.weights={}"])
     with pytest.raises(ConfigError, match=r"the run has 2 files with data\.weights, and these are 1"):
         with_changes(config, [f"data.train_files=[{tmp_path}/new]"])
 
