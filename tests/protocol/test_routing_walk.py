@@ -1,7 +1,7 @@
 """Requests between nodes whose engines come and go: every order of messages and moves, up to a depth.
 
 From each world two ends are tried. If everything is delivered and answered, and an engine is awake, each
-request is over, once. After an abort it is over without another answer of an engine.
+request is over, once. After an abort it is over without another answer of an engine, and while all sleep.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def ended(world: World, schedule: Schedule, *, is_aborted: bool) -> None:
         while world.places[index].stage == "leaving" and index not in world.lost:
             await world.move("slept", index)
     for index in set(world.sides) - world.lost:
-        if not world.awake:
+        if not (world.awake or is_aborted):
             await world.move("wake", index)
     await drained(world, "deliver" if is_aborted else "")
     for name, results in world.results.items():
@@ -199,6 +199,15 @@ class SendsTheAborted(Router):
             request.is_aborted = False
 
 
+class WaitsThoughAborted(Router):
+    """An aborted request that comes back ends when a node has room for it."""
+
+    async def _place_for(self, request: Any) -> int | None:
+        was_aborted, request.is_aborted = request.is_aborted, False
+        index = await super()._place_for(request)
+        return None if was_aborted else index
+
+
 class TakesLateRooms(Router):
     """What a node reported first, it reported last."""
 
@@ -217,6 +226,7 @@ class IsSilent(RoomAnnouncer):
         (Kinds(engines=WaitsForTheNext), ()),
         (Kinds(engines=ForgetsWhatItRan), (("die", 1),)),
         (Kinds(router=SendsTheAborted), (ABORT,)),
+        (Kinds(router=WaitsThoughAborted), (ABORT,)),
         (Kinds(router=TakesLateRooms), ()),
         (Kinds(announcer=IsSilent), ()),
     ],
