@@ -21,6 +21,8 @@ BATCH_ROWS = 1024
 MAX_ROW_BYTES = 64 << 20
 """Longest line of a JSONL file; a file without line ends is not read into memory."""
 
+NO_FILE = "no such data file"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -60,7 +62,7 @@ def opened_data(path: Path) -> BufferedReader:
         OSError: a transient error, which is not a user error.
     """
     if not path.is_file():
-        raise ConfigError(f"{path}: no such data file. Check data.train_files and data.val_files.")
+        raise ConfigError(f"{path}: {NO_FILE}. Check data.train_files and data.val_files.")
     try:
         return open_regular(path)
     except OSError as error:

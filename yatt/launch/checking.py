@@ -1,14 +1,16 @@
 """`yatt check`: everything that is known about a run before its start. Nothing is started; data that the run
 needs (`data.map`, the hub) is made, as a start would do, because rows are checked."""
 
+import glob
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from yatt.adapters.data_rows import NO_FILE
 from yatt.adapters.local_folder import check_memory
 from yatt.config.doubts import doubts
-from yatt.config.schema import FromCheckpointSection, RunConfig
+from yatt.config.schema import DataSection, FromCheckpointSection, RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
@@ -51,7 +53,7 @@ class Absent:
 
     def explains(self, mistake: str) -> bool:
         """Whether a mistake is only that the file is not here."""
-        name = self.path.rpartition(":")[0] if self.path.startswith(HUB) else self.path
+        name = ":".join(self.path.split(":")[:2]) if self.path.startswith(HUB) else self.path
         return name in mistake and (not self.has_config or " has no " in mistake)
 
     def in_words(self) -> str:
@@ -88,6 +90,7 @@ def check_run(
     except ConfigError as error:
         failures += _lines(error)
     failures = [line for line in failures if not any(each.explains(line) for each in absent)]
+    failures = [line for line in failures if not line.startswith(_not_files(config.data))]
     notes = [*doubts(config), *(() if failures else memory_doubts(config))]
     skipped += [each.in_words() for each in absent]
     skipped += ["the cluster: `yatt diagnose --site SITE RUN_FILE` asks Slurm"] if site is not None else []
@@ -128,11 +131,18 @@ def _lines(error: ConfigError) -> list[str]:
     return [line.strip() for line in lines if line.startswith("  ")] or lines
 
 
+def _not_files(data: DataSection) -> tuple[str, ...]:
+    """Returns the beginnings of mistakes that only say that an entry did not become files, which is said."""
+    entries = (*data.train_files, *data.val_files)
+    return tuple(f"{each}: {NO_FILE}" for each in entries if each.startswith(HUB) or glob.has_magic(each))
+
+
 def _absent(config: RunConfig) -> Iterator[Absent]:
     for path, key in {path: key for key, path in _paths(asdict(config), "")}.items():
         place = Path(path).expanduser()
         has_config = (place / CONFIG).is_file()
-        if not place.exists() or (has_config and not any(place.glob("*.safetensors"))):
+        is_here = place.exists() or bool(glob.glob(str(place), recursive=True))
+        if not is_here or (has_config and not any(place.glob("*.safetensors"))):
             yield Absent(key, path, has_config)
 
 
