@@ -1,7 +1,9 @@
 """The command: examples, suggestions, completion, runs by name, `yatt config`, `yatt init`."""
 
+import itertools
 import json
 import subprocess
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -13,6 +15,9 @@ from yatt.cli.main import command_parser, main
 from yatt.cli.words import EXAMPLES, completion
 from yatt.config.load import load, load_resolved
 from yatt.config.origin import annotated, load_with_origins
+from yatt.config.schema import RunConfig
+from yatt.config.sft import SftConfig
+from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 from yatt.launch.changed import with_changes
 from yatt.launch.known import remember
@@ -276,3 +281,29 @@ def test_init_names_what_is_missing_and_leaves_no_file(tmp_path, rows, words, sa
     code, _, err = call("init", tmp_path / "new.yaml", *words)
     assert code == 2 and says in err and "Traceback" not in err
     assert not (tmp_path / "new.yaml").exists()
+
+
+def has_key(kind, key):
+    """Whether a config class has a key."""
+    for name in key.split("."):
+        kinds = get_type_hints(kind)
+        if name not in kinds:
+            return False
+        kind = kinds[name]
+    return True
+
+
+@pytest.mark.parametrize("name", list(command_parser()[1].choices))
+def test_the_examples_name_keys_that_exist(name):
+    kind = SftConfig if name == "sft" else RunConfig
+    for line in EXAMPLES[name]:
+        words = line.split()
+        for before, word in itertools.pairwise(words):
+            key, sign, _ = word.partition("=")
+            assert not sign or has_key(SiteConfig if before == "--set" else kind, key), line
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "check", "config", "sft", "report"])
+def test_only_what_is_missing_is_called_missing(name, call):
+    code, _, err = call(name)
+    assert code == 2 and err.strip().endswith(("required: config", "required: run"))

@@ -14,7 +14,7 @@ def add_check(commands: "Parsers") -> None:
     """Adds `yatt check`."""
     command = commands.add_parser("check", help="say what is wrong with a run; nothing is started")
     command.add_argument("config", type=Path, help="run file (YAML)")
-    command.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    command.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     command.add_argument("--site", type=Path, help="site file (YAML) of the cluster it will run on")
     command.add_argument(
         "--elsewhere", action="store_true",

@@ -17,7 +17,7 @@ def add_config(commands: "Parsers") -> None:
     """Adds `yatt config`."""
     command = commands.add_parser("config", help="print the complete config, with the place of each value")
     command.add_argument("config", type=Path, help="run file (YAML) or run folder")
-    command.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    command.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     command.add_argument("--changed", action="store_true", help="leave out values that are defaults")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(action=_config)

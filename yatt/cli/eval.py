@@ -15,7 +15,10 @@ def add_eval(commands: "Parsers") -> None:
     )
     command.add_argument("source", type=Path, help="run folder, or Hugging Face folder")
     command.add_argument(
-        "more", nargs="*", help="data files (default: the run's data.val_files) and section.key=value"
+        "more",
+        nargs="*",
+        default=[],
+        help="data files (default: the run's data.val_files) and section.key=value",
     )
     command.add_argument("--iteration", type=int, default=0, help="checkpoint of the run (default: newest)")
     command.add_argument("--like", type=Path, metavar="RUN_FILE", help="take sampling and scores from it")

@@ -122,17 +122,17 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_init(commands)
     cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
     cleaning.add_argument(
-        "folders", type=Path, nargs="*", help="node-local folders (default: /tmp, /dev/shm)"
+        "folders", type=Path, nargs="*", default=[], help="node-local folders (default: /tmp, /dev/shm)"
     )
     cleaning.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     cleaning.set_defaults(action=_clean)
     sft = commands.add_parser("sft", help="supervised fine-tuning: create or warm up a model")
     sft.add_argument("config", type=Path, help="SFT file (YAML)")
-    sft.add_argument("more", nargs="*", help="overlay files (*.yaml) and key=value")
+    sft.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and key=value")
     sft.set_defaults(action=_sft)
     diagnose = commands.add_parser("diagnose", help="check whether a run will work on this cluster")
     diagnose.add_argument("config", type=Path, nargs="?", help="run file, to check its requirements as well")
-    diagnose.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    diagnose.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     diagnose.add_argument("--site", type=Path, required=True, help="site file (YAML)")
     add_set(diagnose)
     diagnose.add_argument("--json", action="store_true", help="print one JSON object")
@@ -161,7 +161,9 @@ def _add_looking(commands: "Parsers") -> None:
         command.add_argument("run", type=Path, help="run folder")
         command.set_defaults(action=action)
         if name == "report":
-            command.add_argument("others", type=Path, nargs="*", help="other run folders, to compare them")
+            command.add_argument(
+                "others", type=Path, nargs="*", default=[], help="other run folders, to compare them"
+            )
         if name == "status":
             command.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "report":

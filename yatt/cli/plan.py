@@ -12,7 +12,7 @@ def add_plan(commands: "Parsers") -> None:
     """Adds `yatt plan`."""
     command = commands.add_parser("plan", help="count memory per GPU and node, and say whether a run fits")
     command.add_argument("config", type=Path, help="run file (YAML)")
-    command.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    command.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     command.add_argument("--gpu-gib", type=float, default=80.0, help="memory of a GPU in GiB (default: 80)")
     command.add_argument("--host-gib", type=float, default=0.0, help="host memory of a node in GiB")
     command.add_argument("--run", type=Path, help="take lengths, speeds and times from this run folder")

@@ -18,7 +18,7 @@ def add_running(commands: "Parsers") -> None:
     """Adds the commands."""
     run = commands.add_parser("run", help="train on this machine; run it again to resume")
     run.add_argument("config", type=Path, help="run file (YAML)")
-    run.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    run.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     run.set_defaults(action=_run, trains=True)
     _add_take_over(run)
     _add_slurm(commands)
@@ -28,7 +28,7 @@ def _add_slurm(commands: "Parsers") -> None:
     """Adds the commands that work with Slurm jobs."""
     submit = commands.add_parser("submit", help="train as a Slurm job that requeues itself")
     submit.add_argument("config", type=Path, help="run file (YAML)")
-    submit.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    submit.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     submit.add_argument("--site", type=Path, required=True, help="site file (YAML)")
     add_set(submit)
     submit.add_argument(
@@ -59,7 +59,9 @@ def _add_slurm(commands: "Parsers") -> None:
     attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="run a command, not a shell")
     attach.set_defaults(action=_attach)
     listing = commands.add_parser("list", help="list your runs")
-    listing.add_argument("folders", type=Path, nargs="*", help="run folders, or parents of run folders")
+    listing.add_argument(
+        "folders", type=Path, nargs="*", default=[], help="run folders, or parents of run folders"
+    )
     listing.set_defaults(action=_list)
 
 
@@ -67,7 +69,11 @@ def _add_resume(commands: "Parsers") -> None:
     resume = commands.add_parser("resume", help="resume a run from its folder")
     resume.add_argument("run", type=Path, help="run folder")
     resume.add_argument(
-        "more", nargs="*", metavar="KEY=VALUE", help="change a key that does not affect what is trained"
+        "more",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key that does not affect what is trained",
     )
     resume.add_argument("--site", type=Path, help="site file (default: the one of the last submission)")
     add_set(resume)

@@ -16,7 +16,7 @@ def add_simulate(commands: "Parsers") -> None:
     command.add_argument(
         "config", type=Path, metavar="CONFIG", help="run file (YAML), or a run folder with measured batches"
     )
-    command.add_argument("more", nargs="*", help="overlay files (*.yaml) and section.key=value")
+    command.add_argument("more", nargs="*", default=[], help="overlay files (*.yaml) and section.key=value")
     command.add_argument("--run", type=Path, help="take lengths, speeds and times from this run folder")
     command.add_argument(
         "--lengths", default="", metavar="MEAN,SIGMA", help="log-normal tokens per completion, as 1500,0.8"

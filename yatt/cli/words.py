@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "submit": (
         "yatt submit run.yaml --site site.yaml",
         "yatt submit run.yaml --site site.yaml --dry-run",
-        "yatt submit run.yaml --site site.yaml --set time_limit=4:00:00 --sweep optimizer.lr=1.0e-6,2.0e-6",
+        "yatt submit run.yaml --site site.yaml --set time_limit_min=240 --sweep optimizer.lr=1.0e-6,2.0e-6",
     ),
     "resume": (
         "yatt resume runs/one",
@@ -47,7 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": ("yatt plan run.yaml", "yatt plan run.yaml trainer.tensor_model_parallel_size=4 --gpu-gib 64"),
     "simulate": ("yatt simulate runs/one", "yatt simulate run.yaml --run runs/one --gpus 4096"),
     "clean": ("yatt clean --dry-run",),
-    "sft": ("yatt sft sft.yaml steps.max=100",),
+    "sft": ("yatt sft sft.yaml max_steps=100",),
     "diagnose": (
         "yatt diagnose --site site.yaml run.yaml",
         "yatt diagnose --site site.yaml run.yaml --nodes 2",
