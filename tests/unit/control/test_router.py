@@ -101,6 +101,25 @@ def test_a_request_of_an_engine_that_is_put_to_sleep_is_sent_elsewhere_without_c
     asyncio.run(scene())
 
 
+def test_another_engine_of_the_node_does_not_begin_what_one_that_falls_asleep_still_runs() -> None:
+    async def scene() -> None:
+        bench = Bench(retries=0)
+        await bench.wake("a", "b")
+        task = bench.ask("one")
+        await settle()
+        first = bench.where()["one"]
+        bench.local.drain(first)
+        other = bench.ask("two")
+        await settle()
+        assert bench.where() == {"one": first, "two": "ab".replace(first, "")}
+        finish(bench)
+        bench.local.remove(first, "was put to sleep")
+        assert (await asyncio.wait_for(task, 5)).finish_reason == "stop"
+        other.cancel()
+
+    asyncio.run(scene())
+
+
 def test_a_request_on_its_way_to_an_engine_that_is_taken_away_waits_for_any_other() -> None:
     """Not at the node without engines: it might get none for long, and others have room."""
 
