@@ -34,12 +34,13 @@ MOST_MESSAGES = 400
 
 @dataclass
 class Kinds:
-    """The classes of a world; a planted mistake replaces one."""
+    """The classes of a world, of which a planted mistake replaces one, and `rollout.max_retries`."""
 
     router: type[Router] = Router
     engines: type[LocalEngines] = LocalEngines
     announcer: type[RoomAnnouncer] = RoomAnnouncer
     controller: type[Controller] = Controller
+    retries: int = 3
 
 
 @dataclass
@@ -127,6 +128,7 @@ class World:
         config = replace(
             config, run=replace(config.run, deterministic=True),
             placement=replace(config.placement, split="dynamic"),
+            rollout=replace(config.rollout, max_retries=kinds.retries),
         )  # fmt: skip
         self._kinds, self._config, self._placement = kinds, config, place(config)
         self.queues: dict[tuple[int, int], deque[Mail]] = {

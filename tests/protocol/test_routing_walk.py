@@ -117,6 +117,10 @@ def test_an_aborted_request_is_over_without_an_engine_that_ends_it() -> None:
     assert len(walk(depth=7, extra=(ABORT,)).seen) > 500
 
 
+def test_a_lost_node_costs_a_request_no_retry() -> None:
+    assert len(walk(Kinds(retries=0), NAMES[:1], depth=7, extra=(("lose", 1),)).seen) > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "extra"),
