@@ -301,7 +301,9 @@ def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path, times: int
     finally:
         process.kill()
     assert process.returncode == 130
-    assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+    # The second signal ends the wait for them; they end with their parent, which takes a moment.
+    is_ended = lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines)  # noqa: E731
+    wait_for(is_ended, timeout_s=60 if times > 1 else 0.1, what="the engines to end")
     assert one.leftovers() == [] and not one.out.exists()
 
 
