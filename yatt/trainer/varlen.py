@@ -10,21 +10,13 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an old torch: `varlen_is_right` says so
-
-    def varlen_attn(*_: object, **__: object) -> Tensor:  # type: ignore[misc]
-        """Raises RuntimeError."""
-        raise RuntimeError("this version of torch does not have it")
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,12 +86,23 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBo
     narrow = value.size(-1)
     if narrow < query.size(-1):  # latent attention; the kernel has one size for all three
         value = F.pad(value, (0, query.size(-1) - narrow))
-    attended = varlen_attn(
+    attended: Tensor = varlen_attn(
         query, key, value, bounds.queries, bounds.keys, *bounds.longest, scale=scale, window_size=(-1, 0),
         enable_gqa=query.size(1) != key.size(1),
     )  # fmt: skip
-    assert isinstance(attended, Tensor), "more is returned only if it is asked for"
     return attended[..., :narrow]
+
+
+def varlen_attn(*tensors: Any, **settings: Any) -> Any:
+    """torch's function, imported when it is used: the module brings torch's compiler, which takes a rank on
+    CPU a second to start.
+
+    Raises:
+        ImportError: an old torch, which does not have it.
+    """
+    from torch.nn.attention.varlen import varlen_attn as kernel
+
+    return kernel(*tensors, **settings)
 
 
 def suits_varlen(query: Tensor, value: Tensor, group: dist.ProcessGroup | None = None) -> bool:
@@ -151,7 +154,7 @@ def varlen_is_right(device: torch.device, head_size: int) -> bool:
             [each, *torch.autograd.grad(each, [query, key, value], weights)] for each in (ours, theirs)
         )
         torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
-    except (RuntimeError, AttributeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AttributeError, AssertionError, TypeError, ImportError) as error:
         _LOG.warning("attention runs sequence by sequence: torch's varlen_attn on %s: %s", device, error)
         return False
     return True
