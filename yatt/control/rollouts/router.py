@@ -103,7 +103,7 @@ class Router:
                 except (WorkerFailed, DeadlineExceeded):
                     if index in self._peers.lost:
                         self._dispatch.bounce(key)
-                    elif not self._dispatch.suspect(key):
+                    elif not self._dispatch.suspect(key) and not request.is_aborted:
                         raise
             return nothing_yet(sample.request_id)
         finally:
@@ -185,7 +185,7 @@ class _Request:
     place: "asyncio.Future[int | None] | None" = None
     is_aborted: bool = False
 
-    def send_to(self, index: int) -> None:
+    def send_to(self, index: int | None) -> None:
         if self.place is not None and not self.place.done():
             self.place.set_result(index)
 
@@ -195,8 +195,7 @@ class _Request:
 
     def abort(self) -> None:
         self.is_aborted = True
-        if self.place is not None and not self.place.done():
-            self.place.set_result(None)
+        self.send_to(None)
 
 
 def _nobody(role: str) -> WorkerFailed:
