@@ -39,7 +39,6 @@ class Kinds:
     router: type[Router] = Router
     engines: type[LocalEngines] = LocalEngines
     announcer: type[RoomAnnouncer] = RoomAnnouncer
-    controller: type[Controller] = Controller
     retries: int = 3
 
 
@@ -221,10 +220,6 @@ class World:
     # ---- what is seen ---------------------------------------------------------------------------
 
     @property
-    def unfinished(self) -> list[str]:
-        return [name for name, results in self.results.items() if not results]
-
-    @property
     def awake(self) -> list[int]:
         return [
             index for index in self.sides if self.places[index].stage == "awake" and index not in self.lost
@@ -275,7 +270,7 @@ class World:
             engines=engines, router=router, rooms=rooms, peers=peers, publications=SimpleNamespace(take=None),
             given_weights=SimpleNamespace(describe=None, offer=None),
         )  # fmt: skip
-        return Place(node, hands, engines, router, self._kinds.controller(node, parts, None))
+        return Place(node, hands, engines, router, Controller(node, parts, None))
 
     def _dial(self, sender: int, receiver: int) -> Channel:
         return Wire(self.queues[sender, receiver])  # type: ignore[return-value]

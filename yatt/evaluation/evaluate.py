@@ -1,14 +1,13 @@
 """Carries out one evaluation with its processes."""
 
 import asyncio
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from yatt.control.rollouts.episodes import Sampling, validation_sampling
-from yatt.evaluation.host import ENDINGS, Served, hosted, node_of
+from yatt.evaluation.host import Served, handlers_restored, hosted, node_of
 from yatt.evaluation.request import EvalSettings
 from yatt.evaluation.samples import EvaluatedSamples, Evaluator
 
@@ -40,14 +39,11 @@ def evaluated(settings: EvalSettings, folder: Path, device: str, reporter: Repor
     async def work(served: Served) -> EvaluatedSamples:
         return await Evaluator(served, settings.names, settings.limit, reporter.progress).run()
 
-    before = {number: signal.getsignal(number) for number in ENDINGS}
     try:
-        return asyncio.run(hosted(node, work, sampling_of(settings), partial(reporter.say)))
+        with handlers_restored():  # the event loop leaves the default ones
+            return asyncio.run(hosted(node, work, sampling_of(settings), partial(reporter.say)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    finally:
-        for number, handler in before.items():  # the event loop leaves the default ones
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def sampling_of(settings: EvalSettings) -> Sampling:

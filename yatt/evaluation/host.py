@@ -64,6 +64,17 @@ def endings() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Gives these signals the handlers again that they had before."""
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Lets SIGTERM and SIGHUP end this process by an exception in this context, as Ctrl-C does, so that
     folders are removed and other processes are ended."""
@@ -71,12 +82,11 @@ def ended_by_signals() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise SystemExit(f"yatt: ended by {signal.Signals(number).name}")
 
-    before = {s: signal.signal(s, end) for s in endings() if s != signal.SIGINT}
-    try:
+    with handlers_restored():
+        for number in endings():
+            if number != signal.SIGINT:
+                signal.signal(number, end)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.integration.trainer.varlen_kernel import fails, varlen_attn
+from yatt.planning import activations
 from yatt.trainer import varlen
 
 LENGTHS = (16, 16, 8, 48)
@@ -103,3 +104,8 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, kernel):
 def test_without_a_kernel_nothing_suits():
     assert not varlen.suits_varlen(torch.ones(4, 2, 8), torch.ones(4, 2, 8))
     assert not varlen.suits_varlen(torch.ones(4, 2, 8, dtype=torch.bfloat16), torch.ones(4, 2, 8))
+
+
+def test_plans_count_with_the_same_widest_head():
+    """`yatt.planning` cannot import torch."""
+    assert activations.MOST_HEAD_SIZE == varlen.MOST_HEAD_SIZE
