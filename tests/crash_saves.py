@@ -7,7 +7,8 @@ import msgspec
 import torch
 
 from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, plan_path, segment_path
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.pieces import check_piece
 from yatt.checkpoint.retention import retain
 from yatt.checkpoint.shards import Shard, read_shards

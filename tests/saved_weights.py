@@ -1,5 +1,6 @@
 """Checkpoints of a Hugging Face folder's weights in any layout, made without a trainer."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,20 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from tests.runs import RunFile
+from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.pieces import checksum, header_of
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.store import Store, open_store
+from yatt.config.load import load
+from yatt.control.rollouts.carried import write_state
+from yatt.control.rollouts.groups import NodeState
+from yatt.core.checkpoint_names import node_state_path
+from yatt.launch.completed import completed
+from yatt.launch.folder import open_folder
 from yatt.models.model import Model, read_model
 from yatt.models.rows import WeightRow
-from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile, TensorPiece
 from yatt.weights.boxes import blocks_of, boxes_of
 from yatt.weights.convert import cut_shard, fuse
@@ -44,9 +53,7 @@ def save(
     for rank, pieces in enumerate(_ranks(model, tensors, dtype, (tp, pp, dp))):
         if pieces:
             files.append(_write(store, f"{prefix}/rank-{rank:05d}.safetensors", pieces))
-    state = b"groups of prompts"
-    store.write(f"{prefix}/node-00000.groups", state)
-    node = StateFile(path=f"{prefix}/node-00000.groups", size_bytes=len(state), checksum=checksum(state))
+    node = write_state(store, node_state_path(prefix, 0), NodeState(next_number=8 * iteration))
     manifest = Manifest(
         iteration=iteration, attempt=attempt, parent=parent, run_id=run_id, config_hash="test",
         files=tuple(files), common=msgspec.Raw(b"{}"), nodes=(node,),
@@ -106,3 +113,28 @@ def _write(store: Store, path: str, pieces: list[Piece]) -> ShardFile:
     return ShardFile(
         path=path, size_bytes=written.size_bytes, checksum=written.checksum, tensors=tuple(described)
     )
+
+
+def saved_run(folder: Path, *, iterations=(1, 2, 3, 4), attempt=1, **settings) -> RunFile:
+    """A run that has saved these iterations and ended; no trainer ran."""
+    settings.setdefault("checkpoint", {"keep": 2})
+    run = RunFile(folder, settings)
+    config = completed(load([run.write()], []))
+    paths = open_folder(config)
+    (paths.claims).mkdir(exist_ok=True)
+    (paths.claims / f"{attempt:06d}").write_text("claimed")
+    note(paths, attempt, STARTED, {})
+    store = open_store(
+        config.checkpoint.url or str(paths.root / "checkpoints"), config.checkpoint.storage_options
+    )
+    start = Checkpoints(store, attempt, config.run.id)
+    start.adopt(None)
+    for iteration in iterations:
+        save(store, run.folder / "policy", dp=2, iteration=iteration, attempt=attempt, run_id=config.run.id)
+        line = {"training/global_step": iteration, "critic/rewards/mean": -abs(iteration - 2.0)}
+        with paths.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    if iterations:
+        note(paths, attempt, COMMITTED, {"iteration": iterations[-1]})
+    note(paths, attempt, ENDED, {"exit_code": 0})
+    return run

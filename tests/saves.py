@@ -5,7 +5,8 @@ import msgspec
 from tests import host_copies
 from tests.host_copies import Trainer, versions_in
 from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.store import Store
 from yatt.uploader.upload import Throttle, UploadJob
 

@@ -60,6 +60,31 @@ def test_a_folder_goes_with_all_in_it_and_nothing_else(store):
     assert (store.size("x/1"), store.size("x/y/2"), store.size("xx/3")) == (None, None, 1)
 
 
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "x/..", "../y", "/etc", "x//1", "x/", "x/../../y", "x\0", "y" * 600]
+)
+def test_no_name_leads_out_of_the_store(store, name):
+    for kept in ("x/1", "y"):
+        store.write(kept, b"-")
+    calls = (
+        lambda: store.delete_folder(name), lambda: store.delete(name), lambda: store.write(name, b"mine"),
+        lambda: store.create(name, b"mine"), lambda: store.read(name), lambda: store.size(name),
+        lambda: store.read_ranges(name, [(0, 1)]), lambda: store.write_stream(name, lambda: iter([b"mine"])),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(CheckpointError, match="is not a name in a checkpoint store"):
+            call()
+    assert store.names("") == ["x", "y"] and store.names("x") == ["1"]
+
+
+def test_a_note_that_is_too_long_is_not_read(store):
+    store.write("note", b"a" * 100)
+    assert store.read("note", most_bytes=100) == b"a" * 100
+    with pytest.raises(CheckpointError, match="has 100 bytes; no such file of yatt has more than 99"):
+        store.read("note", most_bytes=99)
+    assert not store.create("note", b"a" * 99)
+
+
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, s3_endpoint):
     store.write("manifests/1", b"mine")

@@ -21,10 +21,11 @@ from tests.store_proxy import Fault, StoreProxy, after
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
 from yatt.adapters.host_segment import AREAS
 from yatt.checkpoint import store as store_module
-from yatt.checkpoint.manifest import Checkpoints, name_of
+from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.checkpoint.unfinished import abort_uploads
+from yatt.core.checkpoint_names import manifest_name
 from yatt.core.claims import Commit
 from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.obs.metrics import STEP
@@ -168,11 +169,11 @@ def test_a_read_that_breaks_off_is_repeated(tmp_path: Path, proxy: StoreProxy, w
 def test_another_attempts_commit_is_no_lost_reply_of_ours(tmp_path: Path, proxy: StoreProxy) -> None:
     """The store refuses the commit because the name exists, and its content is not ours."""
     trainer = trainer_of(proxy, tmp_path)
-    store_at(tmp_path, proxy.server).write(name_of(Commit(1, 1)), b"another's")
+    store_at(tmp_path, proxy.server).write(manifest_name(Commit(1, 1)), b"another's")
     proxy.faults = [Fault("drop", "Create")]
     with pytest.raises(CheckpointError, match="was committed already"):
         save(store_at(tmp_path, proxy.endpoint), trainer)
-    assert store_at(tmp_path, proxy.server).read(name_of(Commit(1, 1))) == b"another's"
+    assert store_at(tmp_path, proxy.server).read(manifest_name(Commit(1, 1))) == b"another's"
 
 
 def uploader_run(folder: Path, proxy: StoreProxy) -> Path:

@@ -7,51 +7,21 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import BUCKET
 from tests.runs import RunFile, environment, rows, yatt
-from tests.saved_weights import save, tensors_in
-from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
+from tests.saved_weights import save, saved_run, tensors_in
+from yatt.adapters.ledger import STARTED, note
 from yatt.adapters.process import Identity
-from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import open_store
 from yatt.cli.main import main
-from yatt.config.load import load
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
 from yatt.launch.known import known_file
 from yatt.paths import RunPaths
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def made(folder: Path, *, iterations=(1, 2, 3, 4), attempt=1, **settings) -> RunFile:
-    """A run that has saved these iterations and ended; no trainer ran."""
-    settings.setdefault("checkpoint", {"keep": 2})
-    run = RunFile(folder, settings)
-    config = completed(load([run.write()], []))
-    paths = open_folder(config)
-    (paths.claims).mkdir(exist_ok=True)
-    (paths.claims / f"{attempt:06d}").write_text("claimed")
-    note(paths, attempt, STARTED, {})
-    store = open_store(
-        config.checkpoint.url or str(paths.root / "checkpoints"), config.checkpoint.storage_options
-    )
-    start = Checkpoints(store, attempt, config.run.id)
-    start.adopt(None)
-    for iteration in iterations:
-        save(store, run.folder / "policy", dp=2, iteration=iteration, attempt=attempt, run_id=config.run.id)
-        line = {"training/global_step": iteration, "critic/rewards/mean": -abs(iteration - 2.0)}
-        with paths.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    if iterations:
-        note(paths, attempt, COMMITTED, {"iteration": iterations[-1]})
-    note(paths, attempt, ENDED, {"exit_code": 0})
-    return run
 
 
 @pytest.fixture
@@ -73,7 +43,7 @@ def typed(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    return made(tmp_path / "run")
+    return saved_run(tmp_path / "run")
 
 
 def iterations_of(run: RunFile) -> list[int]:
@@ -172,7 +142,9 @@ def test_prune_refuses_a_run_that_is_active(run, typed):
 
 def test_prune_keeps_what_another_run_has_started_from(run, typed, tmp_path):
     url = str(run.run_dir / "checkpoints")
-    other = made(tmp_path / "other", iterations=(), run={"from_checkpoint": {"url": url, "iteration": 2}})
+    other = saved_run(
+        tmp_path / "other", iterations=(), run={"from_checkpoint": {"url": url, "iteration": 2}}
+    )
     known_file().parent.mkdir(parents=True)
     known_file().write_text(f"{other.run_dir}\n")
     assert typed("ckpt", "prune", run.run_dir, "--keep", 1)[0] == 0
@@ -207,7 +179,7 @@ def test_copy_to_s3_and_back_from_the_url_alone(run, typed, tmp_path, s3_endpoin
 def test_a_run_whose_checkpoints_are_in_s3(typed, tmp_path, s3_endpoint):
     options = {"endpoint_url": s3_endpoint}
     checkpoint = {"url": f"s3://{BUCKET}/{tmp_path.name}", "storage_options": options, "keep": 1}
-    run = made(tmp_path / "run", iterations=(1, 2), checkpoint=checkpoint)
+    run = saved_run(tmp_path / "run", iterations=(1, 2), checkpoint=checkpoint)
     assert typed("ckpt", "verify", run.run_dir)[0] == 0
     assert typed("ckpt", "prune", run.run_dir)[1] == "deleted iteration 1 of attempt 1\n"
     assert typed("ckpt", "export", run.run_dir, tmp_path / "hf")[0] == 0
@@ -314,7 +286,7 @@ sys.exit(main())
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_runs_start_from_a_copied_checkpoint_and_from_an_imported_folder(tmp_path, dtype):
     """With a learning rate of 0 the weights stay where they started."""
-    first = made(tmp_path / "first", iterations=(1,))
+    first = saved_run(tmp_path / "first", iterations=(1,))
     source = first.run_dir
     if dtype == "float32":
         done = yatt("ckpt", "copy", str(source), str(tmp_path / "store"))

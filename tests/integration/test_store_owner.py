@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tests.runs import RunFile, rows, yatt
 from yatt.adapters.ledger import STARTED, newest_attempt, note
 from yatt.checkpoint.holders import Holder, Place, check_held, hold
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.ownership import claim_store, owner_of
 from yatt.checkpoint.run_store import claimed_run_store, own_folder_id
 from yatt.checkpoint.store import FolderStore, Store

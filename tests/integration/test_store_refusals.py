@@ -11,7 +11,8 @@ from tests.conftest import BUCKET
 from tests.store_proxy import Fault, StoreProxy
 from yatt.checkpoint.copying import copy
 from yatt.checkpoint.holders import Place, check_held, hold
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.ownership import check_owner, claim_store
 from yatt.checkpoint.pieces import checksum
 from yatt.checkpoint.store import FolderStore, Store, open_store

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.checkpoint.manifest import name_of
 from yatt.core import kept_groups as rules
+from yatt.core.checkpoint_names import manifest_name
 from yatt.core.claims import Commit
 from yatt.core.kept_groups import BEGINNING, KeptFile, KeptRecord, Origin, Share, kept_file
 
@@ -59,7 +59,7 @@ class World:
         """Resumes from the newest commit, trains a few iterations, and is killed in a rollout."""
         draw, made = self.draw, self.rules
         parent = self.lineage[-1] if self.lineage else None
-        restored = name_of(parent) if parent else BEGINNING
+        restored = manifest_name(parent) if parent else BEGINNING
         real = self.commits[parent] if parent else "the first weights"
         first = (parent.iteration if parent else 0) + 1
         num_shards, saved = draw.randint(1, 3), set[int]()
@@ -180,7 +180,7 @@ def version_alone(iteration: int, *, attempt: int, first: int, restored: str) ->
 
 
 def never_restored(iteration: int, *, attempt: int, first: int, restored: str) -> str:
-    return rules.commit_name(iteration - 1, attempt)
+    return manifest_name(Commit(iteration - 1, attempt))
 
 
 def any_shard(share: Share, number: int) -> bool:
@@ -224,11 +224,6 @@ def test_a_name_has_all_fields_and_foreign_names_are_none() -> None:
     assert kept_file(file.name) == file
     for name in ("", ".x", file.name + "~", file.name[1:], "00000012.000003.00001-of-00004.tmp"):
         assert kept_file(name) is None
-
-
-@given(st.integers(0, 10**7), st.integers(0, 10**5))
-def test_weights_have_the_name_of_the_commit_that_contains_them(iteration: int, attempt: int) -> None:
-    assert rules.commit_name(iteration, attempt) == name_of(Commit(iteration, attempt))
 
 
 def test_a_fault_names_what_differs() -> None:

@@ -1,16 +1,19 @@
 """Copies one committed checkpoint to another store, verified while it is streamed. No torch.
 
 Names and bytes stay the same, so the copy belongs to the same run, and another run can start from it
-(`run.from_checkpoint`). The manifest is written last. A copy that is interrupted can be repeated.
+(`run.from_checkpoint`). The manifest is written last. A copy that fails removes what it has written, and
+nothing else; it can be repeated.
 """
 
 from functools import partial
 
-from yatt.checkpoint.manifest import ADOPTED, Checkpoints, Manifest, adoption, sealed
+from yatt.checkpoint.manifest import Checkpoints, adoption
+from yatt.checkpoint.manifest_format import Manifest, sealed_manifest
 from yatt.checkpoint.ownership import claim_store, owner_of
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import AnyFile, Tick, checked_chunks, in_threads
 from yatt.checkpoint.verifying import files_of
+from yatt.core.checkpoint_names import adoption_name
 from yatt.core.claims import Commit
 from yatt.errors import CheckpointError, ConfigError
 
@@ -36,28 +39,37 @@ def copy(checkpoints: Checkpoints, name: str, target: Store, url: str, tick: Tic
     there = Checkpoints(target, manifest.attempt, manifest.run_id)
     if target.size(name) is not None:
         return _is_there(there, name, manifest, url)
-    folders = {file.path.rpartition("/")[0] for file in files_of(manifest)}
+    written: list[str] = []
     try:
-        in_threads(files_of(manifest), partial(_copy_file, checkpoints.store, target), tick)
+        in_threads(files_of(manifest), partial(_copy_file, checkpoints.store, target, written), tick)
         record = adoption(Commit(*manifest.parent))
-        if not target.create(f"{ADOPTED}/{manifest.attempt:06d}.json", record):
+        if not target.create(adoption_name(manifest.attempt), record):
             raise CheckpointError(f"{url} has another record of what attempt {manifest.attempt} resumed from")
         there.commit(manifest)
     except BaseException:
         if target.size(name) is None:
-            for folder in folders:
-                target.delete_folder(folder)
+            _remove(target, manifest, written)
         raise
     return True
 
 
 def _is_there(there: Checkpoints, name: str, manifest: Manifest, url: str) -> bool:
-    if sealed(there.whole(name)) != sealed(manifest):
+    if sealed_manifest(there.whole(name)) != sealed_manifest(manifest):
         raise ConfigError(f"{url} has another checkpoint under the name {name}; write another URL.")
     return False
 
 
-def _copy_file(source: Store, target: Store, file: AnyFile, tick: Tick) -> None:
-    written = target.write_stream(file.path, lambda: checked_chunks(source, file, tick))
-    if (written.size_bytes, written.checksum) != (file.size_bytes, file.checksum):
+def _remove(target: Store, manifest: Manifest, written: list[str]) -> None:
+    """Removes what a copy has written, and the save's folder if it is empty then."""
+    for path in written:
+        target.delete(path)
+    for folder in {file.path.rpartition("/")[0] for file in files_of(manifest)}:
+        if not target.names(folder):
+            target.delete_folder(folder)
+
+
+def _copy_file(source: Store, target: Store, written: list[str], file: AnyFile, tick: Tick) -> None:
+    found = target.write_stream(file.path, lambda: checked_chunks(source, file, tick))
+    written.append(file.path)
+    if (found.size_bytes, found.checksum) != (file.size_bytes, file.checksum):
         raise CheckpointError(f"{file.path}: what was written is not what was read; run the command again")

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from yatt.checkpoint.hf_folder import FILE_BYTES, FolderTensor, FolderWriter, copy_side_files, whole_folder
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads

@@ -11,7 +11,7 @@ from typing import TypeVar
 from yatt import clock
 from yatt.adapters.files import Buffer
 from yatt.adapters.patience import LIMIT_S
-from yatt.checkpoint.store import Store, Written
+from yatt.checkpoint.store import MOST_NOTE_BYTES, Store, Written
 from yatt.checkpoint.store_errors import is_told_to_wait
 from yatt.errors import CheckpointError, StoreUnreachable
 
@@ -47,8 +47,8 @@ class FileFaults:
     def create(self, name: str, data: bytes) -> bool:
         return self._store.create(name, data)
 
-    def read(self, name: str) -> bytes:
-        return self._judged(name, partial(self._store.read, name))
+    def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
+        return self._judged(name, partial(self._store.read, name, most_bytes=most_bytes))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return self._judged(name, partial(self._store.read_ranges, name, ranges))

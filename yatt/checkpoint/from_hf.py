@@ -18,12 +18,14 @@ import msgspec
 from yatt.adapters.patience import patiently
 from yatt.adapters.tensor_header import ITEM_BYTES, TensorPlace, invalid_file, read_header
 from yatt.checkpoint.holders import holder_of
-from yatt.checkpoint.manifest import MANIFESTS, Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.ownership import claim_store
 from yatt.checkpoint.pieces import FILE_BYTES, ITEM_BYTES as PIECE_ITEM_BYTES, in_files
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import CHUNK_BYTES, Tick, in_threads
 from yatt.checkpoint.writing import write_file
+from yatt.core.checkpoint_names import MANIFESTS, shard_path
 from yatt.errors import ConfigError
 from yatt.models.folder import ModelFolder
 from yatt.models.quantized import without_scales
@@ -85,12 +87,13 @@ def to_checkpoint(source: ModelFolder, store: Store, url: str, run_id: str, tick
     tensors = tensors_of(source)
     claim_store(store, url, run_id)
     checkpoints = Checkpoints(store, ATTEMPT, run_id)
-    store.delete_folder(f"global_step_{ITERATION}")  # of an interrupted conversion; no manifest names it
+    for _, folder in checkpoints.saves(ITERATION):  # of interrupted conversions; no manifest names them
+        store.delete_folder(folder)
     prefix = checkpoints.prefix(ITERATION)
     try:
         bands = [band for row in source.model.rows for band in _bands(row)]
         named = [
-            (f"{prefix}/rank-{number:05d}.safetensors", some)
+            (shard_path(prefix, 0, number), some)
             for number, some in enumerate(in_files(bands, _band_bytes, FILE_BYTES))
         ]
         write = partial(_write_file, store, tensors)

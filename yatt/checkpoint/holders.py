@@ -12,6 +12,7 @@ the take-over is refused by the lineage (`yatt.core.claims`), since the new fold
 
 import contextlib
 import json
+import re
 import socket
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError, StoreTakenOver, StoreUnreachable
 
 HOLDERS = "holders"
+_NOTE = re.compile(r"([0-9]{6,15})\.([A-Za-z0-9_-]{1,64})\.json")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,13 +58,15 @@ def holder_of(store: Store) -> Holder | None:
     Raises:
         StoreUnreachable: the store does not respond.
     """
-    parts = (name.removesuffix(".json").partition(".") for name in store.names(HOLDERS))
-    return max((Holder(int(n), folder) for n, _, folder in parts if n.isdigit() and folder), default=None)
+    found = map(_NOTE.fullmatch, store.names(HOLDERS))
+    return max((Holder(int(note[1]), note[2]) for note in found if note), default=None)
 
 
 def place_of(store: Store, holder: Holder) -> Place:
     """Returns the place in a note; empty if it cannot be read, since only the note's name decides."""
-    with contextlib.suppress(CheckpointError, StoreUnreachable, ValueError, TypeError, KeyError):
+    with contextlib.suppress(
+        CheckpointError, StoreUnreachable, ValueError, TypeError, KeyError, RecursionError
+    ):
         noted = json.loads(store.read(holder.name))
         return Place(str(noted["folder"]), str(noted["host"]))
     return Place("", "")

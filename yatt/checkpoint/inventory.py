@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from yatt.checkpoint.manifest import Checkpoints, name_of
+from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.verifying import size_of
+from yatt.core.checkpoint_names import manifest_name
 from yatt.core.claims import Commit, lineage, refused
 from yatt.errors import CheckpointError
 
@@ -53,7 +54,7 @@ def inventory(checkpoints: Checkpoints) -> list[StoredCheckpoint]:
 
 
 def _entry(checkpoints: Checkpoints, commit: Commit, *, is_next: bool) -> StoredCheckpoint:
-    name, size_bytes, fault = name_of(commit), 0, ""
+    name, size_bytes, fault = manifest_name(commit), 0, ""
     try:
         manifest = checkpoints.read(name)
         size_bytes, fault = size_of(manifest), checkpoints.fault(manifest)

@@ -15,7 +15,8 @@ import msgspec
 
 from yatt.adapters.files import claim, make_within
 from yatt.adapters.patience import is_passing
-from yatt.checkpoint.manifest import Checkpoints, Manifest, read_manifest, sealed
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest, read_manifest, sealed_manifest
 from yatt.core.claims import Commit, lineage
 from yatt.errors import CheckpointError, words_of
 from yatt.paths import RunPaths
@@ -47,7 +48,7 @@ class LocalCommits:
         """
         path = self._path(Commit(manifest.iteration, manifest.attempt))
         make_within(self._paths.root, path.parent)
-        data = msgspec.json.encode(_Record(msgspec.Raw(sealed(manifest)), hosts))
+        data = msgspec.json.encode(_Record(msgspec.Raw(sealed_manifest(manifest)), hosts))
         if not claim(path, data) and path.read_bytes() != data:
             raise CheckpointError(f"{path} holds another save of this iteration")
 

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from yatt.adapters.files import Buffer, publish
@@ -27,6 +27,7 @@ from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.local_folder import is_ours, private
 from yatt.checkpoint.store import pread
 from yatt.config.schema import RunConfig
+from yatt.core.checkpoint_names import is_saved_file
 from yatt.paths import RunPaths
 
 T = TypeVar("T")
@@ -68,10 +69,7 @@ class LocalTier:
 
     def path(self, name: str) -> Path | None:
         """Returns the path of a file by its name in the store; None if the name is not one of a save."""
-        parts = PurePosixPath(name).parts
-        if len(parts) != 3 or ".." in parts or not name.startswith("global_step_"):
-            return None
-        return self.root / name
+        return self.root / name if is_saved_file(name) else None
 
     def size(self, name: str) -> int | None:
         """Returns the size of a finished file; None if it is not there."""

@@ -1,10 +1,11 @@
-"""The list of a checkpoint's files, and the one write that commits it. No torch.
+"""The committed checkpoints of a run, and the one write that commits one. No torch.
 
 Layout under the checkpoint URL::
 
     global_step_N/ATTEMPT-NONCE/rank-*.safetensors   one attempt's shards: no two attempts share a prefix
     global_step_N/ATTEMPT-NONCE/node-*.groups        prompt groups of its nodes (`control.rollouts.carried`)
-    manifests/0000000N.ATTEMPT.json                  written last, conditionally: this is the commit
+    manifests/0000000N.ATTEMPT.json                  `yatt.checkpoint.manifest_format`; written last,
+                                                     conditionally: this is the commit
     adopted/ATTEMPT.json                             the commit that a start resumed from, written first
     run_id                                         the run of this store (`yatt.checkpoint.ownership`)
     holders/NUMBER.FOLDERID.json                   the folder of the run that holds it
@@ -14,52 +15,47 @@ Layout under the checkpoint URL::
 A checkpoint exists iff its manifest exists, every file in it has its size, and it is on the lineage of the
 newest start (`yatt.core.claims`): every reader refuses commits of a stale attempt after another start has
 resumed. Resume lists manifests, newest first, and reports why one was skipped; it never reads the hint.
+Names of another form are ignored (`yatt.core.checkpoint_names`).
 """
 
 import contextlib
-import hashlib
 import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from yatt.checkpoint.holders import check_held
+from yatt.checkpoint.manifest_format import (
+    MOST_MANIFEST_BYTES,
+    Manifest,
+    commit_of,
+    manifest_fault,
+    read_manifest,
+    sealed_manifest,
+)
 from yatt.checkpoint.store import Store
+from yatt.core.checkpoint_names import (
+    ADOPTED,
+    MANIFESTS,
+    adoption_attempt,
+    adoption_name,
+    manifest_commit,
+    manifest_name,
+    save_folder,
+    saved_commit,
+    step_folder,
+    step_iteration,
+)
 from yatt.core.claims import BEGINNING, Commit, lineage, refused
 from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
+from yatt.records.shards import Count
 
-SCHEMA_VERSION = 5
-MANIFESTS, ADOPTED, STARTED_FROM = "manifests", "adopted", "started_from"
+STARTED_FROM = "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One committed checkpoint. `common` is JSON, the trainer's scalars; `nodes` are the files of the trainer
-    nodes' controllers, by node; `row` is the iteration's row of metrics, which is completed after resume. In
-    `row` and `unwritten`, numbers that are not finite have names (`yatt.obs.metrics.named`).
-
-    `parent` is the (iteration, attempt) of the checkpoint that its start resumed from. `seal` is the SHA-256
-    of the manifest, encoded with an empty seal.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    seal: str = ""
-    iteration: int
-    attempt: int
-    parent: tuple[int, int] = (0, 0)
-    run_id: str = ""
-    config_hash: str
-    files: tuple[ShardFile, ...]
-    common: msgspec.Raw
-    nodes: tuple[StateFile, ...]
-    row: dict[str, Any] = msgspec.field(default_factory=dict)
-    unwritten: tuple[dict[str, Any], ...] = ()
-    """Rows of earlier iterations that were not in the metrics file yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +81,11 @@ class Candidates:
         return tuple(name for name in self.names if not iteration or name.startswith(prefix))
 
 
-class _Version(msgspec.Struct, frozen=True):
-    """The part of a manifest that all versions have."""
-
-    schema_version: int
-
-
 class _Adoption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The commit that a start resumed from."""
 
-    iteration: int
-    attempt: int
+    iteration: Count
+    attempt: Count
 
 
 @dataclass(slots=True)
@@ -129,7 +119,7 @@ class Checkpoints:
 
     def prefix(self, iteration: int) -> str:
         """Returns a new folder for one save: only this attempt and this try use it."""
-        return f"global_step_{iteration}/{self.attempt:06d}-{secrets.token_hex(4)}"
+        return save_folder(Commit(iteration, self.attempt), secrets.token_hex(4))
 
     def commit(self, manifest: Manifest) -> None:
         """Commits the checkpoint.
@@ -140,11 +130,10 @@ class Checkpoints:
         """
         if self._folder_id:
             check_held(self.store, self._folder_id, self._run_id)
-        reason = self.fault(manifest)
+        reason = manifest_fault(manifest) or self.fault(manifest)
         if reason:
             raise CheckpointError(f"checkpoint {manifest.iteration} is not committed: {reason}")
-        name = name_of(Commit(manifest.iteration, manifest.attempt))
-        if not self.store.create(name, sealed(manifest)):
+        if not self.store.create(self.name(manifest), sealed_manifest(manifest)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration} was committed already, with other content"
             )
@@ -171,8 +160,8 @@ class Checkpoints:
         commits = self.commits()  # read first, so that a stale attempt's commit always has its refusal
         adopted = self.adopted(commits)
         return Candidates(
-            tuple(name_of(commit) for commit in lineage(commits, adopted)),
-            tuple(name_of(commit) for commit in refused(commits, adopted)),
+            tuple(manifest_name(commit) for commit in lineage(commits, adopted)),
+            tuple(manifest_name(commit) for commit in refused(commits, adopted)),
         )
 
     def whole(self, name: str) -> Manifest:
@@ -192,8 +181,8 @@ class Checkpoints:
         Raises:
             CheckpointError: this start has recorded another one before.
         """
-        commit = Commit(manifest.iteration, manifest.attempt) if manifest else BEGINNING
-        if not self.store.create(f"{ADOPTED}/{self.attempt:06d}.json", adoption(commit)):
+        commit = commit_of(manifest) if manifest else BEGINNING
+        if not self.store.create(adoption_name(self.attempt), adoption(commit)):
             raise CheckpointError(f"attempt {self.attempt} went on from another checkpoint before")
         self.parent = (commit.iteration, commit.attempt)
 
@@ -203,8 +192,9 @@ class Checkpoints:
         Raises:
             CheckpointError: it is missing, differs from its seal or its name, or has an unknown version.
         """
-        manifest = read_manifest(self.store.read(name), name, self._run_id)
-        if name_of(Commit(manifest.iteration, manifest.attempt)) != name:
+        data = self.store.read(name, most_bytes=MOST_MANIFEST_BYTES)
+        manifest = read_manifest(data, name, self._run_id)
+        if self.name(manifest) != name:
             raise CheckpointError(
                 f"{name}: holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
             )
@@ -212,7 +202,7 @@ class Checkpoints:
 
     def name(self, manifest: Manifest) -> str:
         """Returns the manifest's name in the store."""
-        return name_of(Commit(manifest.iteration, manifest.attempt))
+        return manifest_name(commit_of(manifest))
 
     def origin(self) -> str:
         """Returns the manifest, in another run's store, that this run started from; empty if from none."""
@@ -234,33 +224,25 @@ class Checkpoints:
 
     def newest_attempt(self) -> int:
         """Returns the highest attempt with a commit or an adoption; 0 if there is none."""
-        commits = self.commits()
-        notes = (name.removesuffix(".json") for name in self.store.names(ADOPTED))
-        return max(
-            (*(commit.attempt for commit in commits), *(int(n) for n in notes if n.isdigit())), default=0
-        )
+        return max((*(commit.attempt for commit in self.commits()), *self._adoptions()), default=0)
 
     def iterations(self) -> set[int]:
         """Returns the iterations that have a folder in the store."""
-        parts = (name.rpartition("_") for name in self.store.names(""))
-        return {int(number) for stem, _, number in parts if stem == "global_step" and number.isdigit()}
+        found = map(step_iteration, self.store.names(""))
+        return {iteration for iteration in found if iteration is not None}
 
     def saves(self, iteration: int = 0) -> Iterator[tuple[Commit, str]]:
         """Yields the folders of saves, also of unfinished ones, of one iteration or (0) of all."""
         for number in sorted({iteration} if iteration else self.iterations()):
-            folder = f"global_step_{number}"
-            for name in self.store.names(folder):
-                if (attempt := name.partition("-")[0]).isdigit():  # else it is not ours
-                    yield Commit(number, int(attempt)), f"{folder}/{name}"
+            for name in self.store.names(step_folder(number)):
+                folder = f"{step_folder(number)}/{name}"
+                if (commit := saved_commit(folder)) is not None:  # else it is not ours
+                    yield commit, folder
 
     def commits(self) -> set[Commit]:
         """Returns all commits, also those of stale attempts, by the manifests' names alone."""
-        found = set()
-        for name in self.store.names(MANIFESTS):
-            iteration, _, attempt = name.removesuffix(".json").partition(".")
-            if iteration.isdigit() and attempt.isdigit():
-                found.add(Commit(int(iteration), int(attempt)))
-        return found
+        found = (manifest_commit(f"{MANIFESTS}/{name}") for name in self.store.names(MANIFESTS))
+        return {commit for commit in found if commit is not None}
 
     def adopted(self, commits: set[Commit]) -> dict[int, Commit]:
         """Maps each start's attempt to the commit that it resumed from.
@@ -269,20 +251,20 @@ class Checkpoints:
         wrote no checkpoint and is ignored.
         """
         found: dict[int, Commit] = {}
-        for name in self.store.names(ADOPTED):
-            number = name.removesuffix(".json")
-            if not number.isdigit():
-                continue
-            attempt = int(number)
-            commit = self._noted(name) or self._parent_of(attempt, commits)
+        for attempt in self._adoptions():
+            commit = self._noted(attempt) or self._parent_of(attempt, commits)
             if commit is not None and commit.attempt < attempt:
                 found[attempt] = commit
         return found
 
-    def _noted(self, name: str) -> Commit | None:
+    def _adoptions(self) -> list[int]:
+        found = (adoption_attempt(f"{ADOPTED}/{name}") for name in self.store.names(ADOPTED))
+        return [attempt for attempt in found if attempt is not None]
+
+    def _noted(self, attempt: int) -> Commit | None:
         try:
-            note = msgspec.json.decode(self.store.read(f"{ADOPTED}/{name}"), type=_Adoption)
-        except (msgspec.DecodeError, UnicodeDecodeError, CheckpointError):
+            note = msgspec.json.decode(self.store.read(adoption_name(attempt)), type=_Adoption)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CheckpointError):
             return None
         return Commit(note.iteration, note.attempt)
 
@@ -290,7 +272,7 @@ class Checkpoints:
         for commit in sorted(commits):
             if commit.attempt == attempt:
                 with contextlib.suppress(CheckpointError):
-                    return Commit(*self.read(name_of(commit)).parent)
+                    return Commit(*self.read(manifest_name(commit)).parent)
         return None
 
     def fault(self, manifest: Manifest) -> str:
@@ -304,71 +286,6 @@ class Checkpoints:
         return ""
 
 
-def read_manifest(data: bytes, where: str, run_id: str) -> Manifest:
-    """Decodes a sealed manifest.
-
-    Args:
-        where: the place that it is from, for messages.
-        run_id: of the run that it must be of; empty: of any.
-
-    Raises:
-        CheckpointError: it is not whole, differs from its seal, or has an unknown version.
-    """
-    try:
-        version = msgspec.json.decode(data, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
-            age = "an older" if version < SCHEMA_VERSION else "a newer"
-            raise CheckpointError(
-                f"{where}: has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} "
-                "yatt wrote it, which can go on with it"
-            )
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{where}: not a whole manifest ({error})") from error
-    if data != sealed(manifest):
-        raise CheckpointError(f"{where}: its content is not what was sealed")
-    if run_id and manifest.run_id != run_id:
-        raise CheckpointError(f"{where}: is of run {manifest.run_id}; this run is {run_id}")
-    return manifest
-
-
-def weights_commit(manifest: Manifest) -> Commit:
-    """Returns the first commit of these weights: the parent's, if a start that restored a local commit has
-    only uploaded it."""
-    parent = Commit(*manifest.parent)
-    own = Commit(manifest.iteration, manifest.attempt)
-    return parent if parent.iteration == own.iteration else own
-
-
-def name_of(commit: Commit) -> str:
-    """Returns the name of a commit's manifest in the store."""
-    return f"{MANIFESTS}/{commit.iteration:08d}.{commit.attempt:06d}.json"
-
-
-def commit_of(name: str) -> Commit:
-    """Returns the commit of a manifest's name.
-
-    Raises:
-        CheckpointError: it is not a name of a manifest.
-    """
-    iteration, _, attempt = name.rpartition("/")[2].removesuffix(".json").partition(".")
-    if not (iteration.isdigit() and attempt.isdigit()):
-        raise CheckpointError(f"{name} is not a name of a manifest")
-    return Commit(int(iteration), int(attempt))
-
-
-def prefix_of(manifest: Manifest) -> str:
-    """Returns the folder of a save; empty if it has no files."""
-    return manifest.files[0].path.rpartition("/")[0] if manifest.files else ""
-
-
 def adoption(commit: Commit) -> bytes:
     """Returns the record that a start resumed from this commit."""
     return msgspec.json.encode(_Adoption(commit.iteration, commit.attempt))
-
-
-def sealed(manifest: Manifest) -> bytes:
-    """Returns the manifest's bytes, with its seal."""
-    plain = msgspec.structs.replace(manifest, seal="")
-    digest = hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
-    return msgspec.json.encode(msgspec.structs.replace(plain, seal=digest))

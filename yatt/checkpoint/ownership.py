@@ -5,8 +5,8 @@ by its folder: if the folder is lost, a new folder with the same id takes the ru
 (`yatt.checkpoint.holders`).
 """
 
-from yatt.checkpoint.manifest import MANIFESTS
 from yatt.checkpoint.store import Store
+from yatt.core.checkpoint_names import MANIFESTS
 from yatt.errors import CheckpointError, ConfigError
 
 OWNER = "run_id"

@@ -8,7 +8,7 @@ from typing import TypeVar
 from yatt.adapters.files import Buffer
 from yatt.adapters.patience import patiently
 from yatt.checkpoint.file_faults import FileFaults
-from yatt.checkpoint.store import Store, Written
+from yatt.checkpoint.store import MOST_NOTE_BYTES, Store, Written
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class PatientStore:
     def create(self, name: str, data: bytes) -> bool:
         return self._patiently(partial(self._store.create, name, data))
 
-    def read(self, name: str) -> bytes:
-        return self._patiently(partial(self._store.read, name))
+    def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
+        return self._patiently(partial(self._store.read, name, most_bytes=most_bytes))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return self._patiently(partial(self._store.read_ranges, name, ranges))

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from yatt.checkpoint.manifest import Checkpoints, name_of
+from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.operation import CheckpointSection
+from yatt.core.checkpoint_names import manifest_name
 from yatt.core.claims import Commit, lineage, refused
 from yatt.core.retention import StoredCommits, superseded
 from yatt.errors import CheckpointError
@@ -97,7 +98,7 @@ def _newest_whole(checkpoints: Checkpoints, line: tuple[Commit, ...]) -> Commit 
         if commit.attempt == checkpoints.attempt:
             return commit
         try:
-            checkpoints.whole(name_of(commit))
+            checkpoints.whole(manifest_name(commit))
         except CheckpointError:
             continue
         return commit
@@ -109,7 +110,7 @@ def _delete(checkpoints: Checkpoints, gone: list[Commit], stored: StoredCommits)
     left = checkpoints.leftovers
     for commit in gone:
         left.commits.add(commit)
-        checkpoints.store.delete(name_of(commit))
+        checkpoints.store.delete(manifest_name(commit))
         _clear(checkpoints, commit.iteration, stored, gone)
     iterations = {commit.iteration for commit in left.commits}
     if not left.is_searched:

@@ -2,11 +2,15 @@
 
 Every file is written whole. `create` is the only conditional operation, and commits depend on it: it succeeds
 for one writer only, also when two try at once.
+
+What is in a store may be a stranger's. No name leads out of it: a name with `..`, a link and a special file
+are refused (CheckpointError), in reads and in writes. Who may change the store meanwhile is not kept out.
 """
 
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +22,14 @@ from yatt.adapters import files
 from yatt.checkpoint.driver import STALL_S, open_driver
 from yatt.checkpoint.multipart import is_s3, write_object
 from yatt.checkpoint.store_errors import reaching
+from yatt.core.checkpoint_names import check_name
 from yatt.errors import CheckpointError, StoreUnreachable
 
 UPLOAD_PART_BYTES = 16 << 20
 """Size of a part of a multipart upload. Object stores allow 10,000 parts, so a file may have 156 GiB."""
+
+MOST_NOTE_BYTES = 1 << 20
+"""Of everything that is read in one piece, except manifests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +58,11 @@ class Store(Protocol):
     def create(self, name: str, data: bytes) -> bool:
         """Creates a name; returns False if it exists with other content."""
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
         """Returns the content.
 
         Raises:
-            CheckpointError: the name does not exist.
+            CheckpointError: the name does not exist, or has more than `most_bytes`.
             StoreUnreachable: any other failure, and whether it may be temporary; so for every other method.
                 Errors of a folder's filesystem in writes are raised unchanged, as OSError.
         """
@@ -76,7 +84,7 @@ class Store(Protocol):
         """Removes one name, if it exists."""
 
     def delete_folder(self, folder: str) -> None:
-        """Removes everything under `folder`."""
+        """Removes everything under `folder`, which is not the store itself."""
 
 
 def open_store(url: str, options: Mapping[str, Any], stall_s: float = STALL_S) -> Store:
@@ -100,43 +108,81 @@ class FolderStore:
         """The folder that existed when the store was opened. It is never created: see `files.make_within`."""
 
     def write(self, name: str, data: bytes) -> None:
-        files.publish(self._path(name), data)
+        files.publish(self._new_path(name), data)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[files.Buffer]]) -> Written:
         measured = _Measured(chunks())
-        files.publish_stream(self._path(name), measured)
+        files.publish_stream(self._new_path(name), measured)
         return measured.written
 
     def create(self, name: str, data: bytes) -> bool:
-        return files.claim(self._path(name), data) or self.read(name) == data
+        return files.claim(self._new_path(name), data) or _holds(self, name, data)
 
-    def read(self, name: str) -> bytes:
-        with reaching(self._root / name):
-            return (self._root / name).read_bytes()
+    def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
+        with self._opened(name) as descriptor:
+            _refuse_long(self._root / name, os.fstat(descriptor).st_size, most_bytes)
+            return pread(descriptor, 0, most_bytes)
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with reaching(self._root / name), (self._root / name).open("rb") as file:
-            return [pread(file.fileno(), begin, end) for begin, end in ranges]
+        with self._opened(name) as descriptor:
+            return [pread(descriptor, begin, end) for begin, end in ranges]
 
     def size(self, name: str) -> int | None:
-        with contextlib.suppress(CheckpointError), reaching(self._root / name):
-            return (self._root / name).stat().st_size
-        return None
+        with reaching(self._root / name):
+            path = self._path(name)
+            try:
+                found = path.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            _refuse_special(path, found.st_mode)
+            return found.st_size
 
     def names(self, folder: str) -> list[str]:
-        with contextlib.suppress(CheckpointError), reaching(self._root / folder):
-            return sorted(p.name for p in (self._root / folder).iterdir() if not p.name.startswith("."))
-        return []
+        with reaching(self._root / folder):
+            path = self._path(folder) if folder else self._root
+            try:
+                return sorted(name for name in os.listdir(path) if not name.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def delete_folder(self, folder: str) -> None:
-        shutil.rmtree(self._root / folder, ignore_errors=True)
+        with reaching(self._root / folder):
+            shutil.rmtree(self._path(folder), ignore_errors=True)
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(CheckpointError), reaching(self._root / name):
-            (self._root / name).unlink(missing_ok=True)
+        with reaching(self._root / name), contextlib.suppress(NotADirectoryError):
+            self._path(name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        with reaching(self._root / name):
+            path = self._path(name)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would block
+            try:
+                _refuse_special(path, os.fstat(descriptor).st_mode)
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     def _path(self, name: str) -> Path:
-        path = self._root / name
+        """Returns the path of a name.
+
+        Raises:
+            CheckpointError: it is no name, or leads through a link.
+        """
+        check_name(name)
+        path = self._root
+        for part in name.split("/"):
+            path /= part
+            if path.is_symlink():
+                raise CheckpointError(
+                    f"{path} is a link, and none is followed in a checkpoint store; put the files there"
+                )
+        return path
+
+    def _new_path(self, name: str) -> Path:
+        """Like `_path`; makes its folder."""
+        path = self._path(name)
         files.make_within(self._anchor, path.parent)
         return path
 
@@ -176,18 +222,21 @@ class ObjectStore:
         try:
             self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
-            return self.read(name) == data
+            return _holds(self, name, data)
         except Exception as error:  # drivers' own types; the write may have succeeded
             with contextlib.suppress(StoreUnreachable):  # the first error tells more
                 if self.size(name) is not None:
-                    return self.read(name) == data
+                    return _holds(self, name, data)
             with reaching(self._path(name), for_writing=True):
                 raise error
         return True
 
-    def read(self, name: str) -> bytes:
-        with reaching(self._path(name)):
-            return bytes(self._fs.cat_file(self._path(name)))
+    def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
+        path = self._path(name)
+        with reaching(path):
+            self._fs.invalidate_cache()
+            _refuse_long(path, int(self._fs.size(path)), most_bytes)
+            return bytes(self._fs.cat_file(path))
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         path = self._path(name)
@@ -198,25 +247,29 @@ class ObjectStore:
 
     def size(self, name: str) -> int | None:
         self._fs.invalidate_cache()
-        with contextlib.suppress(CheckpointError), reaching(self._path(name)):
-            return int(self._fs.size(self._path(name)))
+        path = self._path(name)
+        with contextlib.suppress(CheckpointError), reaching(path):
+            return int(self._fs.size(path))
         return None
 
     def names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
-        with contextlib.suppress(CheckpointError), reaching(self._path(folder)):
-            return sorted(path.rsplit("/", 1)[1] for path in self._fs.ls(self._path(folder), detail=False))
+        place = self._path(folder) if folder else f"{self._root}/"
+        with contextlib.suppress(CheckpointError), reaching(place):
+            return sorted(path.rsplit("/", 1)[1] for path in self._fs.ls(place, detail=False))
         return []
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(CheckpointError), reaching(self._path(name)):
-            if self._fs.exists(self._path(name)):
-                self._fs.rm_file(self._path(name))
+        path = self._path(name)
+        with contextlib.suppress(CheckpointError), reaching(path):
+            if self._fs.exists(path):
+                self._fs.rm_file(path)
 
     def delete_folder(self, folder: str) -> None:
-        with contextlib.suppress(CheckpointError), reaching(self._path(folder)):
-            if self._fs.exists(self._path(folder)):
-                self._fs.rm(self._path(folder), recursive=True)
+        path = self._path(folder)
+        with contextlib.suppress(CheckpointError), reaching(path):
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def _check_size(self, name: str, num_bytes: int) -> None:
         if (found := self.size(name)) != num_bytes:
@@ -225,6 +278,12 @@ class ObjectStore:
             )
 
     def _path(self, name: str) -> str:
+        """Returns the path of a name.
+
+        Raises:
+            CheckpointError: it is no name.
+        """
+        check_name(name)
         return f"{self._root}/{name}"
 
 
@@ -253,6 +312,28 @@ def pread(descriptor: int, begin: int, end: int) -> bytes:
         chunks.append(chunk)
         begin += len(chunk)
     return b"".join(chunks)
+
+
+def _holds(store: Store, name: str, data: bytes) -> bool:
+    """Whether the content of a name is this."""
+    return store.size(name) == len(data) and store.read(name, most_bytes=len(data)) == data
+
+
+def _refuse_long(place: object, size_bytes: int, most_bytes: int) -> None:
+    """Refuses to read more than this in one piece.
+
+    Raises:
+        CheckpointError: it is longer.
+    """
+    if size_bytes > most_bytes:
+        raise CheckpointError(
+            f"{place} has {size_bytes} bytes; no such file of yatt has more than {most_bytes}"
+        )
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path} is not a regular file")
 
 
 class _Measured:

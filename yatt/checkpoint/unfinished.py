@@ -6,7 +6,6 @@ clock is compared.
 
 import contextlib
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ from yatt.checkpoint.driver import open_driver
 from yatt.checkpoint.multipart import is_s3
 from yatt.checkpoint.store import is_folder
 from yatt.checkpoint.store_errors import reaching
+from yatt.core.checkpoint_names import saved_commit
 from yatt.errors import CheckpointError, StoreUnreachable
 
-_ATTEMPT = re.compile(r"global_step_\d+/(\d+)-")
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,8 +33,9 @@ def abort_uploads(url: str, options: Mapping[str, Any], *, before: int) -> int:
     num_aborted = 0
     try:
         for bucket, key, upload in _uploads(filesystem, root):
-            found = _ATTEMPT.match(key.removeprefix(f"{filesystem.split_path(root)[1]}/"))
-            if found and int(found[1]) < before:
+            name = key.removeprefix(f"{filesystem.split_path(root)[1]}/")
+            commit = saved_commit(name.rpartition("/")[0])
+            if commit is not None and commit.attempt < before:
                 with contextlib.suppress(CheckpointError), reaching(key):  # it may be gone meanwhile
                     filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
                 num_aborted += 1

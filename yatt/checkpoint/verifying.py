@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.store import Store
 from yatt.checkpoint.streams import AnyFile, Damage, FileCheck, Tick, chunks_of, in_threads
 from yatt.errors import CheckpointError, StoreUnreachable
@@ -57,31 +58,28 @@ def verify(checkpoints: Checkpoints, name: str, tick: Tick) -> Verified:
 def incomplete(manifest: Manifest, name: str) -> list[Damage]:
     """Returns the tensors of which the pieces do not have each element once, by their numbers."""
     counts: Counter[str] = Counter()
-    shapes: dict[str, set[tuple[int, ...]]] = {}
+    wholes: dict[str, int] = {}
     for piece in (piece for file in manifest.files for piece in file.tensors):
         counts[piece.key] += math.prod(piece.local_shape)
-        shapes.setdefault(piece.key, set()).add(piece.global_shape)
-    found = []
-    for key, of_key in shapes.items():
-        if len(of_key) > 1:
-            found.append(Damage(path=name, reason=f"{key} has pieces of different tensors"))
-        elif counts[key] != (whole := math.prod(next(iter(of_key)))):
-            found.append(Damage(path=name, reason=f"{key} has {counts[key]} of {whole} elements"))
-    return found
+        wholes[piece.key] = math.prod(piece.global_shape)  # the same for each of its pieces
+    return [
+        Damage(path=name, reason=f"{key} has {counts[key]} of {whole} elements")
+        for key, whole in wholes.items()
+        if counts[key] != whole
+    ]
 
 
 def _check_file(store: Store, file: AnyFile, step: Tick) -> list[Damage]:
-    size = store.size(file.path)
-    if size is not None and size > file.size_bytes:
-        reason = f"has {size} bytes instead of {file.size_bytes}"
-        return [Damage(path=file.path, reason=reason)]
     check = FileCheck(file)
     try:
+        size = store.size(file.path)
+        if size is None or size > file.size_bytes:
+            reason = "is missing" if size is None else f"has {size} bytes instead of {file.size_bytes}"
+            return [Damage(path=file.path, reason=reason)]
         for chunk in chunks_of(store, file, step):
             check.feed(chunk)
     except CheckpointError as error:
-        reason = "is missing" if size is None else f"cannot be read ({error})"
-        return [Damage(path=file.path, reason=reason)]
+        return [Damage(path=file.path, reason=f"cannot be read ({error})")]
     except StoreUnreachable as error:
         if error.is_passing:
             raise

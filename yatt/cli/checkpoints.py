@@ -22,7 +22,6 @@ from yatt.cli.sources import (
     ages_s,
     all_of,
     chosen,
-    commit_of,
     manifest_of,
     model_folder,
     parsed_options,
@@ -32,6 +31,7 @@ from yatt.cli.sources import (
 )
 from yatt.config.operation import CheckpointSection
 from yatt.config.schema import ModelSection
+from yatt.core.checkpoint_names import named_commit
 from yatt.core.claims import Commit
 from yatt.credentials import redacted
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, CheckpointError, ConfigError
@@ -95,7 +95,7 @@ def verify_checkpoints(source: Source, iteration: int, *, as_json: bool) -> int:
         progress.clear()
     if as_json:
         listed = [
-            asdict(each) | asdict(commit_of(each.name)) | {"is_whole": not each.damages} for each in found
+            asdict(each) | asdict(named_commit(each.name)) | {"is_whole": not each.damages} for each in found
         ]
         _print(json.dumps({"store": source.shown, "checkpoints": listed}))
     return EXIT_FAILED if any(each.damages for each in found) else EXIT_FINISHED
@@ -109,7 +109,7 @@ def _size_of(source: Source, name: str) -> int:
 
 
 def _print_verified(found: Verified) -> None:
-    commit, count = commit_of(found.name), len(found.damages)
+    commit, count = named_commit(found.name), len(found.damages)
     state = f"DAMAGED in {count} place{'s' if count > 1 else ''}" if count else "whole"
     _print(f"iteration {commit.iteration} of attempt {commit.attempt}: {state} ({size(found.size_bytes)})")
     for damage in found.damages:
@@ -128,7 +128,7 @@ def export_checkpoint(
         export(source.checkpoints, name, folder, target, progress.tick)
     finally:
         progress.clear()
-    _print(f"{target}: the weights of iteration {commit_of(name).iteration}")
+    _print(f"{target}: the weights of iteration {named_commit(name).iteration}")
     return EXIT_FINISHED
 
 
@@ -143,7 +143,7 @@ def copy_checkpoint(source: Source, url: str, iteration: int, options: Sequence[
     finally:
         progress.clear()
     done = "copied" if is_new else "was there already"
-    _print(f"{redacted(place)}: iteration {commit_of(name).iteration} {done}")
+    _print(f"{redacted(place)}: iteration {named_commit(name).iteration} {done}")
     return EXIT_FINISHED
 
 

@@ -15,9 +15,10 @@ from yatt.checkpoint.export import export, weight_bytes
 from yatt.checkpoint.hf_folder import check_target
 from yatt.cli.finding import run_folder
 from yatt.cli.progress import ByteProgress
-from yatt.cli.sources import chosen, commit_of, manifest_of, model_folder, run_source
+from yatt.cli.sources import chosen, manifest_of, model_folder, run_source
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
+from yatt.core.checkpoint_names import named_commit
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError
 from yatt.evaluation.evaluate import evaluated
 from yatt.evaluation.host import ended_by_signals, private_folder
@@ -262,4 +263,4 @@ def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tupl
         export(where.checkpoints, name, model_folder(where, None, None), target, progress.tick)
     finally:
         progress.clear()
-    yield target, commit_of(name).iteration
+    yield target, named_commit(name).iteration

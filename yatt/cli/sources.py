@@ -13,11 +13,13 @@ from yatt import clock
 from yatt.adapters.model_family import model_of_run
 from yatt.adapters.run_config import load_run
 from yatt.adapters.segments import SegmentTail
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import check_presence, store_url
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import ModelSection, RunConfig
+from yatt.core.checkpoint_names import named_commit
 from yatt.core.claims import Commit
 from yatt.credentials import redacted
 from yatt.errors import CheckpointError, ConfigError
@@ -132,18 +134,12 @@ def all_of(source: Source, iteration: int) -> tuple[str, ...]:
     candidates = source.checkpoints.candidates()
     if names := candidates.of_iteration(iteration):
         return names
-    known = ", ".join(str(commit_of(name).iteration) for name in candidates.names[:10])
+    known = ", ".join(str(named_commit(name).iteration) for name in candidates.names[:10])
     if not candidates.names:
         raise ConfigError(f"{source.shown} has no committed checkpoint.")
-    stale = any(commit_of(name).iteration == iteration for name in candidates.stale)
+    stale = any(named_commit(name).iteration == iteration for name in candidates.stale)
     why = "only one of a stale attempt" if stale else "none"
     raise ConfigError(f"{source.shown}: of iteration {iteration} there is {why}; write one of {known}.")
-
-
-def commit_of(name: str) -> Commit:
-    """Returns iteration and attempt of a manifest, by its name."""
-    iteration, attempt = name.rpartition("/")[2].split(".")[:2]
-    return Commit(int(iteration), int(attempt))
 
 
 def model_folder(source: Source, folder: Path | None, family: Path | None) -> ModelFolder:

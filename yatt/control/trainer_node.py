@@ -17,12 +17,13 @@ from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.run_store import Stores
 from yatt.control.node import Node
 from yatt.control.rollouts.asking import answered
-from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
+from yatt.control.rollouts.carried import frozen, read_state, write_state
 from yatt.control.rollouts.groups import NodeState
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
+from yatt.core.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError, WorkerFailed
 from yatt.records import cluster as c, message as m
 
@@ -138,7 +139,7 @@ class TrainerNode:
         iteration, state = self._frozen
         if iteration != order.iteration:
             raise WorkerFailed(f"there is no snapshot of iteration {order.iteration}, but of {iteration}")
-        path = state_path(order.url, self._node.index)
+        path = node_state_path(order.url, self._node.index)
 
         def write() -> c.StateFile:
             store = self._local if order.is_local else self._stores.of(is_origin=False)

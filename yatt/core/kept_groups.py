@@ -10,6 +10,9 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from yatt.core.checkpoint_names import manifest_name
+from yatt.core.claims import Commit
+
 BEGINNING = "beginning"
 """Identifies the weights that a run starts with."""
 
@@ -61,12 +64,7 @@ def weights_of(iteration: int, *, attempt: int, first: int, restored: str) -> st
         first: the attempt's first iteration.
         restored: name of the commit from which the attempt resumed; `BEGINNING` if from none.
     """
-    return restored if iteration == first else commit_name(iteration - 1, attempt)
-
-
-def commit_name(iteration: int, attempt: int) -> str:
-    """Returns the name of the manifest that an attempt writes for an iteration."""
-    return f"manifests/{iteration:08d}.{attempt:06d}.json"
+    return restored if iteration == first else manifest_name(Commit(iteration - 1, attempt))
 
 
 def fault(found: Origin, wanted: Origin) -> str:

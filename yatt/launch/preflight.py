@@ -24,7 +24,7 @@ from yatt.control.gpus.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.placement import place
 from yatt.core.verdict import check_template, check_verdict
-from yatt.errors import ConfigError, StoreUnreachable
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 from yatt.launch.input_trial import check_inputs
 from yatt.launch.judge_check import check_engine_model, check_judge
 from yatt.launch.model_check import check_length, check_model
@@ -192,6 +192,7 @@ def check_origin(config: RunConfig) -> None:
             open_store(origin.url, origin.storage_options, config.checkpoint.stall_s), 0
         )
         names = checkpoints.candidates().of_iteration(origin.iteration)
+        faults = _read_faults(checkpoints, names)
     except StoreUnreachable as error:
         if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
             return  # as for the run's own store
@@ -199,6 +200,21 @@ def check_origin(config: RunConfig) -> None:
     if not names:
         wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
         raise ConfigError(f"{key}: {origin.url} has no {wanted}; list its folder `manifests`.")
+    if len(faults) == len(names):
+        raise ConfigError(f"{key}: no checkpoint in {origin.url} can be used: {'; '.join(faults)}.")
+
+
+def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...]) -> list[str]:
+    """Returns why the newest manifests cannot be read, up to the first that can."""
+    faults = list[str]()
+    for name in names:
+        try:
+            checkpoints.read(name)
+        except CheckpointError as error:
+            faults.append(str(error))
+        else:
+            break
+    return faults
 
 
 def check_descriptors(config: RunConfig, limit: int) -> None:

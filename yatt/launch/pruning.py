@@ -6,7 +6,7 @@ from yatt.adapters.ledger import newest_attempt
 from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
 from yatt.checkpoint.holders import check_held
-from yatt.checkpoint.manifest import Checkpoints, name_of
+from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.retention import Removed, Row, retain
 from yatt.checkpoint.run_store import check_presence, open_run_store, own_folder_id, store_url
@@ -14,6 +14,7 @@ from yatt.checkpoint.store import Store
 from yatt.checkpoint.unfinished import abort_uploads
 from yatt.config.operation import CheckpointSection
 from yatt.config.schema import RunConfig
+from yatt.core.checkpoint_names import manifest_name
 from yatt.core.claims import Commit
 from yatt.errors import AlreadyGoing, CheckpointError, ConfigError, StoreTakenOver
 from yatt.launch.known import known_runs
@@ -68,7 +69,7 @@ def _rows(checkpoints: Checkpoints, paths: RunPaths) -> list[Row]:
     found: list[Row] = []
     for commit in checkpoints.commits():
         try:
-            found.append(checkpoints.read(name_of(commit)).row)
+            found.append(checkpoints.read(manifest_name(commit)).row)
         except CheckpointError:
             continue
     return [*found, *read_rows(paths.metrics)]
@@ -99,5 +100,5 @@ def _started_from(checkpoints: Checkpoints, pinned: str, iteration: int) -> set[
     """The commits that a run may start from; the newest one, without a wish, stays anyway."""
     commits = checkpoints.commits()
     if pinned:
-        return {commit for commit in commits if name_of(commit) == pinned}
+        return {commit for commit in commits if manifest_name(commit) == pinned}
     return {commit for commit in commits if iteration and commit.iteration == iteration}

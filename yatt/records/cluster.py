@@ -17,6 +17,7 @@ from yatt.records.message import (
     ShardFile,
     StoreOpened,
 )
+from yatt.records.shards import Count
 from yatt.records.usage import RankUsage
 
 
@@ -57,7 +58,7 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
     """A controller's file of a checkpoint (`control.rollouts.carried`); `path` is relative to the store."""
 
     path: str
-    size_bytes: int
+    size_bytes: Count
     checksum: str
 
 

@@ -1,10 +1,16 @@
 """The files of a checkpoint's shards, and the orders that make them: take a snapshot, upload it."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from yatt.records.order import Message, Order
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""A number of bytes, elements or iterations. What is decoded may come from a stranger's store: a sum of a few
+of these fits into 64 bits."""
+
+Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
 
 
 class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,11 +22,11 @@ class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     key: str
     dtype: str
-    global_shape: tuple[int, ...]
-    global_offset: tuple[int, ...]
-    local_shape: tuple[int, ...]
-    begin: int
-    size_bytes: int
+    global_shape: Shape
+    global_offset: Shape
+    local_shape: Shape
+    begin: Count
+    size_bytes: Count
     checksum: str
 
 
@@ -28,7 +34,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One file of a checkpoint; `path` is relative to the checkpoint store."""
 
     path: str
-    size_bytes: int
+    size_bytes: Count
     checksum: str
     tensors: tuple[TensorPiece, ...] = ()
 

@@ -10,7 +10,7 @@ Trainers draw no random numbers after the build (dropout is refused), so no gene
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,10 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor, nn
 
 from yatt.checkpoint.local_first import Ranges
-from yatt.checkpoint.manifest import Manifest
+from yatt.checkpoint.manifest_format import Manifest, saved_scalars
 from yatt.checkpoint.pieces import FILE_BYTES, in_files
 from yatt.checkpoint.shards import Shard, parts_of, planned, read_shards
-from yatt.errors import CheckpointError, ConfigError
+from yatt.errors import CheckpointError, ConfigError, words_of
 from yatt.models.rows import WeightRow
 from yatt.records.message import SavePlan
 from yatt.trainer.host_copy import HostCopy
@@ -33,9 +33,6 @@ from yatt.weights.boxes import blocks_of, boxes_of
 from yatt.weights.convert import cut_of, named_weights, row_of
 
 MODEL, MAIN = "model", "main"
-ADAM = ("exp_avg", "exp_avg_sq")
-"""Moments in checkpoints that do not name them."""
-
 GROUP_KEYS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """Keys that identify a parameter group, as in megatron-core; but whether it has experts that are spread over
 ranks depends on the layout, and its scalars do not depend on it."""
@@ -94,18 +91,22 @@ def restore(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[]
         CheckpointError: the checkpoint is damaged, of another model, or inconsistent.
         ConfigError: it has the state of another kind of optimizer.
     """
-    common, names = json.loads(bytes(manifest.common)), moments_of(policy.optimizer)
-    _check_kind(manifest, tuple(common.get("moments", ADAM)), names)
+    saved, names = saved_scalars(manifest), moments_of(policy.optimizer)
+    if saved.step is None:
+        raise ConfigError(
+            f"checkpoint {manifest.iteration} has weights only, no state of an optimizer; write "
+            "run.from_checkpoint.take: weights."
+        )
+    _check_kind(manifest, saved.moments, names)
     owned = list(_owned(policy))
     restore_weights(policy, store, manifest, tick)
     wanted = [shard for one in owned for name in names for shard in _blank(policy, one.local, one, name)]
     read_shards(store, manifest.files, wanted, tick)
     for one in owned:
         if "step" in one.state:
-            one.state["step"].fill_(common["step"])
-    _set_groups(policy, common["param_groups"])
-    policy.scheduler.num_steps = 0  # loading adds the saved number
-    policy.scheduler.load_state_dict(common["scheduler"])
+            one.state["step"].fill_(saved.step)
+    _set_groups(policy, saved.param_groups)
+    _set_schedule(policy, saved.scheduler)
 
 
 def _check_kind(manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, ...]) -> None:
@@ -119,7 +120,8 @@ def _check_kind(manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, .
 
 def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
     """The coefficient of the KL penalty after that iteration; `default` if an older checkpoint has none."""
-    return float(json.loads(bytes(manifest.common)).get("kl_coef", default))
+    saved = saved_scalars(manifest).kl_coef
+    return default if saved is None else saved
 
 
 @torch.no_grad()
@@ -240,11 +242,14 @@ def _common_of(policy: Policy) -> dict[str, Any]:
     }
 
 
+FUSED_STEP = "step"
+"""A fused Adam has it in its parameter groups, from its first step on."""
+
 CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "momentum", "wd_mult", "lr_mult"})
 """Scalars of a parameter group that come from the optimizer's settings."""
 
 
-def _set_groups(policy: Policy, saved: list[dict[str, Any]]) -> None:
+def _set_groups(policy: Policy, saved: Sequence[Mapping[str, Any]]) -> None:
     """Copies saved scalars into the parameter groups, whose order may differ between ranks. Configured values
     are kept, because a run may continue from another run's state with other settings."""
     by_identity = {_identity(group): group for group in saved}
@@ -252,9 +257,28 @@ def _set_groups(policy: Policy, saved: list[dict[str, Any]]) -> None:
         found = by_identity.get(_identity(group))
         if found is None:
             raise CheckpointError(f"the checkpoint has no parameter group {_identity(group)}")
-        saved_scalars = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
-        group.update({key: value for key, value in saved_scalars.items() if key not in CONFIGURED})
+        for key in found.keys() & {*group, FUSED_STEP} - {*CONFIGURED, "params"}:
+            if _kind(found[key]) is not _kind(group.get(key, 0)):
+                raise CheckpointError(f"the checkpoint's parameter group has {key}: {found[key]!r}")
+            group[key] = found[key]
 
 
-def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
+def _kind(value: Any) -> type:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float if is_number else type(value)
+
+
+def _set_schedule(policy: Policy, saved: Mapping[str, Any]) -> None:
+    """Restores the number of steps; everything else is configured (`yatt.trainer.model`)."""
+    policy.scheduler.num_steps = 0  # loading adds the saved number
+    num_steps = saved.get("num_steps")
+    try:
+        if type(num_steps) is not int or num_steps < 0:
+            raise ValueError(f"num_steps is {num_steps!r}")
+        policy.scheduler.load_state_dict(dict(saved))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        raise CheckpointError(f"the checkpoint's schedule cannot be restored ({words_of(error)})") from error
+
+
+def _identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in GROUP_KEYS)

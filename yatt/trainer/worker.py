@@ -21,11 +21,13 @@ from yatt.checkpoint.local_commits import LocalCommits
 from yatt.checkpoint.local_first import LocalFirst
 from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier
-from yatt.checkpoint.manifest import Checkpoints, Manifest, commit_of
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
+from yatt.core.checkpoint_names import named_commit
 from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -186,7 +188,7 @@ class TrainerRank:
     def _local_commit(self, name: str) -> Manifest:
         """Reads the record of a local commit from the run folder."""
         commits = LocalCommits(RunPaths(Path(self._config.run.dir)), self._config.run.id)
-        return patiently(partial(commits.read, commit_of(name)))[0]
+        return patiently(partial(commits.read, named_commit(name)))[0]
 
     def _origin(self) -> Store:
         """The store of the run from which this run starts."""

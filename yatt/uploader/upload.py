@@ -9,6 +9,7 @@ from pathlib import Path
 from yatt.adapters.files import Buffer
 from yatt.adapters.host_segment import Stamp
 from yatt.checkpoint.writing import Streams, write_file
+from yatt.core.checkpoint_names import shard_path
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, ShardFile
 from yatt.uploader.snapshot import RankSnapshot
@@ -94,7 +95,7 @@ class UploadJob:
         raise failed
 
     def _upload(self, snapshot: RankSnapshot, index: int) -> ShardFile:
-        path = f"{self._url}/rank-{snapshot.plan.rank:05d}-{index:05d}.safetensors"
+        path = shard_path(self._url, snapshot.plan.rank, index)
         pieces = snapshot.plan.files[index]
         written = write_file(
             self._store, path, pieces, lambda: (self._blocks(snapshot, index, piece) for piece in pieces)

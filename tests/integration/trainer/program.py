@@ -22,7 +22,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from yatt.adapters.host_segment import STATE, Stamp
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.store import FolderStore
 from yatt.config.schema import (
     AlgorithmSection,

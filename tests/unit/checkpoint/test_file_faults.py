@@ -1,7 +1,6 @@
 """One file that cannot be read is damage, if the store answers; a store that does not is waited for."""
 
 import errno
-import io
 import os
 import time
 from dataclasses import replace
@@ -20,7 +19,10 @@ from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.launch.committed import await_committed
 
-SHARD, MANIFEST = "global_step_1/000001-x/rank-0", "manifests/00000001.000001.json"
+SHARD, MANIFEST = (
+    "global_step_1/000001-aaaaaaaa/rank-00000-00000.safetensors",
+    "manifests/00000001.000001.json",
+)
 
 
 class Weather:
@@ -39,13 +41,13 @@ class Weather:
 
 @pytest.fixture
 def weather(monkeypatch: pytest.MonkeyPatch) -> Weather:
-    weather, opening = Weather(), io.open
+    weather, opening = Weather(), os.open
 
     def opened(path, *arguments, **more):
         weather.meet(path)
         return opening(path, *arguments, **more)
 
-    monkeypatch.setattr(io, "open", opened)
+    monkeypatch.setattr(os, "open", opened)
     return weather
 
 

@@ -210,7 +210,7 @@ def only_kind(store, manifest, kind):
     """The same store, whose manifest lists only these pieces."""
     import msgspec
 
-    from yatt.checkpoint.manifest import sealed
+    from yatt.checkpoint.manifest_format import sealed_manifest
 
     files = tuple(
         msgspec.structs.replace(
@@ -219,7 +219,7 @@ def only_kind(store, manifest, kind):
         for file in manifest.files
     )
     name = Checkpoints(store, 0).name(manifest)
-    store.write(name, sealed(msgspec.structs.replace(manifest, files=files)))
+    store.write(name, sealed_manifest(msgspec.structs.replace(manifest, files=files)))
     return store
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.damage import empty, not_text, nul_block, removed, truncated
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints, Manifest, weights_commit
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest, weights_commit
 from yatt.checkpoint.store import FolderStore
 from yatt.core import claims
 from yatt.core.claims import Commit

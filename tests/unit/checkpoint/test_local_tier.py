@@ -32,7 +32,7 @@ from yatt.records.message import ShardFile
 from yatt.uploader.local_files import LocalSave
 from yatt.uploader.upload import Throttle, UploadJob
 
-PREFIX = "global_step_1/000001-aaaa"
+PREFIX = "global_step_1/000001-aaaaaaaa"
 
 
 class CountedStore(FolderStore):

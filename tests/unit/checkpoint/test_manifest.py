@@ -5,7 +5,8 @@ import random
 import msgspec
 import pytest
 
-from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints, Manifest, sealed
+from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints
+from yatt.checkpoint.manifest_format import Manifest, prefix_of, sealed_manifest
 from yatt.checkpoint.retention import retain
 from yatt.config.operation import CheckpointSection
 from yatt.errors import CheckpointError
@@ -31,7 +32,7 @@ def manifest(store, iteration, *, mark="a", attempt=1):
         attempt=attempt,
         config_hash=mark,
         files=(ShardFile(path=path, size_bytes=10, checksum="unchecked here"),),
-        common=msgspec.Raw(b'{"scheduler":1}'),
+        common=msgspec.Raw(b'{"scheduler":{"num_steps":1}}'),
         nodes=(),
     )
 
@@ -43,7 +44,7 @@ def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
         checkpoints.commit(manifest(store, iteration))
     found = checkpoints.newest()
     assert (found.manifest.iteration, found.skipped) == (10, ())
-    assert bytes(found.manifest.common) == b'{"scheduler":1}'
+    assert bytes(found.manifest.common) == b'{"scheduler":{"num_steps":1}}'
     assert checkpoints.read(found.name).iteration == 10
     assert store.read(LATEST_HINT) == b"9\n"
 
@@ -54,11 +55,10 @@ def test_the_newest_whole_checkpoint_is_found_and_the_hint_written(store):
 def test_a_torn_checkpoint_is_passed_over_with_a_reason(store, harm):
     checkpoints = started(store)
     checkpoints.commit(manifest(store, 1))
-    state = "global_step_2/x/node-00000.groups"
+    second = manifest(store, 2)
+    state = f"{prefix_of(second)}/node-00000.groups"
     store.write(state, b"state")
-    newest = msgspec.structs.replace(
-        manifest(store, 2), nodes=(StateFile(path=state, size_bytes=5, checksum="ab"),)
-    )
+    newest = msgspec.structs.replace(second, nodes=(StateFile(path=state, size_bytes=5, checksum="ab"),))
     checkpoints.commit(newest)
     if harm == "missing":
         store.delete(newest.files[0].path)
@@ -168,10 +168,11 @@ def test_a_start_goes_on_from_one_checkpoint_only(store):
 
 
 def test_every_flipped_bit_of_a_manifest_is_refused(store):
-    checkpoints, state = started(store), "global_step_2/x/node-00000.groups"
+    checkpoints, second = started(store), manifest(store, 2)
+    state = f"{prefix_of(second)}/node-00000.groups"
     store.write(state, b"state")
     whole = msgspec.structs.replace(
-        manifest(store, 2), row={"training/global_step": 2, "actor/lr": 1.5e-06, "note": "a b"},
+        second, row={"training/global_step": 2, "actor/lr": 1.5e-06, "note": "a b"},
         nodes=(StateFile(path=state, size_bytes=5, checksum="ab"),),
     )  # fmt: skip
     checkpoints.commit(whole)
@@ -213,5 +214,5 @@ def test_a_damaged_note_of_what_was_adopted_neither_raises_nor_loses_the_commits
 
 def test_a_seal_covers_what_it_seals_and_nothing_of_itself(store):
     whole = manifest(store, 2)
-    assert sealed(whole) == sealed(msgspec.structs.replace(whole, seal="anything"))
-    assert sealed(whole) != sealed(msgspec.structs.replace(whole, attempt=2))
+    assert sealed_manifest(whole) == sealed_manifest(msgspec.structs.replace(whole, seal="anything"))
+    assert sealed_manifest(whole) != sealed_manifest(msgspec.structs.replace(whole, attempt=2))

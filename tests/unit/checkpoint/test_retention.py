@@ -224,7 +224,7 @@ def test_unfinished_uploads_of_earlier_attempts_are_aborted_and_no_others(s3_end
 
     filesystem, root = fsspec.core.url_to_fs(url, **options)
     bucket, prefix, _ = filesystem.split_path(root)
-    names = ["global_step_3/000001-ab/rank-0", "global_step_4/000002-cd/rank-0", "notes/of-mine"]
+    names = ["global_step_3/000001-abababab/rank-0", "global_step_4/000002-cdcdcdcd/rank-0", "notes/of-mine"]
     keys = [f"{prefix}/{name}" for name in names] + [f"{prefix}-other/{names[0]}"]
     for key in keys:
         filesystem.call_s3("create_multipart_upload", Bucket=bucket, Key=key)

@@ -7,7 +7,8 @@ from tests.integration.trainer.conftest import make_model
 from tests.saved_weights import save
 from yatt.checkpoint import streams, verifying
 from yatt.checkpoint.inventory import inventory
-from yatt.checkpoint.manifest import Checkpoints, sealed
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import sealed_manifest
 from yatt.checkpoint.verifying import files_of, size_of, verify
 from yatt.errors import CheckpointError, StoreUnreachable
 
@@ -91,7 +92,7 @@ def test_missing_short_and_long_files_are_named(store, checkpoints):
 def test_a_manifest_that_lists_too_little_and_one_that_is_torn_are_named(store, checkpoints):
     manifest = checkpoints.read(NAME)
     lost = msgspec.structs.replace(manifest, files=manifest.files[1:])
-    store.write(NAME, sealed(lost))
+    store.write(NAME, sealed_manifest(lost))
     found = damages(checkpoints)
     assert any("main.embedding.word_embeddings.weight has" in line for line in found)
     assert all(" elements" in line for line in found)
@@ -137,7 +138,7 @@ def test_the_list_says_what_is_whole_damaged_stale_and_unfinished(store, model):
     save(store, model, iteration=4, attempt=2, parent=(2, 1))
     newest = save(store, model, iteration=5, attempt=2, parent=(2, 1))
     store.delete(newest.files[0].path)
-    store.write("global_step_6/000002-abcd/rank-0", b"unfinished")
+    store.write("global_step_6/000002-abcdabcd/rank-0", b"unfinished")
     entries = inventory(Checkpoints(store, 0))
     found = [(e.iteration, e.attempt, e.state, e.is_next) for e in entries]
     assert found == [

@@ -8,8 +8,9 @@ import pytest
 
 from yatt.checkpoint.store import FolderStore
 from yatt.control.rollouts import carried
-from yatt.control.rollouts.carried import frozen, read_state, state_path, write_state
+from yatt.control.rollouts.carried import frozen, read_state, write_state
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState
+from yatt.core.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError
 from yatt.records.message import MediaRef, Turn, pack_floats, pack_ids
 
@@ -55,7 +56,7 @@ def state(first: int, step: int, *, accepted: int, unfinished: int) -> NodeState
 
 
 def written(store, states):
-    return tuple(write_state(store, state_path("p", i), one) for i, one in enumerate(states))
+    return tuple(write_state(store, node_state_path("p", i), one) for i, one in enumerate(states))
 
 
 def test_every_node_gets_back_exactly_what_it_saved(store):

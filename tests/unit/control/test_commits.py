@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.core.test_placement import config as colocated
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints, Manifest
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.store import FolderStore
 from yatt.control.leader.alarms import Alarms
 from yatt.control.leader.commits import Commits
@@ -27,7 +28,7 @@ from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
-PREFIX = "global_step_3/000001-x"
+PREFIX = "global_step_3/000001-aaaaaaaa"
 
 
 class Nodes:
@@ -45,14 +46,15 @@ class Nodes:
             if self.has_bad_disk:
                 raise WorkerFailed("the disk is full")
             local = m.ShardFile(path=path, size_bytes=5, checksum="-")
-            state = c.StateFile(path=path, size_bytes=5, checksum="-")
+            state = c.StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
             return [c.UploadedNode(files=(local,), state=state, host="n1")]
         await asyncio.sleep(self.upload_s)
         self._store.write(path, b"shard")
+        self._store.write(f"{order.url}/node-00000.groups", b"state")
         if self._error is not None:
             raise self._error
         file = m.ShardFile(path=path, size_bytes=5, checksum="-")
-        state = c.StateFile(path=path, size_bytes=5, checksum="-")
+        state = c.StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
         return [c.UploadedNode(files=(file,), state=state)]
 
 
@@ -144,7 +146,7 @@ def last_saves(
     nodes.upload_s, nodes.has_bad_disk = upload_s, has_bad_disk
 
     async def one(commits: Commits, iteration: int) -> None:
-        commits.begin(f"global_step_{iteration}/000001-x{len(nodes.orders)}", draft_of(iteration), 5)
+        commits.begin(f"global_step_{iteration}/000001-{len(nodes.orders):08d}", draft_of(iteration), 5)
         await asyncio.sleep(0.05)
 
     async def scene() -> list[phases.Event]:

@@ -21,7 +21,7 @@ from yatt.uploader import local_files, snapshot as snapshot_module
 from yatt.uploader.local_files import LocalSave, LocalSaves
 from yatt.uploader.upload import Throttle, UploadJob
 
-PREFIX = "global_step_1/000001-aaaa"
+PREFIX = "global_step_1/000001-aaaaaaaa"
 BLOCK = BYTES // 3
 
 

@@ -15,7 +15,8 @@ from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.ledger import COMMITTED, note
 from yatt.adapters.patience import exit_code_of, patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Checkpoints, Manifest, prefix_of
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest, prefix_of
 from yatt.checkpoint.retention import Removed, retain
 from yatt.checkpoint.run_store import store_url
 from yatt.checkpoint.unfinished import abort_uploads

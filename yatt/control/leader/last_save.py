@@ -14,7 +14,7 @@ import msgspec
 from yatt import clock
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Manifest
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node

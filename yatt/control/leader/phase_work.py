@@ -12,7 +12,7 @@ from yatt import clock
 from yatt.adapters.attempt_claim import check_newest
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest import Manifest
+from yatt.checkpoint.manifest_format import Manifest
 from yatt.config.schema import ValidationSection
 from yatt.control.gpus.publications import added
 from yatt.control.leader.batch_meter import BatchMeter

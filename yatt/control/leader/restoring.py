@@ -7,11 +7,13 @@ from typing import Any
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints, Manifest, name_of, weights_commit
+from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import Manifest, weights_commit
 from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, store_url
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
 from yatt.control.store_watch import store_sayer
+from yatt.core.checkpoint_names import manifest_name
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
 from yatt.obs.metrics import STEP, unnamed
@@ -90,7 +92,7 @@ class Restoring:
                 if not config.checkpoint.local_dir:
                     raise CheckpointError("checkpoint.local_dir is empty")
                 manifest, hosts = await call_in_thread(partial(patiently, partial(local.read, commit)))
-                fault = await self._fault(name_of(commit), manifest, is_local=True)
+                fault = await self._fault(manifest_name(commit), manifest, is_local=True)
             except CheckpointError as error:
                 fault = str(error)
             if not fault:
@@ -172,7 +174,7 @@ class Restoring:
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
         order = c.RestoreTrainer(
             checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
-            weights_only=weights_only, is_local=is_local, weights=name_of(weights_commit(manifest)),
+            weights_only=weights_only, is_local=is_local, weights=manifest_name(weights_commit(manifest)),
         )  # fmt: skip
         answers = await self._clients.ask_trainer_nodes(order)
         self._local_bytes = sum(answer.local_bytes for answer in answers)

@@ -53,11 +53,6 @@ class _Saved:
     unfinished: list[PromptGroup]
 
 
-def state_path(prefix: str, node: int) -> str:
-    """Returns the name of a node's file under the prefix of one save."""
-    return f"{prefix}/node-{node:05d}.groups"
-
-
 def frozen(state: NodeState) -> NodeState:
     """Returns a copy of the state that later changes of its groups do not affect. Tokens are shared."""
     return NodeState(
@@ -143,7 +138,7 @@ def _read(store: Ranges, file: StateFile, *, first: int, step: int, skip: tuple[
             for number, data in enumerate(records, start=skip[1])
             if number % step == first
         ]
-    except (msgspec.DecodeError, UnicodeDecodeError, StopIteration) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, StopIteration) as error:
         raise CheckpointError(f"{file.path} is not what was saved: {error}") from error
     return _Saved(header, accepted, unfinished)
 
