@@ -71,12 +71,12 @@ class Watch:
             signal.signal(signal.SIGALRM, before)
 
     def outside(self, allowed: tuple[Path, ...], home: Path) -> list[str]:
-        """What was touched of a home, or of a stranger's choice, and is not allowed."""
+        """What was touched of a home, or through a planted link, and is not allowed."""
         found = []
         for path in self.touched:
             place = Path(os.path.realpath(path))
             is_theirs = place.is_relative_to(home) and not any(place.is_relative_to(each) for each in allowed)
-            if is_theirs or path in ("/dev/zero", "/etc/passwd"):
+            if is_theirs or place == Path("/dev/zero"):
                 found.append(path)
         return found
 
@@ -109,6 +109,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "outside" / "thesis" / "chapter").write_text("more years")
     (tmp_path / "outside" / "dot_profile").write_text("umask 022")
     os.mkfifo(tmp_path / "outside" / "pipe")
+    (tmp_path / "outside" / "zeros").symlink_to("/dev/zero")
     return tmp_path
 
 
@@ -212,9 +213,9 @@ def check_counts(commands: Commands) -> None:
 
 LINKS = {
     "a file": ("{file}", "dot_profile"), "a file to a pipe": ("{file}", "pipe"),
-    "a file to zeros": ("{file}", "/dev/zero"), "a save": ("{save}", "thesis/000001-0123abcd"),
+    "a file to zeros": ("{file}", "zeros"), "a save": ("{save}", "thesis/000001-0123abcd"),
     "a step": ("{step}", "thesis"), "manifests": ("manifests", "thesis"),
-    "an adoption": ("adopted/000001.json", "/dev/zero"), "the owner": ("run_id", "dot_profile"),
+    "an adoption": ("adopted/000001.json", "zeros"), "the owner": ("run_id", "dot_profile"),
 }  # fmt: skip
 STRANGE = ("\u0663", "\u00b2", "9" * 100, "-1", "1e3", "00000003.1")
 
