@@ -10,6 +10,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 """A number of bytes, elements or iterations. What is decoded may come from a stranger's store: a sum of a few
 of these fits into 64 bits."""
 
+Word = Annotated[str, msgspec.Meta(max_length=512)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
 
 
@@ -20,14 +21,14 @@ class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     (`yatt.checkpoint.pieces`).
     """
 
-    key: str
-    dtype: str
+    key: Word
+    dtype: Word
     global_shape: Shape
     global_offset: Shape
     local_shape: Shape
     begin: Count
     size_bytes: Count
-    checksum: str
+    checksum: Word
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     path: str
     size_bytes: Count
-    checksum: str
+    checksum: Word
     tensors: tuple[TensorPiece, ...] = ()
 
 

@@ -205,6 +205,7 @@ ABSURD = {
         key=first_piece(f)["key"]
     ),
     "its tensors end at byte": lambda f: f["files"][0].update(size_bytes=100),
+    "length <= 512": lambda f: first_piece(f).update(key="a" * 513),
     "length <= 8": lambda f: first_piece(f).update(global_shape=[1] * 40),
     "`int` >= 0": lambda f: f["files"][0].update(size_bytes=-1),
     "`int` <= 1125899906842624": lambda f: first_piece(f).update(global_shape=[1 << 80, 1]),
