@@ -77,7 +77,7 @@ def attention(shape_name: str, lengths: list[int]) -> dict:
         return torch.cat([x[0].transpose(0, 1) for x in out])
 
     def in_one_call() -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
+        from yatt.trainer.varlen import varlen_attn
 
         ends = torch.tensor([0, *lengths], device=device).cumsum(0).int()
         return varlen_attn(*qkv, ends, ends, max(lengths), max(lengths), window_size=(-1, 0), enable_gqa=True)

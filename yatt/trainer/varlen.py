@@ -7,8 +7,9 @@ Suffixes: S tokens of the stream on this rank, K keys, H heads, D head size.
 """
 
 import functools
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,16 @@ def varlen_attn(*tensors: Any, **settings: Any) -> Any:
     """
     from torch.nn.attention.varlen import varlen_attn as kernel
 
+    if not _has_grouped_switch(kernel):
+        settings.pop("enable_gqa", None)
     return kernel(*tensors, **settings)
+
+
+@functools.cache
+def _has_grouped_switch(kernel: Callable[..., Any]) -> bool:
+    """Whether grouped heads must be switched on. torch 2.11's function always takes fewer heads of keys and
+    has no such argument; `varlen_is_right` tests it with grouped heads."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def suits_varlen(query: Tensor, value: Tensor, group: dist.ProcessGroup | None = None) -> bool:

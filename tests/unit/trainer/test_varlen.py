@@ -101,6 +101,21 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, kernel):
     assert varlen.varlen_is_right(CPU, 128) is is_right
 
 
+def of_torch_2_11(
+    query, key, value, queries, keys, max_q, max_k, *, return_aux=None, scale=None, window_size
+):
+    """As the function of torch 2.11: without `enable_gqa`, and takes grouped heads by itself."""
+    is_grouped = query.shape[1] != key.shape[1]
+    settings = {"scale": scale, "window_size": window_size, "enable_gqa": is_grouped}
+    return varlen_attn(query, key, value, queries, keys, max_q, max_k, **settings)
+
+
+@pytest.mark.parametrize("function", [of_torch_2_11, varlen_attn])
+def test_grouped_heads_are_switched_on_only_where_the_kernel_has_the_switch(function, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
+    assert varlen.varlen_is_right(CPU, 64)
+
+
 def test_without_a_kernel_nothing_suits():
     assert not varlen.suits_varlen(torch.ones(4, 2, 8), torch.ones(4, 2, 8))
     assert not varlen.suits_varlen(torch.ones(4, 2, 8, dtype=torch.bfloat16), torch.ones(4, 2, 8))
